@@ -39,6 +39,7 @@ __all__ = [
 
 _UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, StopIteration)  # StopIteration: an array is missing
 _Number = TypeVar("_Number", np.int64, np.float32, np.uint8)
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,23 +205,24 @@ def _decoded(payload: Payload) -> Change:
     if kind == "commit":
         change: Change = _decoded_commit(fields, arrays)
     elif kind == "create":
-        change = CreateTable(spec_from_json(_text(fields["spec"])))
+        change = CreateTable(spec_from_json(_typed(fields["spec"], str)))
     elif kind == "drop":
-        change = DropTable(_text(fields["table"]))
+        change = DropTable(_typed(fields["table"], str))
     elif kind == "clear":
-        change = ClearTable(_text(fields["table"]))
+        change = ClearTable(_typed(fields["table"], str))
     elif kind == "put":
         ids, weights, slots = _ids(next(arrays)), _matrix(next(arrays)), _matrix(next(arrays))
-        change = PutRows(_text(fields["table"]), RowBlock(ids, weights, slots, _touches(next(arrays, None)), True))
+        block = RowBlock(ids, weights, slots, _touches(next(arrays, None)), trained=True)
+        change = PutRows(_typed(fields["table"], str), block)
     elif kind == "delete":
-        change = DeleteRows(_text(fields["table"]), _ids(next(arrays)))
+        change = DeleteRows(_typed(fields["table"], str), _ids(next(arrays)))
     elif kind == "state":
         parts, decay = list(arrays), fields["decay"]
         times = _array(parts.pop(), np.int64, 2) if fields.get("times") else None
-        counts = parts.pop() if parts else None
+        counts = _bytes(parts.pop()) if parts else None
         arrays = iter(parts)
-        state = TableState(None if counts is None else _bytes(counts), None if decay is None else _number(decay), times)
-        change = PutTableState(_text(fields["table"]), state)
+        state = TableState(counts, None if decay is None else _typed(decay, float), times)
+        change = PutTableState(_typed(fields["table"], str), state)
     elif kind == "reset":
         record = next(arrays, None)
         change = ResetVersion(None if record is None else _bytes(record).tobytes())
@@ -232,47 +234,28 @@ def _decoded(payload: Payload) -> Change:
 
 
 def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> CommitImages:
-    step, tables, rates, frozen = fields["step"], fields["tables"], fields["rates"], fields["frozen"]
-    ends_replay_epoch, has_record, time = fields["ends_replay_epoch"], fields["record"], fields.get("time")
-    if not (
-        isinstance(step, int)
-        and isinstance(tables, list)
-        and isinstance(rates, dict)
-        and isinstance(frozen, list)
-        and isinstance(ends_replay_epoch, bool)
-        and isinstance(has_record, bool)
-    ):
-        raise TypeError("a field of the commit has another type")
-    images = []
-    for table, has_touches, count in tables:
+    images, time = [], fields.get("time")
+    for table, has_touches, count in _typed(fields["tables"], list):
         ids, weights, slots, counted, removed = islice(arrays, 5)
         touches = _touches(next(arrays)) if has_touches else None
         rows = _ids(ids), _matrix(weights), _matrix(slots), touches
-        if not isinstance(count, int) or count < 0:
+        if _typed(count, int) < 0:
             raise TypeError(f"table {table!r} cannot have {count!r} rows")
-        images.append(TableImages(_text(table), *rows, _ids(counted), _ids(removed), count))
-    record = _bytes(next(arrays)).tobytes() if has_record else None
-    decoded = {_text(table): float(rate) for table, rate in rates.items()}
+        images.append(TableImages(_typed(table, str), *rows, _ids(counted), _ids(removed), count))
     return CommitImages(
-        step,
+        _typed(fields["step"], int),
         images,
-        decoded,
-        tuple(map(_text, frozen)),
-        ends_replay_epoch,
-        record,
-        None if time is None else _number(time),
+        {_typed(table, str): float(rate) for table, rate in _typed(fields["rates"], dict).items()},
+        tuple(_typed(name, str) for name in _typed(fields["frozen"], list)),
+        _typed(fields["ends_replay_epoch"], bool),
+        _bytes(next(arrays)).tobytes() if _typed(fields["record"], bool) else None,
+        None if time is None else _typed(time, float),
     )
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where a text should be")
-    return value
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, float):
-        raise TypeError(f"{type(value).__name__} where a number should be")
+def _typed(value: object, kind: type[_Value]) -> _Value:
+    if not isinstance(value, kind):
+        raise TypeError(f"{type(value).__name__} where {kind.__name__} should be")
     return value
 
 

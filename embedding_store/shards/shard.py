@@ -12,23 +12,8 @@ from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.shards import shard_store
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
-from elastable.embedding_store.shards.shard_store import (
-    Committed,
-    Measured,
-    PushedCommit,
-    RowOffers,
-    RowPush,
-    RowPushOutcome,
-    RowSave,
-    RowSaver,
-    RowSums,
-    SavedRows,
-    ShardStatus,
-    Slices,
-    TakenChanges,
-    offer_of,
-)
 from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
 from elastable.embedding_store.tables.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
 
@@ -43,7 +28,7 @@ _Name = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    push: RowPush
+    push: shard_store.RowPush
     size: int
     since: int  # version of the store when it came
 
@@ -74,15 +59,15 @@ class PushBuffer:
         """Of what is kept."""
         return self._bytes
 
-    def holds(self, push: RowPush) -> bool:
+    def holds(self, push: shard_store.RowPush) -> bool:
         """Whether a push of that name is here."""
         return (push.sender != "" or push.version == self._version) and _name_of(push) in self._held
 
-    def has_later(self, push: RowPush) -> bool:
+    def has_later(self, push: shard_store.RowPush) -> bool:
         """Whether the sender of an asynchronous push has sent another one since."""
         return push.sender != "" and self._last.get(push.sender, push.micro_batch) > push.micro_batch
 
-    def add(self, push: RowPush, version: int) -> None:
+    def add(self, push: shard_store.RowPush, version: int) -> None:
         """Keeps a push that is not here. Raises `NotReady` where there is no room for it now.
 
         Args:
@@ -111,7 +96,7 @@ class PushBuffer:
         self._held[_name_of(push)] = _Held(push, size, version)
         self._bytes += size
 
-    def _replaced_by(self, push: RowPush) -> list[_Name]:
+    def _replaced_by(self, push: shard_store.RowPush) -> list[_Name]:
         if push.sender:
             before = (push.sender, self._last.get(push.sender, 0))
             return [before] if before in self._held else []
@@ -132,13 +117,13 @@ class PushBuffer:
             self._bytes -= self._held.pop(name).size
             self._last.pop(name[0], None)
 
-    def missing(self, sums: RowSums) -> tuple[int, ...]:
+    def missing(self, sums: shard_store.RowSums) -> tuple[int, ...]:
         """Those of the pushes in a sum, each once, that are not here."""
         there = bool(sums.sender) or sums.version == self._version
         numbers = dict.fromkeys(term.micro_batch for term in sums.terms)
         return tuple(number for number in numbers if not there or (sums.sender, number) not in self._held)
 
-    def parts(self, sender: str) -> Mapping[int, Sequence[Mapping[str, Slices]]]:
+    def parts(self, sender: str) -> Mapping[int, Sequence[Mapping[str, shard_store.Slices]]]:
         """The parts of every push of a sender ("": of synchronous pushes), by micro-batch or sequence."""
         return {name[1]: held.push.parts for name, held in self._held.items() if name[0] == sender}
 
@@ -147,7 +132,7 @@ class PushBuffer:
         self._version, self._held, self._last, self._bytes = -1, {}, {}, 0
 
 
-def _name_of(push: RowPush) -> _Name:
+def _name_of(push: shard_store.RowPush) -> _Name:
     return push.sender, push.micro_batch
 
 
@@ -167,7 +152,9 @@ class Shard:
         url: Where the rows are, without a login; "": that is not said.
     """
 
-    def __init__(self, store: EmbeddingStore, most_bytes: int, saver: RowSaver | None = None, url: str = "") -> None:
+    def __init__(
+        self, store: EmbeddingStore, most_bytes: int, saver: shard_store.RowSaver | None = None, url: str = ""
+    ) -> None:
         self.store, self.url = store, url
         self._saver = saver
         self.ownership = ShardOwnership()
@@ -181,12 +168,12 @@ class Shard:
         """Of pushes that are kept."""
         return self._buffer.bytes
 
-    def status(self) -> ShardStatus:
+    def status(self) -> shard_store.ShardStatus:
         """What it says of itself. Raises `ElastableError`: the store cannot be asked."""
         store = self.store
         tables = [store.table_statistics(name) for name in store.specs()]
         measures, flush = store.measures(), store.flush_status()
-        return ShardStatus(
+        return shard_store.ShardStatus(
             version=store.version(),
             rows=sum(table.rows for table in tables),
             bytes=sum(table.bytes or 0 for table in tables),
@@ -220,7 +207,7 @@ class Shard:
                 if self._saver is not None:
                     self._saver.abandon()
 
-    def push_rows(self, push: RowPush) -> RowPushOutcome:
+    def push_rows(self, push: shard_store.RowPush) -> shard_store.RowPushOutcome:
         """As `ShardStore.push_rows`."""
         if (judged := self._judge(push)) is not None:
             return judged
@@ -230,9 +217,9 @@ class Shard:
             if (judged := self._judge(push)) is not None:
                 return judged
             self._buffer.add(push, self.store.version())
-        return RowPushOutcome.ACCEPTED
+        return shard_store.RowPushOutcome.ACCEPTED
 
-    def _judge(self, push: RowPush) -> RowPushOutcome | None:
+    def _judge(self, push: shard_store.RowPush) -> shard_store.RowPushOutcome | None:
         claim = self.ownership.claim
         if claim is None or not claim.job:
             raise errors.NotReady("no job has claimed the store server since it was started")
@@ -241,12 +228,12 @@ class Shard:
         version = self.store.version()
         # Whether an asynchronous push is too late, its master says, who knows what else is on its way.
         if (push.version < version and not push.sender) or self._buffer.has_later(push):
-            return RowPushOutcome.STALE
+            return shard_store.RowPushOutcome.STALE
         if push.version > version:
             raise errors.FutureVersion(f"push for version {push.version}; the store server is at version {version}")
-        return RowPushOutcome.DUPLICATE if self._buffer.holds(push) else None
+        return shard_store.RowPushOutcome.DUPLICATE if self._buffer.holds(push) else None
 
-    def _check(self, push: RowPush) -> None:
+    def _check(self, push: shard_store.RowPush) -> None:
         if not 0 <= push.micro_batch <= MAX_VERSION or not 0 < len(push.parts) <= MOST_PARTS:
             raise errors.BadGradient(
                 f"a push of micro-batch {push.micro_batch} with {len(push.parts)} parts: at most 65"
@@ -264,39 +251,43 @@ class Shard:
                     raise errors.TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
                 _check_slices(specs[table], slices, finite)
 
-    def measure(self, sums: RowSums) -> Measured:
+    def measure(self, sums: shard_store.RowSums) -> shard_store.Measured:
         """As `ShardStore.measure`."""
         with self._alone():
             refuse_other_version(self.store.version(), sums.version)
             if missing := self._missing(sums):
-                return Measured(missing=missing)
+                return shard_store.Measured(missing=missing)
             return self._sums.measured(sums)
 
-    def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
+    def offer_rows(
+        self, commit: shard_store.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
+    ) -> shard_store.RowOffers:
         """As `ShardServer.offer_rows`."""
         with self._alone():
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
-                return RowOffers(missing=missing)
+                return shard_store.RowOffers(missing=missing)
             left = self.store.staying_rows(self._sums.to_commit(commit, clipped=False))
-        return RowOffers({table: offer_of(rows, most, ids.get(table)) for table, rows in left.items()})
+        return shard_store.RowOffers(
+            {table: shard_store.offer_of(rows, most, ids.get(table)) for table, rows in left.items()}
+        )
 
-    def commit(self, commit: PushedCommit, secret: bytes) -> Committed:
+    def commit(self, commit: shard_store.PushedCommit, secret: bytes) -> shard_store.Committed:
         """As `ShardStore.commit_pushed`, for the owner with that secret."""
         with self._alone():
             self.ownership.require(secret)  # here: another one may have claimed the server while this call waited
             if self.store.version() == commit.version:
-                return Committed(repeated=True)
+                return shard_store.Committed(repeated=True)
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
-                return Committed(missing)
+                return shard_store.Committed(missing)
             rows = self._sums.to_commit(commit)
             if self._saver is not None:
                 self._saver.rows_changed(rows.updates)
             # In two halves: a version that has been staged and finished can be taken back.
             self.store.stage(rows)()
             self._sums.forget()
-        return Committed(tables=tuple(rows.updates))
+        return shard_store.Committed(tables=tuple(rows.updates))
 
     def take_back(self, version: int | None, secret: bytes) -> int:
         """As `EmbeddingStore.recover`, for the owner with that secret. Pushes of that version are kept."""
@@ -311,21 +302,21 @@ class Shard:
             self._sums.forget()
             self.store.reset_version(version, record)
 
-    def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
+    def take_changes(self, mark: bytes, base: bytes) -> shard_store.TakenChanges:
         """As `ShardStore.take_changes`."""
         with self._alone():
             return self._require_saver().take(mark, base)
 
-    def save_rows(self, save: RowSave, source: Snapshot, wait_s: float) -> SavedRows | None:
+    def save_rows(self, save: shard_store.RowSave, source: Snapshot, wait_s: float) -> shard_store.SavedRows | None:
         """As `RowSaver.save`."""
         return self._require_saver().save(save, source, wait_s)
 
-    def _require_saver(self) -> RowSaver:
+    def _require_saver(self) -> shard_store.RowSaver:
         if self._saver is None:
             raise errors.Unsupported("this store server was started without a way to write checkpoints")
         return self._saver
 
-    def _missing(self, sums: RowSums) -> tuple[int, ...]:
+    def _missing(self, sums: shard_store.RowSums) -> tuple[int, ...]:
         with self._pushing:
             missing = self._buffer.missing(sums)
             if missing:
@@ -338,7 +329,7 @@ class Shard:
                 )
         return ()
 
-    def _pushes(self, sums: RowSums) -> Pushes:
+    def _pushes(self, sums: shard_store.RowSums) -> Pushes:
         with self._pushing:
             return self._buffer.parts(sums.sender)
 
@@ -353,7 +344,7 @@ class Shard:
             self._committing.release()
 
 
-def _check_slices(spec: TableSpec, slices: Slices, finite: bool) -> None:
+def _check_slices(spec: TableSpec, slices: shard_store.Slices, finite: bool) -> None:
     require_gradients(spec, len(require_ids(spec, slices.indices)), slices.values)
     if not finite:
         return

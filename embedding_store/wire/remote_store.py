@@ -289,9 +289,6 @@ class RemoteStore(RemoteSource, BaseStore):
 
     `delete`, `clear`, `drop_table` and `reset_version` are for administrators (docs/security.md); others get
     `PermissionDenied`.
-
-    Raises:
-        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
 
     def __init__(

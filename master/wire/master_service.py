@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from threading import Lock
 from typing import Any, TypeVar
@@ -14,10 +14,9 @@ from google.protobuf.message import Message
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.server.grpc_server import Service
-from elastable.embedding_store.wire.server.handlers import Answer, Later
+from elastable.embedding_store.wire.server.handlers import Answer, Later, control, stream, upload
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.master.api import AsyncPushId, DenseSnapshot, JobStatus, Lease, Push, PushReply, Session, WorkerIdentity
 from elastable.master.jobs.bare_master import BareMaster
@@ -62,30 +61,16 @@ def master_service(
         master, channels, not isinstance(master, BareMaster) if join_first is None else join_first
     )
 
-    def control(
-        behaviour: Callable[[Request, grpc.ServicerContext], Any], request: type[Request], reply: type[Reply]
-    ) -> grpc.RpcMethodHandler[Request, Reply]:
-        return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
-
+    secret_of = servicer.identities.secret_of
     handlers = {
-        "Join": grpc.unary_stream_rpc_method_handler(
-            servicer.join, master_pb2.JoinRequest.FromString, master_pb2.JobEvent.SerializeToString
-        ),
-        "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, master_pb2.LeaseTasksReply),
-        "PullDense": grpc.unary_stream_rpc_method_handler(
-            servicer.pull_dense, master_pb2.PullDenseRequest.FromString, None
-        ),
-        "ReportGradient": grpc.stream_unary_rpc_method_handler(
-            servicer.report_gradient, None, master_pb2.ReportGradientReply.SerializeToString
-        ),
-        "ReportEvaluation": grpc.stream_unary_rpc_method_handler(
-            servicer.report_evaluation, None, master_pb2.ReportEvaluationReply.SerializeToString
-        ),
-        "ReportFailure": control(
-            servicer.report_failure, master_pb2.ReportFailureRequest, master_pb2.ReportFailureReply
-        ),
-        "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest, master_pb2.GetStatusReply),
-        "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest, master_pb2.StopJobReply),
+        "Join": stream(servicer.join, master_pb2.JoinRequest, lambda context: context),
+        "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, secret_of),
+        "PullDense": stream(servicer.pull_dense, master_pb2.PullDenseRequest, secret_of),
+        "ReportGradient": upload(servicer.report_gradient, secret_of),
+        "ReportEvaluation": upload(servicer.report_evaluation, secret_of),
+        "ReportFailure": control(servicer.report_failure, master_pb2.ReportFailureRequest, secret_of),
+        "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest),
+        "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest),
     }
     waiting = frozenset({"LeaseTasks", "PullDense", "ReportGradient"})
     brief = frozenset({"LeaseTasks", "PullDense"} if master.needs_no_thread else ())
@@ -97,82 +82,64 @@ class _MasterServicer:
         self._master = master
         self._channels = channels
         self._streams = SessionStreams(master)
-        self._identities = Identities(join_first, self._streams.has_session)
+        self.identities = Identities(join_first, self._streams.has_session)
 
     def close(self) -> None:
         """Ends all sessions: their streams would otherwise last as long as their workers."""
         self._streams.close()
 
     def join(self, request: master_pb2.JoinRequest, context: grpc.ServicerContext) -> Later[Any]:
-        with answering(context):
-            if not request.incarnation:
-                raise BadInput("JoinRequest: its incarnation is empty; name every start of a worker differently")
-            for what, name in (("incarnation", request.incarnation), ("host", request.host)):
-                if len(name.encode()) > _LONGEST_NAME:
-                    raise BadInput(
-                        f"JoinRequest: its {what} has {len(name.encode())} bytes; the most are {_LONGEST_NAME}"
-                    )
-                if not name.isprintable():
-                    raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
-            worker = WorkerIdentity(request.incarnation, request.host, request.pid)
-            self._identities.claim(worker.incarnation, context)
-            return self._streams.open(worker, context)
+        if not request.incarnation:
+            raise BadInput("JoinRequest: its incarnation is empty; name every start of a worker differently")
+        for what, name in (("incarnation", request.incarnation), ("host", request.host)):
+            if len(name.encode()) > _LONGEST_NAME:
+                raise BadInput(f"JoinRequest: its {what} has {len(name.encode())} bytes; the most are {_LONGEST_NAME}")
+            if not name.isprintable():
+                raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
+        worker = WorkerIdentity(request.incarnation, request.host, request.pid)
+        self.identities.claim(worker.incarnation, context)
+        return self._streams.open(worker, context)
 
-    def lease_tasks(self, request: master_pb2.LeaseTasksRequest, context: grpc.ServicerContext) -> Later[Lease]:
-        with answering(context):
-            self._identities.require(request.incarnation, self._identities.secret_of(context))
-            wait_s = _wait_s(request.wait_ms)
-            holding = holding_from_message(request)
-            lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
-            return Later(lease, lease_to_message, light=True)
+    def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes | None) -> Later[Lease]:
+        self.identities.require(request.incarnation, secret)
+        wait_s = _wait_s(request.wait_ms)
+        holding = holding_from_message(request)
+        lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
+        return Later(lease, lease_to_message, light=True)
 
-    def pull_dense(
-        self, request: master_pb2.PullDenseRequest, context: grpc.ServicerContext
-    ) -> Later[DenseSnapshot | None]:
-        with answering(context):
-            self._identities.require(request.incarnation, self._identities.secret_of(context))
-            version = request.version if request.HasField("version") else None
-            wait_s = _wait_s(request.wait_ms)
-            pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
-            return Later(pulled, dense_frames, light=_is_small)
+    def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes | None) -> Later[DenseSnapshot | None]:
+        self.identities.require(request.incarnation, secret)
+        version = request.version if request.HasField("version") else None
+        wait_s = _wait_s(request.wait_ms)
+        pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
+        return Later(pulled, dense_frames, light=_is_small)
 
-    def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[PushReply]:
-        with answering(context):
-            secret = self._identities.secret_of(context)
-            push = push_from_frames(frames, self._channels)
-            for name in _names(push):
-                self._identities.require(name, secret)
-            return Later(self._master.report_gradient_later(push), push_reply_to_message, light=True)
+    def report_gradient(self, frames: Iterator[bytes], secret: bytes | None) -> Later[PushReply]:
+        push = push_from_frames(frames, self._channels)
+        for name in _names(push):
+            self.identities.require(name, secret)
+        return Later(self._master.report_gradient_later(push), push_reply_to_message, light=True)
 
-    def report_evaluation(
-        self, frames: Iterator[bytes], context: grpc.ServicerContext
-    ) -> master_pb2.ReportEvaluationReply:
-        with answering(context):
-            secret = self._identities.secret_of(context)
-            report = evaluation_from_frames(frames)
-            self._identities.require(report.incarnation, secret)
-            outcome = self._master.report_evaluation(report)
-            return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
+    def report_evaluation(self, frames: Iterator[bytes], secret: bytes | None) -> master_pb2.ReportEvaluationReply:
+        report = evaluation_from_frames(frames)
+        self.identities.require(report.incarnation, secret)
+        outcome = self._master.report_evaluation(report)
+        return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
 
     def report_failure(
-        self, request: master_pb2.ReportFailureRequest, context: grpc.ServicerContext
+        self, request: master_pb2.ReportFailureRequest, secret: bytes | None
     ) -> master_pb2.ReportFailureReply:
-        with answering(context):
-            self._identities.require(request.incarnation, self._identities.secret_of(context))
-            incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
-            self._master.report_failure(incarnation, failure_from_message(request), request.fatal)
-            return master_pb2.ReportFailureReply()
+        self.identities.require(request.incarnation, secret)
+        incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
+        self._master.report_failure(incarnation, failure_from_message(request), request.fatal)
+        return master_pb2.ReportFailureReply()
 
-    def get_status(
-        self, request: master_pb2.GetStatusRequest, context: grpc.ServicerContext
-    ) -> master_pb2.GetStatusReply:
-        with answering(context):
-            return status_to_message(self._master.status())
+    def get_status(self, request: master_pb2.GetStatusRequest) -> master_pb2.GetStatusReply:
+        return status_to_message(self._master.status())
 
-    def stop_job(self, request: master_pb2.StopJobRequest, context: grpc.ServicerContext) -> master_pb2.StopJobReply:
-        with answering(context):
-            self._master.stop(printable(request.reason, _LONGEST_REASON))
-            return master_pb2.StopJobReply()
+    def stop_job(self, request: master_pb2.StopJobRequest) -> master_pb2.StopJobReply:
+        self._master.stop(printable(request.reason, _LONGEST_REASON))
+        return master_pb2.StopJobReply()
 
 
 def _names(push: Push) -> tuple[str, ...]:
@@ -213,9 +180,9 @@ class SessionStreams:
             worker closes it.
         """
         ended = self._master.ended()
-        stream = _SessionStream(self._master.join(worker), ended)
+        opened = _SessionStream(self._master.join(worker), ended)
         with self._lock:
-            self._open.add(stream)
+            self._open.add(opened)
             self._open_sessions[worker.incarnation] += 1
             closed = self._closed
             new, self._heard = ended is not self._heard, ended
@@ -223,11 +190,11 @@ class SessionStreams:
             ended.add_done_callback(self._job_ended)
 
         def leave() -> None:
-            stream.end()
+            opened.end()
             with self._lock:
-                if stream not in self._open:
+                if opened not in self._open:
                     return
-                self._open.discard(stream)
+                self._open.discard(opened)
                 self._open_sessions[worker.incarnation] -= 1
                 if not self._open_sessions[worker.incarnation]:
                     del self._open_sessions[worker.incarnation]
@@ -236,9 +203,9 @@ class SessionStreams:
         if closed or not context.add_callback(leave):
             leave()
         elif ended.done():
-            settle(stream.news, ended.result())
-        event = master_pb2.JobEvent(job=job_to_message(stream.session.job))
-        return Later(stream.news, stream.rest, (event,))
+            settle(opened.news, ended.result())
+        event = master_pb2.JobEvent(job=job_to_message(opened.session.job))
+        return Later(opened.news, opened.rest, (event,))
 
     def has_session(self, incarnation: str) -> bool:
         """Whether the worker has a session open."""
@@ -249,14 +216,14 @@ class SessionStreams:
         with self._lock:
             self._closed = True
             streams = tuple(self._open)
-        for stream in streams:
-            stream.end()
+        for each in streams:
+            each.end()
 
     def _job_ended(self, ended: Future[JobStatus]) -> None:
         with self._lock:
-            streams = [stream for stream in self._open if stream.ended is ended]
-        for stream in streams:
-            settle(stream.news, ended.result())
+            streams = [each for each in self._open if each.ended is ended]
+        for each in streams:
+            settle(each.news, ended.result())
 
 
 class _SessionStream:

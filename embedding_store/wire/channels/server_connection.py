@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partialmethod
 from threading import Event, Lock
 from typing import Any, Self, TypeVar
 
@@ -56,18 +57,6 @@ class CallChannel(grpc.Channel):
     def made(self, on: Callable[[int], Call]) -> Call:
         """The call of a method, given that method on the n-th channel."""
 
-    def unary_unary(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
-        return self._call("unary_unary", method, settings)
-
-    def unary_stream(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
-        return self._call("unary_stream", method, settings)
-
-    def stream_unary(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
-        return self._call("stream_unary", method, settings)
-
-    def stream_stream(self, *method: object, **settings: object) -> Call:  # type: ignore[override]
-        return self._call("stream_stream", method, settings)
-
     def subscribe(self, callback: _Callback, try_to_connect: bool | None = False) -> None:
         for channel in self._channels:
             channel.subscribe(callback, bool(try_to_connect))
@@ -87,7 +76,7 @@ class CallChannel(grpc.Channel):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, shape: str, method: tuple[object, ...], settings: dict[str, object]) -> Call:
+    def _call(self, shape: str, /, *method: object, **settings: object) -> Call:
         calls: dict[int, Call] = {}
 
         def on(number: int) -> Call:
@@ -97,6 +86,11 @@ class CallChannel(grpc.Channel):
             return call
 
         return self.made(on)
+
+    unary_unary = partialmethod(_call, "unary_unary")  # type: ignore[assignment]
+    unary_stream = partialmethod(_call, "unary_stream")  # type: ignore[assignment]
+    stream_unary = partialmethod(_call, "stream_unary")  # type: ignore[assignment]
+    stream_stream = partialmethod(_call, "stream_stream")  # type: ignore[assignment]
 
 
 class FailoverChannel(CallChannel):
@@ -258,7 +252,6 @@ class ServerConnection:
 
     Attributes:
         address: As given; of a server that has moved (`follow`), where it was found last.
-        deadline_s: Seconds that a call may take, repeats included.
         channel: The channel; `close` closes it.
 
     Args:

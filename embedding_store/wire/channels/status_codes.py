@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import TracebackType
 from urllib.parse import quote
 
 import grpc
@@ -110,9 +109,7 @@ class answering:  # noqa: N801 - reads as the `with` statement that it is for
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or self._context.code() is not None:  # type: ignore[attr-defined]
             return
         if isinstance(error, ElastableError):
@@ -133,9 +130,7 @@ class raising:  # noqa: N801 - as `answering`
     """Around a client's call: what gRPC raises becomes an `ElastableError`.
 
     Args:
-        address: Of the server, for messages.
-        deadline_s: The caller's deadline in seconds, for messages.
-        wait_s: Seconds that the server was asked to wait before that, for messages.
+        address, deadline_s, wait_s: As of `translated`.
     """
 
     __slots__ = ("_address", "_deadline_s", "_wait_s")
@@ -148,9 +143,7 @@ class raising:  # noqa: N801 - as `answering`
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, grpc.RpcError):
             raise translated(error, self._address, self._deadline_s, wait_s=self._wait_s) from error
         # gRPC's only sign for it; errors of our own that are ValueErrors pass.

@@ -9,30 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from elastable.embedding_store import shards
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import EvictionCut
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
-from elastable.embedding_store.shards import (
-    ChangedTable,
-    Measured,
-    PushedCommit,
-    RowOffer,
-    RowOffers,
-    RowPush,
-    RowPushOutcome,
-    RowSave,
-    RowSums,
-    SavedFile,
-    SavedRows,
-    SavedTable,
-    ShardStatus,
-    Slices,
-    SumTerm,
-    TableClip,
-    TableSave,
-    TakenChanges,
-)
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
@@ -72,7 +53,7 @@ RecordHeader = TypeVar("RecordHeader", store_pb2.CommitPushedHeader, store_pb2.R
 _MOST_SQUARES_BYTES = 128
 
 
-def row_push_frames(push: RowPush, channel: SharedChannel | None = None) -> Iterator[bytes]:
+def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) -> Iterator[bytes]:
     """The frames of one PushRows.
 
     Args:
@@ -92,7 +73,7 @@ def row_push_frames(push: RowPush, channel: SharedChannel | None = None) -> Iter
     return encode(header.SerializeToString(), body)
 
 
-def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> RowPush:
+def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> shards.RowPush:
     """The push in the frames of one PushRows.
 
     Args:
@@ -109,26 +90,26 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
     for part in header.parts:
         plan_slices(plan, "RowPush", part.slices)
     arrays = read_body(reader, header, "RowPush", plan, channels)
-    parts = [{entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices} for part in header.parts]
-    return RowPush(header.job, header.version, header.micro_batch, tuple(parts), header.sender)
+    parts = [{entry.table: shards.Slices(next(arrays), next(arrays)) for entry in part.slices} for part in header.parts]
+    return shards.RowPush(header.job, header.version, header.micro_batch, tuple(parts), header.sender)
 
 
-def row_outcome_to_message(outcome: RowPushOutcome) -> store_pb2.RowPushReply:
+def row_outcome_to_message(outcome: shards.RowPushOutcome) -> store_pb2.RowPushReply:
     """The reply to a PushRows."""
     return store_pb2.RowPushReply(outcome=store_pb2.RowPushReply.Outcome.Value(f"OUTCOME_{outcome.name}"))
 
 
-def row_outcome_from_message(reply: store_pb2.RowPushReply) -> RowPushOutcome:
+def row_outcome_from_message(reply: store_pb2.RowPushReply) -> shards.RowPushOutcome:
     """The outcome of a PushRows. Raises `BadInput` for one that is not known here."""
     try:
-        return RowPushOutcome[store_pb2.RowPushReply.Outcome.Name(reply.outcome).removeprefix("OUTCOME_")]
+        return shards.RowPushOutcome[store_pb2.RowPushReply.Outcome.Name(reply.outcome).removeprefix("OUTCOME_")]
     except (KeyError, ValueError) as error:
         raise BadInput(
             f"RowPushReply: outcome {reply.outcome} is unknown; start all processes from one release"
         ) from error
 
 
-def measured_to_message(measured: Measured) -> store_pb2.MeasureReply:
+def measured_to_message(measured: shards.Measured) -> store_pb2.MeasureReply:
     """The reply to a Measure."""
     reply = store_pb2.MeasureReply(not_finite=measured.not_finite, missing=measured.missing)
     for table, squares in measured.squares.items():
@@ -136,17 +117,17 @@ def measured_to_message(measured: Measured) -> store_pb2.MeasureReply:
     return reply
 
 
-def measured_from_message(reply: store_pb2.MeasureReply) -> Measured:
+def measured_from_message(reply: store_pb2.MeasureReply) -> shards.Measured:
     """The inverse of `measured_to_message`. Raises `BadInput` for a number longer than any sum is."""
     squares = {}
     for entry in reply.tables:
         if len(entry.squares) > _MOST_SQUARES_BYTES:
             raise BadInput(f"MeasureReply: squares of {len(entry.squares)} bytes for table {entry.table!r}")
         squares[entry.table] = int.from_bytes(entry.squares, "little")
-    return Measured(squares, tuple(reply.not_finite), tuple(reply.missing))
+    return shards.Measured(squares, tuple(reply.not_finite), tuple(reply.missing))
 
 
-def pushed_commit_frames(commit: PushedCommit) -> Iterator[bytes]:
+def pushed_commit_frames(commit: shards.PushedCommit) -> Iterator[bytes]:
     """The frames of one CommitPushed."""
     header = store_pb2.CommitPushedHeader(
         sums=sums_to_message(commit.sums),
@@ -164,14 +145,14 @@ def pushed_commit_frames(commit: PushedCommit) -> Iterator[bytes]:
     return _with_record(header, commit.record)
 
 
-def pushed_commit_from_frames(frames: Iterable[bytes]) -> PushedCommit:
+def pushed_commit_from_frames(frames: Iterable[bytes]) -> shards.PushedCommit:
     """The commit in the frames of one CommitPushed. Raises `BadInput`: malformed frames."""
     header, record = _and_record(frames, "CommitPushed", store_pb2.CommitPushedHeader)
-    return PushedCommit(
+    return shards.PushedCommit(
         sums_from_message(header.sums),
         header.step,
         dict(header.learning_rates),
-        {table: TableClip(clip.scale, optional(clip, "bound")) for table, clip in header.clips.items()},
+        {table: shards.TableClip(clip.scale, optional(clip, "bound")) for table, clip in header.clips.items()},
         record,
         header.ends_replay_epoch,
         header.dropped,
@@ -209,7 +190,7 @@ def _and_record(frames: Iterable[bytes], message: str, kind: type[RecordHeader])
 # Which pushes are summed, as a message and back
 
 
-def sums_to_message(sums: RowSums) -> store_pb2.RowSums:
+def sums_to_message(sums: shards.RowSums) -> store_pb2.RowSums:
     """Which pushes are summed."""
     return store_pb2.RowSums(
         version=sums.version,
@@ -222,14 +203,14 @@ def sums_to_message(sums: RowSums) -> store_pb2.RowSums:
     )
 
 
-def sums_from_message(message: store_pb2.RowSums) -> RowSums:
+def sums_from_message(message: store_pb2.RowSums) -> shards.RowSums:
     """The inverse of `sums_to_message`. Raises `BadInput` where its lists are not of one length."""
     if not len(message.micro_batches) == len(message.parts) == len(message.shares):
         raise BadInput("RowSums: micro_batches, parts and shares are of different lengths")
     terms = zip(message.micro_batches, message.parts, message.shares, strict=True)
-    return RowSums(
+    return shards.RowSums(
         message.version,
-        tuple(SumTerm(*term) for term in terms),
+        tuple(shards.SumTerm(*term) for term in terms),
         tuple(message.rows_once),
         tuple(message.frozen),
         message.sender,
@@ -240,7 +221,7 @@ def sums_from_message(message: store_pb2.RowSums) -> RowSums:
 
 
 def offer_request_to_message(
-    commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
+    commit: shards.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
 ) -> store_pb2.OfferRowsRequest:
     """The arguments of `ShardServer.offer_rows`; of the commit, what matters there."""
     return store_pb2.OfferRowsRequest(
@@ -254,18 +235,18 @@ def offer_request_to_message(
 
 def offer_request_from_message(
     request: store_pb2.OfferRowsRequest,
-) -> tuple[PushedCommit, int, dict[str, tuple[int, int]]]:
+) -> tuple[shards.PushedCommit, int, dict[str, tuple[int, int]]]:
     """The inverse of `offer_request_to_message`. Raises `BadInput` for numbers that cannot be."""
     ids = {table: (rows.version, rows.count) for table, rows in request.ids.items()}
     if request.most < 0 or any(count < 0 for _, count in ids.values()):
         raise BadInput("OfferRowsRequest: a negative number of versions or ids is asked for")
-    commit = PushedCommit(
+    commit = shards.PushedCommit(
         sums_from_message(request.sums), 0, {}, dropped=request.dropped, time=optional(request, "time")
     )
     return commit, request.most, ids
 
 
-def offers_to_message(offers: RowOffers) -> store_pb2.OfferRowsReply:
+def offers_to_message(offers: shards.RowOffers) -> store_pb2.OfferRowsReply:
     """The reply to an OfferRows."""
     reply = store_pb2.OfferRowsReply(missing=offers.missing)
     for table, offer in offers.tables.items():
@@ -274,7 +255,7 @@ def offers_to_message(offers: RowOffers) -> store_pb2.OfferRowsReply:
     return reply
 
 
-def offers_from_message(reply: store_pb2.OfferRowsReply) -> RowOffers:
+def offers_from_message(reply: store_pb2.OfferRowsReply) -> shards.RowOffers:
     """The inverse of `offers_to_message`. Raises `BadInput` for numbers that cannot be."""
     offers = {}
     for entry in reply.tables:
@@ -284,8 +265,8 @@ def offers_from_message(reply: store_pb2.OfferRowsReply) -> RowOffers:
         if not ascend or min(entry.counts, default=1) < 1 or sum(entry.counts) > entry.rows:
             raise BadInput(f"OfferRowsReply: versions or counts of rows of table {entry.table!r} that cannot be")
         touched = tuple(zip(entry.versions, entry.counts, strict=True))
-        offers[entry.table] = RowOffer(entry.rows, touched, tuple(entry.ids))
-    return RowOffers(offers, tuple(reply.missing))
+        offers[entry.table] = shards.RowOffer(entry.rows, touched, tuple(entry.ids))
+    return shards.RowOffers(offers, tuple(reply.missing))
 
 
 # The calls about rows that store servers save, as messages and back
@@ -296,7 +277,7 @@ _LONGEST_WAIT_MS = 20_000
 _OF_A_SAVE = ("save", "mark", "place", "draft", "known", "known_bytes", "probe")
 
 
-def changes_to_message(changes: TakenChanges) -> store_pb2.TakeChangesReply:
+def changes_to_message(changes: shards.TakenChanges) -> store_pb2.TakeChangesReply:
     """The reply to a TakeChanges."""
     reply = store_pb2.TakeChangesReply(version=changes.version)
     for table, of in changes.tables.items():
@@ -304,13 +285,13 @@ def changes_to_message(changes: TakenChanges) -> store_pb2.TakeChangesReply:
     return reply
 
 
-def changes_from_message(reply: store_pb2.TakeChangesReply) -> TakenChanges:
+def changes_from_message(reply: store_pb2.TakeChangesReply) -> shards.TakenChanges:
     """The inverse of `changes_to_message`."""
-    tables = {of.table: ChangedTable(of.rows, optional(of, "changed"), of.shrunk) for of in reply.tables}
-    return TakenChanges(reply.version, tables)
+    tables = {of.table: shards.ChangedTable(of.rows, optional(of, "changed"), of.shrunk) for of in reply.tables}
+    return shards.TakenChanges(reply.version, tables)
 
 
-def save_to_message(save: RowSave, pin: bytes) -> store_pb2.SaveRowsRequest:
+def save_to_message(save: shards.RowSave, pin: bytes) -> store_pb2.SaveRowsRequest:
     """What is to be saved; `pin`: token of the pin to read, b"" for the store."""
     same = {name: getattr(save, name) for name in (*_OF_A_SAVE, "note")}
     request = store_pb2.SaveRowsRequest(**same, pin=pin, wait_ms=_WAIT_MS)
@@ -319,16 +300,16 @@ def save_to_message(save: RowSave, pin: bytes) -> store_pb2.SaveRowsRequest:
     return request
 
 
-def save_from_message(request: store_pb2.SaveRowsRequest) -> tuple[RowSave, float]:
+def save_from_message(request: store_pb2.SaveRowsRequest) -> tuple[shards.RowSave, float]:
     """The inverse of `save_to_message`, and the seconds to wait. Raises `BadInput` for a wait that is too long."""
     if not 0 <= request.wait_ms <= _LONGEST_WAIT_MS:
         raise BadInput(f"SaveRows: wait_ms {request.wait_ms}: at most {_LONGEST_WAIT_MS}, and ask again")
-    tables = tuple(TableSave(of.table, of.prefix, of.whole, of.live) for of in request.tables)
+    tables = tuple(shards.TableSave(of.table, of.prefix, of.whole, of.live) for of in request.tables)
     same = {name: getattr(request, name) for name in _OF_A_SAVE}
-    return RowSave(**same, tables=tables, note=dict(request.note)), request.wait_ms / 1000
+    return shards.RowSave(**same, tables=tables, note=dict(request.note)), request.wait_ms / 1000
 
 
-def saved_to_message(saved: SavedRows | None) -> store_pb2.SaveRowsReply:
+def saved_to_message(saved: shards.SavedRows | None) -> store_pb2.SaveRowsReply:
     """The reply to a SaveRows; None: it is not done yet."""
     if saved is None:
         return store_pb2.SaveRowsReply()
@@ -340,10 +321,10 @@ def saved_to_message(saved: SavedRows | None) -> store_pb2.SaveRowsReply:
     return reply
 
 
-def saved_from_message(reply: store_pb2.SaveRowsReply) -> SavedRows:
+def saved_from_message(reply: store_pb2.SaveRowsReply) -> shards.SavedRows:
     """The inverse of `saved_to_message`."""
-    tables = {of.table: SavedTable(of.rows, of.written, tuple(of.files), tuple(of.live)) for of in reply.tables}
-    return SavedRows(tables, {file.name: SavedFile(file.sha256, file.bytes) for file in reply.files})
+    tables = {of.table: shards.SavedTable(of.rows, of.written, tuple(of.files), tuple(of.live)) for of in reply.tables}
+    return shards.SavedRows(tables, {file.name: shards.SavedFile(file.sha256, file.bytes) for file in reply.files})
 
 
 # The status of a shard as a message
@@ -353,7 +334,7 @@ _NUMBERS = ("version", "rows", "bytes", "wanted_rows", "read_rows", "flush_lag",
 _PHASES = ("prepare", "apply", "append")
 
 
-def shard_status_to_message(status: ShardStatus) -> store_pb2.ShardStatus:
+def shard_status_to_message(status: shards.ShardStatus) -> store_pb2.ShardStatus:
     """What a server says of its shard."""
     return store_pb2.ShardStatus(
         **{name: getattr(status, name) for name in _NUMBERS},
@@ -366,9 +347,9 @@ def shard_status_to_message(status: ShardStatus) -> store_pb2.ShardStatus:
     )
 
 
-def shard_status_from_message(message: store_pb2.ShardStatus) -> ShardStatus:
+def shard_status_from_message(message: store_pb2.ShardStatus) -> shards.ShardStatus:
     """What a server says of its shard; its text is fit for a terminal, and no number is below 0."""
-    return ShardStatus(
+    return shards.ShardStatus(
         **{name: max(0, getattr(message, name)) for name in _NUMBERS},
         failure=printable(message.failure, 1024),
         store=printable(message.store, 1024, lines=False),

@@ -10,24 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
-from elastable.embedding_store import errors
+from elastable.embedding_store import errors, shards
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.shards import (
-    Committed,
-    Measured,
-    PushedCommit,
-    RowOffers,
-    RowPush,
-    RowPushOutcome,
-    RowSave,
-    RowSums,
-    SavedRows,
-    ServedRows,
-    ShardServer,
-    ShardStatus,
-    TakenChanges,
-)
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
@@ -46,7 +31,7 @@ _MOST_EARLY = 20  # answers that a save is not done, before half the time to wai
 _STATUS_S = 2.0  # for its status, which the next look asks for again
 
 
-class ShardClient(RemoteStore, ShardServer):
+class ShardClient(RemoteStore, shards.ShardServer):
     """A store server in another process. What changes it, this client does as its owner.
 
     It claims the server with the first change, from whoever owned it before: `other_writer` says whether that is a
@@ -54,12 +39,7 @@ class ShardClient(RemoteStore, ShardServer):
     started again is claimed again.
 
     Args:
-        target: `host:port`, or a `ServerConnection`, which stays its owner's to close.
-        deadline_s: Seconds for each call, where `target` is an address.
-        credentials: Of this client, where `target` is an address; None: those of the environment.
-
-    Raises:
-        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
+        target, deadline_s, credentials: As of `RemoteSource`, which also says what is raised.
     """
 
     def __init__(
@@ -104,10 +84,10 @@ class ShardClient(RemoteStore, ShardServer):
     def _get_owner(self) -> store_pb2.GetOwnerReply:
         return self.connection.send(self._server.GetOwner, store_pb2.GetOwnerRequest())
 
-    def push_rows(self, push: RowPush) -> RowPushOutcome:
+    def push_rows(self, push: shards.RowPush) -> shards.RowPushOutcome:
         return self.connection.decoded(messages.row_outcome_from_message, self._pushes.send(push))
 
-    def shard_status(self) -> ShardStatus:
+    def shard_status(self) -> shards.ShardStatus:
         request = store_pb2.GetShardStatusRequest()
         try:
             with raising(self.address, _STATUS_S):
@@ -123,18 +103,20 @@ class ShardClient(RemoteStore, ShardServer):
         """Lets a server on this host take gradients from memory; see `SharedUpload.share_memory`."""
         self._pushes.share_memory()
 
-    def measure(self, sums: RowSums) -> Measured:
+    def measure(self, sums: shards.RowSums) -> shards.Measured:
         reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=messages.sums_to_message(sums)))
         return self.connection.decoded(messages.measured_from_message, reply)
 
-    def offer_rows(self, commit: PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]) -> RowOffers:
+    def offer_rows(
+        self, commit: shards.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
+    ) -> shards.RowOffers:
         request = messages.offer_request_to_message(commit, most, ids)
         reply = self._owner.send(self._server.OfferRows, request)
         return self.connection.decoded(messages.offers_from_message, reply)
 
-    def commit_pushed(self, commit: PushedCommit) -> Committed:
+    def commit_pushed(self, commit: shards.PushedCommit) -> shards.Committed:
         reply = self._owner.call(lambda timeout: self._commit_pushed(messages.pushed_commit_frames(commit), timeout))
-        return Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
+        return shards.Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
 
     def recover(self, version: int | None = None) -> int:
         return int(self._owner.send(self._server.TakeBack, store_pb2.TakeBackRequest(version=version)).rows)
@@ -155,14 +137,14 @@ class ShardClient(RemoteStore, ShardServer):
         else:
             self._owner.call(lambda timeout: self._keep_record(messages.record_frames(record, version), timeout))
 
-    def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
+    def take_changes(self, mark: bytes, base: bytes) -> shards.TakenChanges:
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)
         return messages.changes_from_message(self._owner.send(self._server.TakeChanges, request))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         return ShardPin(self, version, lease_s)
 
-    def save_rows(self, save: RowSave, pin: bytes = b"") -> SavedRows:
+    def save_rows(self, save: shards.RowSave, pin: bytes = b"") -> shards.SavedRows:
         """Asks until it is done, by short calls; `pin`: token of the pin whose rows are saved, b"" for the store."""
         request, early = messages.save_to_message(save, pin), 0
         try:
@@ -238,13 +220,13 @@ class OwnerCalls(WriteCalls):
             self.claimed = True
 
 
-class ShardPin(RemotePin, ServedRows):
+class ShardPin(RemotePin, shards.ServedRows):
     """A pin of a store server, whose owner has its rows saved; `client`, `version`, `lease_s`: as of `RemotePin`."""
 
     def __init__(self, client: ShardClient, version: int | None, lease_s: float) -> None:
         super().__init__(client, version, lease_s)
         self._client = client
 
-    def save_rows(self, save: RowSave) -> SavedRows:
+    def save_rows(self, save: shards.RowSave) -> shards.SavedRows:
         self.require_open()
         return self._client.save_rows(save, self.token)

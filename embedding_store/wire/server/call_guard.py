@@ -36,25 +36,11 @@ class CallGuard:
     Args:
         limits: Of the server.
         threads: The server's.
-        sessions: Full names of the calls that last as long as their clients.
-        waiting: Full names of the other calls that may wait for something to happen here.
-        brief: Full names of those among them that need no thread; see `Service`.
         spare: Calls that may be under way above `limits.threads`: health checks, and refusals.
     """
 
-    def __init__(
-        self,
-        limits: CallLimits,
-        threads: ThreadPoolExecutor,
-        sessions: frozenset[str] = frozenset(),
-        waiting: frozenset[str] = frozenset(),
-        brief: frozenset[str] = frozenset(),
-        spare: int = 16,
-    ) -> None:
+    def __init__(self, limits: CallLimits, threads: ThreadPoolExecutor, spare: int) -> None:
         self._limits = limits
-        self._sessions = sessions
-        self._may_wait = sessions | waiting
-        self._brief = brief
         self._room = CallRoom(limits, spare)
         self._waiting_calls = WaitingCalls(self._room, limits, threads)
 
@@ -63,9 +49,17 @@ class CallGuard:
         self._waiting_calls.close()
         self._room.close()
 
-    def guarded(self, method: str, handler: handlers.Handler) -> handlers.Handler:
-        """The handler of a call, behind the limits; it takes a stream of bytes, which on the wire is the same."""
-        kind, streams, room = self._kind(method), handler.request_streaming, self._room
+    def guarded(
+        self, method: str, handler: handlers.Handler, session: bool, waits: bool, brief: bool
+    ) -> handlers.Handler:
+        """The handler of a call, behind the limits; it takes a stream of bytes, which on the wire is the same.
+
+        Args:
+            method: Its full name.
+            handler: Without limits.
+            session, waits, brief: Whether it is one of those that `Service` names so.
+        """
+        kind, streams, room = self._kind(method, session), handler.request_streaming, self._room
         parse, behaviour = handler.request_deserializer, handlers.behaviour_of(handler)
 
         def request_of(
@@ -78,8 +72,8 @@ class CallGuard:
             taken = () if first is None else chain((first,), self._messages(rest, context, place, len(first)))
             return iter(taken) if parse is None else (_parsed(parse, message) for message in taken)
 
-        if method in self._may_wait:
-            return self._waiting_calls.handler(handler, kind, request_of, method in self._brief)
+        if waits:
+            return self._waiting_calls.handler(handler, kind, request_of, brief)
 
         def reply(messages: Iterator[bytes], context: grpc.ServicerContext, place: Place) -> Any:
             with room.waiting(place, context, self._limits.first_message_s):
@@ -100,12 +94,12 @@ class CallGuard:
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
 
-    def _kind(self, method: str) -> Kind:
+    def _kind(self, method: str, session: bool) -> Kind:
         if method == HEALTH_CHECK:
             return self._room.health
         if method.startswith(_REFLECTION):
             return self._room.rare
-        return self._room.joining if method in self._sessions else self._room.work
+        return self._room.joining if session else self._room.work
 
     def _messages(
         self, messages: Iterator[bytes], context: grpc.ServicerContext, place: Place, received: int

@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -130,15 +130,11 @@ class GrpcServer:
         secured = credentials.for_server(where, insecure)
         self._services = tuple(services)
         self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
-        sessions = frozenset(f"/{service.name}/{call}" for service in services for call in service.sessions)
-        waiting = frozenset(f"/{service.name}/{call}" for service in services for call in service.waiting)
-        brief = frozenset(f"/{service.name}/{call}" for service in services for call in service.brief)
-        self._guard = CallGuard(limits, self._pool, sessions, waiting, brief, _SPARE)
+        self._guard = CallGuard(limits, self._pool, _SPARE)
         self.calls, self.health = Counts(), Health({service.name: service.not_ready for service in services})
-        served = {HEALTH_CHECK, *(f"/{service.name}/{call}" for service in services for call in service.handlers)}
         self._server = grpc.server(
             self._pool,
-            interceptors=[CheckedCalls(served, self.calls, Callers(credentials, anonymous), self._guard)],
+            interceptors=[CheckedCalls(services, self.calls, Callers(credentials, anonymous), self._guard)],
             options=_OPTIONS,
             maximum_concurrent_rpcs=limits.threads + _SPARE,
         )
@@ -266,7 +262,8 @@ def audited(method: str, handler: Handler, callers: Callers) -> Handler:
         try:
             reply: Body = behaviour(seen, context)
         except BaseException as error:
-            why = context.details() or (str(error) if isinstance(error, ElastableError) else repr(error))  # type: ignore[attr-defined]
+            details: str | bytes = context.details()  # type: ignore[attr-defined]
+            why = details or (str(error) if isinstance(error, ElastableError) else repr(error))
             note(context, seen, f"failed: {why.decode('utf-8', 'replace') if isinstance(why, bytes) else why}")
             raise
         note(context, seen, "done")
@@ -309,6 +306,9 @@ def _described(method: str, request: object) -> str:
 _KNOWN = 256  # methods that are remembered; more than there are
 
 
+_NO_SERVICE = Service("", {})
+
+
 class CheckedCalls(Interceptor):
     """The server's one interceptor: puts each method behind the checks when it is first called.
 
@@ -316,16 +316,17 @@ class CheckedCalls(Interceptor):
     message is read; strangers do not learn which calls are served. Each call is counted when it ends, however it does.
 
     Args:
-        served: Full names of the methods that are counted by name.
+        services: Whose methods are counted by name.
         counts: Where calls are counted, by method and name of the status code.
         callers: Who may call.
         guard: The limits.
     """
 
-    def __init__(self, served: Collection[str], counts: Counts, callers: Callers, guard: CallGuard) -> None:
-        self._served, self._counts, self._callers, self._guard = served, counts, callers, guard
+    def __init__(self, services: Sequence[Service], counts: Counts, callers: Callers, guard: CallGuard) -> None:
+        self._services = {service.name: service for service in services}
+        self._counts, self._callers, self._guard = counts, callers, guard
         self._known: dict[str, Handler] = {}
-        self._not_served = self._begun("", Role.READER, grpc.stream_stream_rpc_method_handler(_not_served))
+        self._not_served = self._begun(OTHER_METHODS, Role.READER, grpc.stream_stream_rpc_method_handler(_not_served))
 
     def intercept_service(
         self,
@@ -339,24 +340,28 @@ class CheckedCalls(Interceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return self._not_served
+        name, _, call = method.lstrip("/").rpartition("/")
+        service = self._services.get(name, _NO_SERVICE)
         least = None if method == HEALTH_CHECK else least_role(method)
         if least is Role.ADMINISTRATOR and not handler.response_streaming:
             handler = audited(method, handler, self._callers)
-        handler = self._begun(method, least, self._guard.guarded(method, handler))
-        if method in self._served and PROCESS.tracer is not None:
-            handler = _traced(handler, method.lstrip("/"), PROCESS.tracer)
+        waits = call in service.sessions or call in service.waiting
+        handler = self._guard.guarded(method, handler, call in service.sessions, waits, call in service.brief)
+        served = call in service.handlers or method == HEALTH_CHECK
+        handler = self._begun(f"{name}/{call}" if served else OTHER_METHODS, least, handler)
+        if served and PROCESS.tracer is not None:
+            handler = _traced(handler, f"{name}/{call}", PROCESS.tracer)
         if len(self._known) < _KNOWN:
             self._known[method] = handler
         return handler
 
     def _begun(self, method: str, least: Role | None, handler: Handler) -> Handler:
         """The handler, whose calls are counted and are for the role `least`; None: for everybody."""
-        counted = method.lstrip("/") if method in self._served else OTHER_METHODS
 
         def begin(context: grpc.ServicerContext) -> None:
-            at_end_of(context, lambda: self._counts.add(counted, _code(context)))
+            at_end_of(context, lambda: self._counts.add(method, _code(context)))
             if least is not None:
-                self._require(least, method.rpartition("/")[2], context)
+                self._require(least, "" if method == OTHER_METHODS else method.rpartition("/")[2], context)
 
         return before_each_call(handler, begin)
 

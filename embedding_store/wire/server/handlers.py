@@ -194,14 +194,14 @@ def control(method: Callable[..., Any], request: type[Message], *of_call: OfCall
     return grpc.unary_unary_rpc_method_handler(_method(method, of_call), request.FromString, _serialized)
 
 
-def upload(method: Callable[..., Message], *of_call: OfCall) -> Handler:
-    """A call of frames that are answered by one small message; arguments as of `control`."""
+def upload(method: Callable[..., Message | Later[Any]], *of_call: OfCall) -> Handler:
+    """A call of frames that are answered by one small message, or later; arguments as of `control`."""
     return grpc.stream_unary_rpc_method_handler(_method(method, of_call), None, _serialized)
 
 
-def stream(method: Callable[..., Iterable[bytes]], request: type[Message]) -> Handler:
-    """A call of one small message that is answered by frames."""
-    return grpc.unary_stream_rpc_method_handler(_method(method, ()), request.FromString, None)
+def stream(method: Callable[..., Iterable[bytes] | Later[Any]], request: type[Message], *of_call: OfCall) -> Handler:
+    """A call of one small message that is answered by frames, or later; arguments as of `control`."""
+    return grpc.unary_stream_rpc_method_handler(_method(method, of_call), request.FromString, None)
 
 
 def both_ways(method: Callable[[Iterator[bytes]], Iterable[bytes] | Later[Any]]) -> Handler:

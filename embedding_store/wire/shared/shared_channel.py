@@ -101,10 +101,7 @@ class SharedChannel:
 
     def _make_room(self, size: int) -> None:
         os.ftruncate(self._fd, size)
-        try:
-            self._memory = FileMapping(self._fd, size, size, writable=True).view(size, 1, np.dtype(np.uint8)).ravel()
-        except MemoryError as error:
-            raise OSError(str(error)) from error
+        self._memory = _mapped(self._fd, writable=True)
 
 
 class SharedChannels:
@@ -172,9 +169,9 @@ class SharedChannels:
             self.drop(number)
 
 
-def _mapped(fd: int) -> npt.NDArray[np.uint8]:
+def _mapped(fd: int, writable: bool = False) -> npt.NDArray[np.uint8]:
     size = os.fstat(fd).st_size
     try:
-        return FileMapping(fd, size, size, writable=False).view(size, 1, np.dtype(np.uint8)).ravel()
+        return FileMapping(fd, size, size, writable=writable).view(size, 1, np.dtype(np.uint8)).ravel()
     except MemoryError as error:
         raise OSError(str(error)) from error

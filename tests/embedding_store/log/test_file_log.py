@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -265,45 +262,6 @@ def test_after_an_fsync_that_failed_nothing_is_appended(tmp_path: Path, monkeypa
         # The system may have dropped the pages: a second fsync would succeed and mean nothing.
         with pytest.raises(StoreBroken, match="fsync failed: Input/output error"):
             log.append(3, 3, [b"three"])
-
-
-APPENDER = """
-import sys
-import threading
-import time
-from elastable.embedding_store.log.file_log import FileLog
-
-log = FileLog(sys.argv[1], fsync="never", segment_bytes=20_000)
-version = log.last
-while True:
-    version += 1
-    log.append(version, version, [bytes([version % 251]) * (version * 977 % 9_001)])
-    print(version, flush=True)
-"""
-
-
-@pytest.fixture(name="appender")
-def fixture_appender(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-c", APPENDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    yield process
-    process.kill()
-    process.communicate(timeout=60)
-
-
-@pytest.mark.process
-def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, appender: subprocess.Popen[str]) -> None:
-    assert appender.stdout is not None
-    for _ in range(200):
-        acknowledged = int(appender.stdout.readline())
-    appender.send_signal(signal.SIGKILL)
-    acknowledged = max(acknowledged, *(int(line) for line in appender.stdout if line.endswith("\n")), 0)
-    appender.wait(60)
-    with FileLog(tmp_path, segment_bytes=20_000) as log:
-        entries = read(log)
-    assert len(entries) >= acknowledged
-    for number, (sequence, version, payload) in enumerate(entries, 1):
-        assert sequence == version == number
-        assert payload == bytes([version % 251]) * (version * 977 % 9_001)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="blocks are reserved on Linux")

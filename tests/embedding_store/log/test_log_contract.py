@@ -118,18 +118,6 @@ def test_entries_can_be_taken_back_and_their_numbers_used_again(place: LogPlace)
             assert read(log) == appended
 
 
-def test_trimmed_entries_cannot_be_taken_back_to(place: LogPlace) -> None:
-    with open_log(place.empty()) as log:
-        appended = fill(log)
-        log.trim(4)
-        with pytest.raises(BadInput, match="begins with entry 4: it cannot be truncated after entry 3"):
-            log.truncate(3)
-        with pytest.raises(BadInput, match="begins with entry 4: it cannot be truncated after entry 0"):
-            log.truncate(0)
-        log.truncate(4)
-        assert read(log, after=3) == appended[3:4]
-
-
 def test_a_closed_log_refuses_everything(place: LogPlace) -> None:
     log = open_log(place.empty())
     log.append(1, 1, [b"x"])

@@ -11,23 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store import shards
 from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.shards import (
-    Committed,
-    PushedCommit,
-    RowOffer,
-    RowPush,
-    RowSums,
-    Slices,
-    SumTerm,
-    cut_of,
-    shard_store,
-    sum_pushes,
-)
 from elastable.embedding_store.shards.shard_store import offer_of
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
@@ -49,13 +38,13 @@ def test_the_cut_leaves_those_touched_last_and_of_equal_ones_the_smaller_ids(dat
         held = (np.array([each[place] for place in own], np.int64) for each in (versions, ids))
         rows.append(StayingRows(*held))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shard_store, "FEW_VERSIONS", most)
-        patched.setattr(shard_store, "_MORE", 2)
+        patched.setattr(shards.shard_store, "FEW_VERSIONS", most)
+        patched.setattr(shards.shard_store, "_MORE", 2)
 
-        def ask(more: int, wanted: tuple[int, int] | None) -> list[RowOffer]:
+        def ask(more: int, wanted: tuple[int, int] | None) -> list[shards.RowOffer]:
             return [offer_of(each, more, wanted) for each in rows]
 
-        cut = cut_of(budget, ask(most, None), ask)
+        cut = shards.cut_of(budget, ask(most, None), ask)
     order = sorted(zip(versions, ids, strict=True), key=lambda row: (-row[0], row[1]))
     goes = {
         number
@@ -66,29 +55,31 @@ def test_the_cut_leaves_those_touched_last_and_of_equal_ones_the_smaller_ids(dat
 
 
 def test_servers_that_do_not_say_what_they_have_are_refused() -> None:
-    silent = [RowOffer(9)]
+    silent = [shards.RowOffer(9)]
     with pytest.raises(StoreFailed, match="6 rows go for max_rows=3"):
-        cut_of(3, silent, lambda most, ids: silent)
-    tied = [RowOffer(9, ((4, 9),))]
+        shards.cut_of(3, silent, lambda most, ids: silent)
+    tied = [shards.RowOffer(9, ((4, 9),))]
     with pytest.raises(StoreFailed, match="list 0 of 6 rows that were last touched at version 4"):
-        cut_of(3, tied, lambda most, ids: tied)
+        shards.cut_of(3, tied, lambda most, ids: tied)
 
 
-def push(version: int) -> RowPush:
+def push(version: int) -> shards.RowPush:
     random = np.random.default_rng(version)
     ids = random.integers(-40, 40, 9)
-    return RowPush("job", version, 0, ({"few": Slices(ids, random.standard_normal((9, 2)).astype(np.float32))},))
+    return shards.RowPush(
+        "job", version, 0, ({"few": shards.Slices(ids, random.standard_normal((9, 2)).astype(np.float32))},)
+    )
 
 
-def commit(version: int) -> PushedCommit:
-    return PushedCommit(RowSums(version, (SumTerm(0, 0, 1.0),)), version, {"few": 0.1})
+def commit(version: int) -> shards.PushedCommit:
+    return shards.PushedCommit(shards.RowSums(version, (shards.SumTerm(0, 0, 1.0),)), version, {"few": 0.1})
 
 
 def assert_as_alone(store: ShardedStore, versions: int) -> None:
     with MemoryStore(1) as alone:
         alone.create_table(FEW)
         for version in range(versions):
-            updates = sum_pushes(commit(version).sums, {0: push(version).parts})
+            updates = shards.sum_pushes(commit(version).sums, {0: push(version).parts})
             alone.commit(Commit(version + 1, updates, version, {"few": 0.1}))
         (theirs,) = alone.scan("few")
         ours = np.sort(np.concatenate([block.ids for block in store.scan("few")]))
@@ -116,7 +107,7 @@ def test_a_commit_that_broke_off_is_repeated_with_what_was_decided(tmp_path: Pat
         apply = servers[1].shard.commit
         refused: list[Mapping[str, EvictionCut]] = []
 
-        def refuse_once(pushed: PushedCommit, secret: bytes) -> Committed:
+        def refuse_once(pushed: shards.PushedCommit, secret: bytes) -> shards.Committed:
             if not refused:
                 refused.append(pushed.cuts)
                 raise StoreFailed("the disk is full")

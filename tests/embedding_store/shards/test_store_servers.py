@@ -197,39 +197,31 @@ def test_a_server_that_lost_its_rows_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("number", "asked"),
     [
-        lambda store: store.require_owner(),
-        lambda store: store.other_writer(),
-        lambda store: store.keeps_records,
-        lambda store: store.wait_for_version(1, 0.1),
-        lambda store: store.commit_pushed(commit(0)),
+        (0, lambda store: store.record()),
+        (1, lambda store: store.require_owner()),
+        (1, lambda store: store.other_writer()),
+        (1, lambda store: store.keeps_records),
+        (1, lambda store: store.wait_for_version(1, 0.1)),
+        (1, lambda store: store.commit_pushed(commit(0))),
     ],
-    ids=["owner", "other writer", "records", "wait", "commit"],
+    ids=["record", "owner", "other writer", "records", "wait", "commit"],
 )
-def test_a_server_that_is_away_is_named_whatever_is_asked(asked: Callable[[ShardedStore], object]) -> None:
+def test_a_server_that_is_away_is_named_whatever_is_asked(number: int, asked: Callable[[ShardedStore], object]) -> None:
     with served(2) as (servers, store):
         begin(store)
         push_all(store, 0)
-        servers[1].stop()
-        away = store._servers[1]
+        servers[number].stop()
+        away = store._servers[number]
         assert isinstance(away, ShardClient)
         away.connection.deadline_s = 0.5
-        with pytest.raises(errors.ShardAway, match=f"shard 1 of 2: {servers[1].address} .* the deadline of 0.5 s"):
+        name = f"shard {number} of 2: {servers[number].address}"
+        with pytest.raises(errors.ShardAway, match=f"{name} .* the deadline of 0.5 s"):
             asked(store)
-        with pytest.raises(errors.ShardLost, match=f"shard 1 of 2: {servers[1].address} .*taken for lost"):
+        with pytest.raises(errors.ShardLost, match=f"{name} .*taken for lost"):
             retry(lambda: asked(store), "asking", deadline_s=0.0)
-        servers[1].start()
-
-
-def test_the_record_of_the_first_server_is_asked_by_its_name() -> None:
-    with served(2) as (servers, store):
-        begin(store)
-        servers[0].stop()
-        store._servers[0].connection.deadline_s = 0.5  # type: ignore[attr-defined]
-        with pytest.raises(errors.ShardAway, match=f"shard 0 of 2: {servers[0].address} .* the deadline of 0.5 s"):
-            store.record()
-        servers[0].start()
+        servers[number].start()
 
 
 def test_whoever_comes_after_a_master_that_died_in_mid_commit_finds_one_version(tmp_path: Path) -> None:

@@ -248,41 +248,37 @@ def test_a_call_that_finds_no_room_takes_that_of_the_most_silent_one(
         assert 0 < silent_ones < LIMITS.of_a_host
 
 
+def two_clients(held: ExitStack, limits: CallLimits, method: Callable[..., object]) -> list[Callable[..., object]]:
+    """The same call, made by either of two clients."""
+    _, address = served(held, limits, Service("test.Service", {"Work": unary(method)}))
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [held.enter_context(grpc.insecure_channel(address, options)) for _ in range(2)]
+    return [channel.unary_unary("/test.Service/Work", None, None) for channel in channels]
+
+
 def test_one_client_cannot_have_all_calls(held: ExitStack) -> None:
     leave, inside = threading.Event(), threading.Semaphore(0)
+    held.callback(leave.set)
 
     def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
         inside.release()
         leave.wait(WAIT_S)
         return b"held"
 
-    service = Service("test.Hold", {"Work": unary(hold)})
-    _, address = served(held, CallLimits(threads=16, calls_of_a_client=3), service)
-    held.callback(leave.set)
-    greedy, other = (
-        held.enter_context(grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]))
-        for _ in range(2)
-    )
-    work = greedy.unary_unary("/test.Hold/Work", None, None)
-    calls = [work.future(b"", timeout=WAIT_S) for _ in range(3)]
+    greedy, other = two_clients(held, CallLimits(threads=16, calls_of_a_client=3), hold)
+    calls = [greedy.future(b"", timeout=WAIT_S) for _ in range(3)]  # type: ignore[attr-defined]
     assert all(inside.acquire(timeout=WAIT_S) for _ in calls)
-    refused(work, "3 calls of the client ipv4:127.0.0.1:")
-    calls.append(other.unary_unary("/test.Hold/Work", None, None).future(b"", timeout=WAIT_S))
+    refused(greedy, "3 calls of the client ipv4:127.0.0.1:")
+    calls.append(other.future(b"", timeout=WAIT_S))  # type: ignore[attr-defined]
     assert inside.acquire(timeout=WAIT_S)
     leave.set()
     assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
-    assert work(b"", timeout=WAIT_S) == b"held"
+    assert greedy(b"", timeout=WAIT_S) == b"held"
 
 
 def test_one_client_cannot_make_all_calls(held: ExitStack) -> None:
-    service = Service("test.Quick", {"Work": unary(lambda request, context: b"done")})
-    _, address = served(held, CallLimits(threads=16, calls_a_second_of_a_client=0.001), service)
-    greedy, other = (
-        held.enter_context(
-            grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-        ).unary_unary("/test.Quick/Work", None, None)
-        for _ in range(2)
-    )  # fmt: skip
+    limits = CallLimits(threads=16, calls_a_second_of_a_client=0.001)
+    greedy, other = two_clients(held, limits, lambda request, context: b"done")
     assert greedy(b"", timeout=WAIT_S) == b"done"
     refused(greedy, "makes more than 0.001 calls a second; try again")
     assert other(b"", timeout=WAIT_S) == b"done"

@@ -233,29 +233,18 @@ class Echo:
         self.calls = 0
         self.metadata: dict[str, str | bytes] = {}
 
-    def one(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+    def joined(self, said: bytes | Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         self.calls += 1
         self.metadata = dict(context.invocation_metadata())
-        return message
+        return said if isinstance(said, bytes) else b"".join(said)
 
-    def many(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        self.calls += 1
-        yield message
-
-    def joined(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        self.calls += 1
-        return b"".join(messages)
-
-    def each(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        self.calls += 1
-        yield from messages
+    def each(self, said: bytes | Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield self.joined(said, context)
 
     def service(self) -> Service:
         handlers = {
-            "unary_unary": grpc.unary_unary_rpc_method_handler(self.one),
-            "unary_stream": grpc.unary_stream_rpc_method_handler(self.many),
-            "stream_unary": grpc.stream_unary_rpc_method_handler(self.joined),
-            "stream_stream": grpc.stream_stream_rpc_method_handler(self.each),
+            shape: getattr(grpc, f"{shape}_rpc_method_handler")(self.each if shape.endswith("stream") else self.joined)
+            for shape in SHAPES
         }
         return Service(STORE_SERVICE, handlers)
 

@@ -20,6 +20,7 @@ from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, block_frames, commit_frames
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.server.handlers import behaviour_of, with_behaviour
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
@@ -53,18 +54,10 @@ def losing(service: Service, *methods: str) -> Service:
 
         return answer
 
-    handlers = {}
-    for name, handler in service.handlers.items():
-        if name in methods and handler.stream_unary is not None:
-            handlers[name] = grpc.stream_unary_rpc_method_handler(
-                behind(name, handler.stream_unary), None, handler.response_serializer
-            )
-        elif name in methods and handler.unary_unary is not None:
-            handlers[name] = grpc.unary_unary_rpc_method_handler(
-                behind(name, handler.unary_unary), handler.request_deserializer, handler.response_serializer
-            )
-        else:
-            handlers[name] = handler
+    handlers = {
+        name: with_behaviour(handler, behind(name, behaviour_of(handler))) if name in methods else handler
+        for name, handler in service.handlers.items()
+    }
     return Service(service.name, handlers, waiting=service.waiting)
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
@@ -141,16 +140,6 @@ def test_a_worker_trains_and_destroys_nothing(held: ExitStack) -> None:
         with pytest.raises(PermissionDenied, match=f"{call} is for the role administrator, .* is worker"):
             attempt()
     assert (store.version(), rows_by_id(store, TABLE)) == (2, before)
-
-
-def test_an_administrator_does_all_of_it(held: ExitStack) -> None:
-    store, address = serve(held, SERVER)
-    administrator = client(held, address, SERVER)  # of several tokens the highest role's is shown
-    assert administrator.delete(TABLE, int64(1)) == 1
-    administrator.clear(TABLE)
-    administrator.reset_version(7)
-    administrator.drop_table(TABLE)
-    assert (store.version(), store.specs()) == (7, {})
 
 
 def test_a_stranger_learns_nothing(held: ExitStack) -> None:
@@ -338,16 +327,3 @@ def test_frames_of_bulk_calls_are_found_by_their_service() -> None:
         found = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", "."))
         if least is Role.ADMINISTRATOR and found.client_streaming:
             assert "header" in GetMessageClass(found.input_type).DESCRIPTOR.fields_by_name
-
-
-def test_numbers_are_what_they_were(held: ExitStack) -> None:
-    """Rows that a worker commits over the wire are those of a store in this process, roles or none."""
-    model = held.enter_context(MemoryStore(1))
-    model.create_table(dynamic())
-    commit(model, {TABLE: update(int64(1, 2), 5)})
-    commit(model, {TABLE: update(int64(2, 3), 5)})
-    _, address = serve(held, SERVER)
-    worker = client(held, address, as_role(Role.WORKER))
-    commit(worker, {TABLE: update(int64(2, 3), 5)})
-    ids = np.arange(5)
-    np.testing.assert_array_equal(worker.lookup({TABLE: ids})[TABLE], model.lookup({TABLE: ids})[TABLE])
