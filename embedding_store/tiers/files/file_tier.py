@@ -246,8 +246,7 @@ class FileTier(Tier):
 # How far writes to a file tier have got: a few bytes that are written before each of them, for who comes after
 
 
-_SLOT = struct.Struct("<QQ")  # sequence, save; a CRC-32 of these and 4 zero bytes follow
-_CHECK = struct.Struct("<II")
+_SLOT = struct.Struct("<QQII")  # sequence, save, a CRC-32 of these, 0
 _SLOT_BYTES = 4096  # each on blocks of its own: a write that breaks off leaves the other one
 
 
@@ -313,8 +312,7 @@ class SequenceMark:
             os.close(fd)
 
     def _write(self, sequence: int, save: int) -> None:
-        fields = _SLOT.pack(sequence, save)
-        content = fields + _CHECK.pack(zlib.crc32(fields), 0)
+        content = _SLOT.pack(sequence, save, _mark_check(sequence, save), 0)
         if os.pwrite(self._fd, content, self._slot * _SLOT_BYTES) != len(content):
             raise OSError(28, "No space left on device")
         self._slot = 1 - self._slot
@@ -322,16 +320,19 @@ class SequenceMark:
     def _read(self) -> None:
         found = list[tuple[int, int, int]]()
         for slot in range(2):
-            content = os.pread(self._fd, _SLOT.size + _CHECK.size, slot * _SLOT_BYTES)
-            if len(content) == _SLOT.size + _CHECK.size:
-                fields = content[: _SLOT.size]
-                if _CHECK.unpack_from(content, _SLOT.size) == (zlib.crc32(fields), 0):
-                    sequence, save = _SLOT.unpack(fields)
+            content = os.pread(self._fd, _SLOT.size, slot * _SLOT_BYTES)
+            if len(content) == _SLOT.size:
+                sequence, save, *check = _SLOT.unpack(content)
+                if check == [_mark_check(sequence, save), 0]:
                     found.append((save, sequence, slot))
         if not found:
             raise StoreBroken(f"{self._path} is corrupt: restore a checkpoint into an empty folder")
         self.save, self.sequence, slot = max(found)
         self._slot = 1 - slot
+
+
+def _mark_check(sequence: int, save: int) -> int:
+    return zlib.crc32(struct.pack("<QQ", sequence, save))
 
 
 # The manifest of a file tier: its tables, and what the engine keeps next to them. Replaced in one step

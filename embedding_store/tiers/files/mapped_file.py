@@ -116,7 +116,11 @@ class MappedFile:
         for run in np.split(chunks, np.flatnonzero(np.diff(chunks) != 1) + 1) if len(chunks) else []:
             first = int(run[0]) * self._chunk
             count = min(len(run) * self._chunk, self.items - first)
-            self._take(_HEADER_BYTES + first * self.item_bytes, count * self.item_bytes)
+            length = count * self.item_bytes
+            try:
+                os.posix_fallocate(self.fd, _HEADER_BYTES + first * self.item_bytes, length)
+            except OSError as error:
+                raise self._no_room(length, error) from error
         self._allocated[chunks] = True
 
     def grow(self, items: int) -> None:
@@ -247,12 +251,6 @@ class MappedFile:
                 f"{self.path} is another file than the one that was written, or its header is corrupt: restore a "
                 "checkpoint into an empty folder"
             )
-
-    def _take(self, begin: int, length: int) -> None:
-        try:
-            os.posix_fallocate(self.fd, begin, length)
-        except OSError as error:
-            raise self._no_room(length, error) from error
 
     def _no_room(self, length: int, error: OSError) -> StoreFailed:
         disk = os.statvfs(self.path)

@@ -18,7 +18,6 @@ import math
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import NoReturn
 
@@ -58,14 +57,6 @@ class _Superseded(NotReady):
     """The owner's key was written since it was watched; who the owner is has to be read again."""
 
 
-@dataclass(slots=True)
-class _Doubt:
-    """An entry of which nobody knows whether it is in the stream."""
-
-    header: Header
-    settled: bool = False  # it cannot get there any more
-
-
 class StreamAppender:
     """The connection that appends. For one thread at a time.
 
@@ -80,7 +71,8 @@ class StreamAppender:
         self._key, self._owner = log_key(place.url.namespace), owner_key(place.url.namespace)
         self._connection: Connection | None = None
         self._owned_by: bytes | None = None
-        self._doubt: _Doubt | None = None
+        self._doubt: Header | None = None  # of an entry of which nobody knows whether it is in the stream
+        self._settled = False  # it cannot get there any more
 
     def append(self, entry: NewEntry, deadline: Deadline) -> None:
         """Appends the entry after `end`.
@@ -154,7 +146,7 @@ class StreamAppender:
         try:
             answers = converse(connection, self._requests(entry, sent), len(ids) + 4, deadline)
         except BaseException:
-            self._doubt = _Doubt(sent[0]) if sent else None
+            self._doubt, self._settled = (sent[0] if sent else None), False
             raise
         executed = answers[len(ids) + 1]
         if executed is None:
@@ -207,9 +199,9 @@ class StreamAppender:
         if self._connection is not None and self._doubt is None:
             return self._connection
         self.drop()
-        if self._doubt is not None and not self._doubt.settled:
+        if self._doubt is not None and not self._settled:
             self._place.change([("GET", self._owner)], lambda answers: [("SET", self._owner, answers[0])], deadline)
-            self._doubt.settled = True
+            self._settled = True
         servers = self._place.writing(deadline)
         connection = servers.pool.take(servers.address_of(self._key), deadline)
         try:
@@ -233,7 +225,7 @@ class StreamAppender:
             found = read_ends(stream, self._name).end
             if found == self.end:
                 return False
-            doubtful = self._doubt.header if self._doubt else None
+            doubtful = self._doubt
             if doubtful is None or (found.last, found.check) != (doubtful.sequence, doubtful.check):
                 self._refuse_end(found)
             if entry is not None and entry.header()[1] == doubtful:
