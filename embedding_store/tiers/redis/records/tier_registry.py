@@ -31,7 +31,6 @@ class TierRegistry:
     """Tables by name, with the stamps that no partition may be behind any more. For many threads at once."""
 
     def __init__(self, place: RedisPlace) -> None:
-        """Reads nothing yet."""
         self._place, self._namespace = place, place.url.namespace
         self._tables_key, self._state_key = tier_tables_key(self._namespace), tier_state_key(self._namespace)
         self._guard = threading.RLock()
