@@ -242,7 +242,7 @@ def answer_in_order(
 
 
 def look_up(tables: Sequence[TableReader], ids: Mapping[str, Int64], pool: RangePool) -> dict[str, Float32]:
-    """As `RowSource.lookup`, of the tables of these ids, in the same order."""
+    """Rows by table name, of ids whose tables are given in the same order."""
     requests = [rows_request(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]
     answer_requests(tables, requests, pool)
     return {request.table: request.out for request in requests}

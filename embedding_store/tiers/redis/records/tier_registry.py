@@ -126,7 +126,7 @@ class TierRegistry:
             return {name: stamps.copy() for name, stamps in self._known.items()}
 
     def create(self, table: TierTable) -> None:
-        """As `RedisTier.create`."""
+        """Adds an empty table, with all of its partitions."""
         deadline = self._place.deadline()
         with self._guard:
             entry = self._entries(deadline).get(table.name)
@@ -140,7 +140,7 @@ class TierRegistry:
             self._tables[table.name], self._known[table.name] = made, np.zeros(made.partitions, np.int64)
 
     def drop(self, name: str) -> None:
-        """As `RedisTier.drop`."""
+        """Deletes a table with its records, also those whose entry was lost; nothing happens where there is none."""
         deadline = self._place.deadline()
         with self._guard:
             entry = self._entries(deadline).get(name)
