@@ -1,7 +1,4 @@
-"""Embedding tables: what a table is, where its rows lie, how they change. Never imports TensorFlow.
-
-Names that need compiled kernels or a client library load at their first use.
-"""
+"""Embedding tables: what a table is, where its rows lie, how they change. Never imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -161,7 +158,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "VersionError",
 ]
 
-# Loaded when first named.
+# Loaded when first named: they need compiled kernels or a client library.
 _NAMES_OF = {
     "composite": "PartitionedStore repartition",
     "engine": "MemoryStore",

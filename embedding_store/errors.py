@@ -1,8 +1,4 @@
-"""The one error tree of Elastable; `elastable.embedding_store.wire.channels.status_codes` maps it to gRPC.
-
-Every error a person can cause or meet is an `ElastableError`. A message names
-what was given, where, and what would be right.
-"""
+"""The one error tree of Elastable; `elastable.embedding_store.wire.channels.status_codes` maps it to gRPC."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ __all__ = [
 
 
 class ElastableError(Exception):
-    """Root of every error that Elastable raises on purpose."""
+    """Root of every error that Elastable raises on purpose; names what was given, where, and what would be right."""
 
 
 class BadInput(ElastableError, ValueError):

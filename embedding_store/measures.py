@@ -97,7 +97,7 @@ class Durations:
 
     @contextmanager
     def timing_version(self, begun: float, trace: VersionTrace) -> Iterator[None]:
-        """As `timing` of the label "version", since `begun` (monotonic seconds): the trace of that version."""
+        """Adds how long a version takes since `begun` (monotonic seconds): the trace of that version."""
         with nullcontext() if PROCESS.tracer is None else PROCESS.tracer.version(trace, begun):
             yield
         self._count("version", time.monotonic() - begun)
@@ -273,10 +273,10 @@ def traced_by(tracer: Tracer) -> Iterator[None]:
 def span(
     name: str, trace: VersionTrace | None = None, attributes: dict[str, str | int] | None = None
 ) -> AbstractContextManager[None]:
-    """As `Tracer.span`; nothing in a process that is not traced."""
+    """A span in a trace, current in the block; nothing in a process that is not traced."""
     return nullcontext() if PROCESS.tracer is None else PROCESS.tracer.span(name, trace, attributes or {})
 
 
 def carried(call: Callable[[], T]) -> Callable[[], T]:
-    """As `Tracer.carried`; the call itself in a process that is not traced."""
+    """The call for another thread, with this one's span; the call itself in a process that is not traced."""
     return call if PROCESS.tracer is None else PROCESS.tracer.carried(call)

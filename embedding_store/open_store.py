@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
+from elastable.embedding_store.broken_store import OnBroken, broken_store
 from elastable.embedding_store.composite import PartitionedSource, PartitionedStore, ShardedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.tier import Tier
@@ -15,7 +16,6 @@ from elastable.embedding_store.engine import DEFAULT_EVERY_S, DEFAULT_LOG_BYTES,
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.remains import OnBroken, remains_of
 from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.memory_budget import row_budget_here
@@ -129,13 +129,13 @@ def _whole_or_emptied(
 ) -> BaseStore:
     """The store at the URL of one; an empty one, where it is broken and `on_broken` returns."""
     try:
-        with remains_of(url, deadline_s) as remains:
-            remains.require_known()
+        with broken_store(url, deadline_s) as broken:
+            broken.require_known()
         return _one_store(url, threads, shared, deadline_s)
     except StoreBroken as error:
-        with remains_of(url, deadline_s) as remains:
-            on_broken(error, remains)
-            remains.delete()
+        with broken_store(url, deadline_s) as broken:
+            on_broken(error, broken)
+            broken.delete()
     return _one_store(url, threads, shared, deadline_s)
 
 

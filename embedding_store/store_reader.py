@@ -61,7 +61,7 @@ class FollowedTable(MemoryTable):
 
     @classmethod
     def of(cls, saved: FlushedTable, in_tier: bool) -> Self:
-        """As a store's state says; `in_tier`: whether it has rows there. Raises `StoreFailed` where it is corrupt."""
+        """The table that a store describes; `in_tier`: it has rows there. Raises `StoreFailed` where it is corrupt."""
         table = cls(saved.spec, saved.stored if in_tier else None)
         table.put_state(saved.state)
         if saved.steps is not None and table.replay is not None:

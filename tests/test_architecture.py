@@ -162,7 +162,7 @@ ROOMS = {
             "optimizers",
             "tables",
         ),
-        *("engine", "tiers", "store_reader", "shards", "composite", "wire", "remains"),
+        *("engine", "tiers", "store_reader", "shards", "composite", "wire", "broken_store"),
         *("open_store", "warm"),
     ),
     "master": (

@@ -11,12 +11,12 @@ from pathlib import Path
 import keras
 
 from elastable.callbacks.averages import refuse_averages
+from elastable.embedding_store.broken_store import BrokenStore, OnBroken
 from elastable.embedding_store.composite import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ModelError, NotReady, StoreBroken, Unsupported
 from elastable.embedding_store.open_store import check_store_url, operation_deadline
-from elastable.embedding_store.remains import OnBroken, Remains
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import redacted
@@ -70,13 +70,13 @@ def giving_way_to(
         for a checkpoint that is damaged or another model's; `Unsupported` where the job had other options.
     """
 
-    def give_way(error: StoreBroken, remains: Remains) -> None:
+    def give_way(error: StoreBroken, broken: BrokenStore) -> None:
         if not options.take_over:
-            refuse_live_owner(remains.other_writer)
+            refuse_live_owner(broken.other_writer)
         if options.rerun and is_finished(checkpoint.job, checkpoint.progress(), job):
             _log.warning("the store cannot go on: %s; what is left of it is deleted, and a new job begins", error)
             return
-        refuse_anothers_record(remains.record(), checkpoint, options.overwrite)
+        refuse_anothers_record(broken.record(), checkpoint, options.overwrite)
         refuse_other_job(checkpoint.address, checkpoint.job, job)
         refuse_other_model(checkpoint, tables)
         checkpoint.verify()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from elastable.embedding_store.broken_store import OnBroken
 from elastable.embedding_store.composite import (
     Locations,
     LocationSettings,
@@ -18,7 +19,6 @@ from elastable.embedding_store.composite import (
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.remains import OnBroken
 from elastable.embedding_store.support.store_url import refuse_remote_shards
 from elastable.embedding_store.wire.access.credentials import Credentials
 

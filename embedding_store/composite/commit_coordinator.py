@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,14 @@ _FEW_VALUES = 1 << 13  # stores in memory apply fewer before a thread has starte
 
 _Share = list[tuple[Partition, Part, TableUpdate, Float32 | None]]
 """One store's part of every table's update, and the squares of whole rows."""
+
+
+class UnfinishedCommit(NamedTuple):
+    """A commit that only some stores may have applied; no other one is accepted until all of them have."""
+
+    version: int
+    digest: bytes  # of everything in it but its time
+    time: float | None  # which it keeps when it is repeated
 
 
 class CommitCoordinator:
@@ -87,7 +95,11 @@ class CommitCoordinator:
         """The stores that do not have the commit yet."""
         oldest = min(versions.values())
         if self._unfinished is not None:
-            self._unfinished.require_same(commit)
+            if (commit.version, _digest(commit)) != self._unfinished[:2]:
+                raise StoreFailed(
+                    f"the commit of version {self._unfinished.version} broke off: repeat that very commit, with the "
+                    "same gradients, before another one, or restore rows and reset the version"
+                )
             if oldest == max(versions.values()) == commit.version:
                 return []  # only answers were lost
         refuse_other_version(oldest, commit.version - 1)
@@ -119,7 +131,7 @@ class CommitCoordinator:
         changed = any(isinstance(error, (StoreFailed, Unavailable)) for error in errors.values())
         if not applied and not changed and self._unfinished is None:
             self._calls.raise_first(errors)
-        self._unfinished = UnfinishedCommit.of(commit)
+        self._unfinished = UnfinishedCommit(commit.version, _digest(commit), commit.time)
         failed = {self._calls.names[store]: error for store, error in sorted(errors.items())}
         kind: type[StoreFailed] = StoreFailed
         if any(isinstance(error, StoreBroken) for error in errors.values()):
@@ -154,34 +166,6 @@ def recovery_version(versions: Mapping[int, int], version: int | None, names: Se
         if current != target + 1:
             refuse_other_version(current, target)
     return target
-
-
-@dataclass(frozen=True, slots=True)
-class UnfinishedCommit:
-    """A commit that only some stores may have applied; no other one is accepted until all of them have.
-
-    Attributes:
-        version: The version that it makes.
-        digest: BLAKE2b of everything in the commit but its time, gradients and record included.
-        time: Of the commit, which it keeps when it is repeated.
-    """
-
-    version: int
-    digest: bytes
-    time: float | None = None
-
-    @classmethod
-    def of(cls, commit: Commit) -> Self:
-        """Identifies `commit`."""
-        return cls(commit.version, _digest(commit), commit.time)
-
-    def require_same(self, commit: Commit) -> None:
-        """Raises `StoreFailed` unless `commit` is this commit."""
-        if commit.version != self.version or _digest(commit) != self.digest:
-            raise StoreFailed(
-                f"the commit of version {self.version} broke off: repeat that very commit, with the same gradients, "
-                "before another one, or restore rows and reset the version"
-            )
 
 
 def _digest(commit: Commit) -> bytes:

@@ -145,7 +145,6 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
         return self._scan_rows(found, block_rows) if found.whole_rows else self._scan_columns(found, block_rows)
 
     def _scan_rows(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
-        """One store after the other."""
         for store in table.holders:
             blocks = self.group.sources[store].scan(table.spec.name, block_rows)
             while True:
@@ -186,7 +185,6 @@ def _total_rows(table: Partition, counts: Mapping[int, int]) -> int:
 
 
 def _total_statistics(table: Partition, parts: Mapping[int, TableStatistics]) -> TableStatistics:
-    """The statistics of a table by those of its stores."""
     counts = {
         name: _total_rows(table, {store: getattr(of, name) for store, of in parts.items()})
         for name in ("rows", "refused", "evicted", "deleted", "written")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.contract.spec import TableSpec
@@ -322,9 +322,9 @@ def read_locations(path: Path, store: str) -> Locations:
         raise BadInput(f"location file {path}: {error}") from error
     _refuse_unknown(path, "", given, ("stores", "weight", "optimizer_state", "accumulator", "overrides"))
     default = storage_of_url(store)
-    weight = _settings(path, "weight", given.get("weight", {}), TensorLocationSettings(TensorLocation(default)))
-    state = _settings(path, "optimizer_state", given.get("optimizer_state", {}), weight)
-    accumulator = _settings(path, "accumulator", given.get("accumulator", {}), TensorLocationSettings())
+    weight = _settings(path, given, "weight", TensorLocationSettings(TensorLocation(default)))
+    state = _settings(path, given, "optimizer_state", weight)
+    accumulator = _settings(path, given, "accumulator", TensorLocationSettings())
     overrides = {str(name): TensorLocation(str(where)) for name, where in _table(path, given, "overrides").items()}
     stores = {"memory": "memory", default: store}
     for storage, url in _table(path, given, "stores").items():
@@ -336,9 +336,10 @@ def read_locations(path: Path, store: str) -> Locations:
     return Locations(LocationSettings(weight, state, accumulator, overrides), stores)
 
 
-def _settings(path: Path, kind: str, given: object, default: TensorLocationSettings) -> TensorLocationSettings:
-    if not isinstance(given, dict):
-        raise BadInput(f"location file {path}: {kind} must be a table ([{kind}]), got {given!r}")
+def _settings(
+    path: Path, document: Mapping[str, object], kind: str, default: TensorLocationSettings
+) -> TensorLocationSettings:
+    given = _table(path, document, kind)
     _refuse_unknown(path, f"[{kind}] ", given, ("storage", _SHARDING, *_LEAST))
     least = {name: given.get(name, getattr(default, name)) for name in _LEAST}
     for name, number in least.items():
@@ -351,7 +352,7 @@ def _settings(path: Path, kind: str, given: object, default: TensorLocationSetti
     return TensorLocationSettings(TensorLocation(storage, replicated_tensor_sharding=sharded), **least)
 
 
-def _table(path: Path, given: Mapping[str, object], name: str) -> Mapping[str, object]:
+def _table(path: Path, given: Mapping[str, object], name: str) -> Mapping[str, Any]:
     found = given.get(name, {})
     if not isinstance(found, dict):
         raise BadInput(f"location file {path}: {name} must be a table ([{name}]), got {found!r}")

@@ -222,7 +222,6 @@ class ShardedStore(PartitionedStore, ShardStore):
             ) from error
 
     def _ask(self, call: Callable[[ShardServer], Answer]) -> dict[int, Answer]:
-        """Calls all servers at once."""
         return self.group.calls.run({n: partial(call, server) for n, server in enumerate(self._servers)})
 
     def _await(self, call: Callable[[ShardServer], Callable[[], Answer]]) -> dict[int, Answer]:
@@ -241,15 +240,12 @@ class ShardedStore(PartitionedStore, ShardStore):
 
 
 class _PushesMissing(Exception):
-    """Pushes that are to be summed are not there."""
-
     def __init__(self, numbers: tuple[int, ...]) -> None:
         super().__init__(f"pushes {list(numbers)} are missing")
         self.numbers = numbers
 
 
 def _split(table: Partition, slices: Slices) -> Mapping[int, Slices]:
-    """The gradient of each shard."""
     if len(table.shards) > 1 and not table.whole_rows:
         raise BadInput(f"table {table.spec.name!r} is split by columns; store servers split tables by ids")
     ids = require_ids(table.spec, slices.indices)
@@ -267,7 +263,6 @@ def _both(one: ChangedTable, other: ChangedTable) -> ChangedTable:
 
 
 def _measured_together(every: Sequence[Measured]) -> Measured:
-    """What all servers measured."""
     if missing := _union(measured.missing for measured in every):
         return Measured(missing=missing)
     broken = {table for measured in every for table in measured.not_finite}

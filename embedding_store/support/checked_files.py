@@ -1,4 +1,4 @@
-"""Files opened with a check: secrets by their modes, and regular files alone."""
+"""Files opened with a check: secrets by their modes, and regular files alone; failures of the system by path."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, StoreFailed
 
-__all__ = ["open_regular", "read_secret"]
+__all__ = ["open_regular", "read_secret", "store_failures"]
 
 _MOST_BYTES = 1 << 20
 _LOG = logging.getLogger(__name__)
@@ -67,3 +69,12 @@ def open_regular(path: Path) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return fd
+
+
+@contextmanager
+def store_failures(path: Path, what: str) -> Iterator[None]:
+    """Raises `StoreFailed` in place of an `OSError`: the path, what is not done there, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(f"{path} {what}: {error.strerror}") from error

@@ -114,7 +114,12 @@ class EmbeddingTable:
             BadGradient: a gradient of another dtype or shape.
             BadIds, BadInput: as `lookup`.
         """
-        return lookup_gradient(self.spec, self._wanted(ids, combiner, offsets, weights), gradient)
+        wanted, given = self._wanted(ids, combiner, offsets, weights), np.asarray(gradient)
+        request = lookup_request(self.spec, wanted)
+        if not isinstance(wanted, Bags) and given.ndim:
+            given = given.reshape(-1, given.shape[-1]) if given.size else np.empty((0, self.dim), given.dtype)
+        rows = len(request.ids if request.offsets is None else request.out)
+        return IndexedSlices(_spread(request, require_gradients(self.spec, rows, given)), request.ids)
 
     def update(self, optimizer: OptimizerSpec | None, slices: SparseGradient, *, step: int | None = None) -> int:
         """One optimizer step on the rows of a gradient, which are written in one commit.
@@ -201,25 +206,10 @@ def size(table: EmbeddingTable) -> tuple[int, int]:
     return table.shape
 
 
-def lookup_gradient(spec: TableSpec, wanted: npt.ArrayLike | Bags, gradient: npt.ArrayLike) -> IndexedSlices:
-    """The gradient of a table's rows, by occurrence; see `EmbeddingTable.lookup_gradient`.
-
-    Args:
-        spec: The table.
-        wanted: What was looked up: integers of any shape, or bags.
-        gradient: float32, of the shape that the lookup returned.
-
-    Raises:
-        BadGradient: another dtype or shape.
-        BadIds, BadInput: ids or bags that cannot be, as the lookup says.
-    """
-    request = lookup_request(spec, wanted)
-    given = np.asarray(gradient)
-    if not isinstance(wanted, Bags) and given.ndim:
-        given = given.reshape(-1, given.shape[-1]) if given.size else np.empty((0, spec.dim), given.dtype)
-    upstream = require_gradients(spec, len(request.out) if request.offsets is not None else len(request.ids), given)
+def _spread(request: LookupRequest, upstream: Float32) -> Float32:
+    """float32 `[m, dim]`: what of the gradient of each bag goes to each of its ids."""
     if request.offsets is None:
-        return IndexedSlices(upstream, request.ids)
+        return upstream
     divisors = _divisors(request)
     if divisors is not None:
         known = divisors != 0  # else the bag is zeros, whatever its rows are
@@ -227,7 +217,7 @@ def lookup_gradient(spec: TableSpec, wanted: npt.ArrayLike | Bags, gradient: npt
     values: Float32 = np.repeat(upstream, np.diff(request.offsets), axis=0)
     if request.weights is not None:
         values *= request.weights[:, None]
-    return IndexedSlices(values, request.ids)
+    return values
 
 
 def _divisors(request: LookupRequest) -> Float32 | None:

@@ -73,23 +73,9 @@ class TableReader:
 
     @property
     def is_full(self) -> bool:
-        """Whether every id has its row, float32, at its own position, as `read_shared` needs it."""
+        """Whether every id has its row, float32, at its own position."""
         plain = self.rows.plain
         return plain is not None and self.directory.marks is not None and self.directory.count == len(plain)
-
-    def read_shared(self, ids: Int64, out: Float32, stream: bool, counter: WorkCounter) -> None:
-        """As `read` where `is_full`, by many threads, as `gather_shared`: fails `counter` for ids out of range."""
-        plain = self.rows.plain
-        assert plain is not None
-        gather_shared(plain, ids, out, stream, counter)
-
-    def fold_shared(
-        self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32, counter: WorkCounter
-    ) -> None:
-        """As `fold` where `is_full`, by many threads, as `fold_bags_shared`: fails `counter` as well."""
-        plain = self.rows.plain
-        assert plain is not None
-        fold_bags_shared(plain, ids, offsets, weights, combiner, out, counter)
 
     def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
         """As `read`, of ids that have not been checked, by all threads of a pool at once, where the table knows a way.
@@ -256,7 +242,7 @@ def answer_in_order(
 
 
 def look_up(tables: Sequence[TableReader], ids: Mapping[str, Int64], pool: RangePool) -> dict[str, Float32]:
-    """As `RowSource.lookup`, of the tables of these ids, in the same order."""
+    """Rows by table name, of ids whose tables are given in the same order."""
     requests = [rows_request(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]
     answer_requests(tables, requests, pool)
     return {request.table: request.out for request in requests}
@@ -273,11 +259,13 @@ def _answered_together(table: TableReader, request: LookupRequest, stream: bool,
 
 
 def _answer_shared(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> None:
-    ids, out, counter = request.ids, request.out, WorkCounter(pool.threads)
+    ids, out, plain, counter = request.ids, request.out, table.rows.plain, WorkCounter(pool.threads)
+    assert plain is not None
     if request.offsets is None:
-        work = partial(table.read_shared, ids, out, stream, counter)
+        work = partial(gather_shared, plain, ids, out, stream, counter)
     else:
-        work = partial(table.fold_shared, ids, request.offsets, request.weights, request.combiner, out, counter)
+        bags = request.offsets, request.weights, request.combiner
+        work = partial(fold_bags_shared, plain, ids, *bags, out, counter)
     pool.together(work, counter)
     if counter.failed:
         require_ids(table.spec, ids)

@@ -11,7 +11,6 @@ import pytest
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
-from elastable.embedding_store.tiers.redis.streams import stream_appender as long_request
 from tests.redis_done import until_done
 
 __all__ = ["Died", "Writes", "abandon", "die", "dying_after"]
@@ -127,5 +126,5 @@ def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callab
 
     with monkeypatch.context() as patch:
         patch.setattr(Connection, "send", counted)
-        patch.setattr(long_request, "_send", lambda connection, pieces: connection.send(pieces[0]))  # of the log
+        patch.setattr(Connection, "send_pieces", lambda connection, pieces: connection.send(pieces[0]))  # of the log
         yield state

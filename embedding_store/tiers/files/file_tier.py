@@ -21,7 +21,8 @@ from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.log.folder_lock import LOCK_NAME, FolderLock, sync_folder
 from elastable.embedding_store.native.range_pool import shared_pool
-from elastable.embedding_store.support.checked_files import open_regular
+from elastable.embedding_store.support.checked_files import open_regular, store_failures
+from elastable.embedding_store.tiers.files.mapped_file import opened_part
 from elastable.embedding_store.tiers.files.table_files import MOST_POSITIONS, TableFiles
 
 __all__ = ["MANIFEST_NAME", "FileTier"]
@@ -81,14 +82,13 @@ class FileTier(Tier):
         """
         lock = FolderLock(folder)
         try:
-            for path in sorted(folder.iterdir()):
-                if _FILES_OF_A_TABLE.fullmatch(path.name):
-                    path.unlink()
-            for name in (_MARK_NAME, f"{MANIFEST_NAME}.new", MANIFEST_NAME):
-                (folder / name).unlink(missing_ok=True)
-            sync_folder(folder)
-        except OSError as error:
-            raise StoreFailed(f"{folder} cannot be emptied: {error.strerror}") from error
+            with store_failures(folder, "cannot be emptied"):
+                for path in sorted(folder.iterdir()):
+                    if _FILES_OF_A_TABLE.fullmatch(path.name):
+                        path.unlink()
+                for name in (_MARK_NAME, f"{MANIFEST_NAME}.new", MANIFEST_NAME):
+                    (folder / name).unlink(missing_ok=True)
+                sync_folder(folder)
         finally:
             lock.release()
 
@@ -200,12 +200,10 @@ class FileTier(Tier):
     def _remove_orphans(self) -> None:
         """Files of tables whose creation or drop broke off."""
         numbers = {saved.number for saved in self._manifest.tables.values()}
-        try:
+        with store_failures(self._folder, "cannot be used"):
             for path in self._folder.iterdir():
                 if _FILES_OF_A_TABLE.fullmatch(path.name) and path.stem not in numbers:
                     path.unlink()
-        except OSError as error:
-            raise StoreFailed(f"{self._folder} cannot be used: {error.strerror}") from error
 
     def _replace(self, manifest: TierManifest) -> None:
         write_tier_manifest(self._folder, manifest, self._fsync)
@@ -246,8 +244,7 @@ class FileTier(Tier):
 # How far writes to a file tier have got: a few bytes that are written before each of them, for who comes after
 
 
-_SLOT = struct.Struct("<QQ")  # sequence, save; a CRC-32 of these and 4 zero bytes follow
-_CHECK = struct.Struct("<II")
+_SLOT = struct.Struct("<QQII")  # sequence, save, a CRC-32 of these, 0
 _SLOT_BYTES = 4096  # each on blocks of its own: a write that breaks off leaves the other one
 
 
@@ -273,23 +270,15 @@ class SequenceMark:
         """
         self._path, self._fsync, self._slot = path, fsync, 0
         self.sequence = self.save = 0
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_TRUNC if fresh else 0)
+        self._fd = opened_part(path, fresh)
         try:
-            self._fd = os.open(path, flags, 0o600)
-        except FileNotFoundError as error:
-            raise StoreBroken(f"{path} is missing: restore a checkpoint into an empty folder") from error
-        except OSError as error:
-            raise StoreFailed(f"{path} cannot be opened: {error.strerror}") from error
-        try:
-            if fresh:
-                self._write(0, 0)
-                self._write(0, 0)
-                os.fsync(self._fd)
-            else:
-                self._read()
-        except OSError as error:
-            self.close()
-            raise StoreFailed(f"{path} cannot be used: {error.strerror}") from error
+            with store_failures(path, "cannot be used"):
+                if fresh:
+                    self._write(0, 0)
+                    self._write(0, 0)
+                    os.fsync(self._fd)
+                else:
+                    self._read()
         except BaseException:
             self.close()
             raise
@@ -298,12 +287,10 @@ class SequenceMark:
         """Says that a write of `sequence` is about to begin. Raises `StoreFailed`: it must not."""
         if (sequence, save) == (self.sequence, self.save):
             return
-        try:
+        with store_failures(self._path, "cannot be written"):
             self._write(sequence, save)
             if self._fsync:
                 os.fdatasync(self._fd)
-        except OSError as error:
-            raise StoreFailed(f"{self._path} cannot be written: {error.strerror}") from error
         self.sequence, self.save = sequence, save
 
     def close(self) -> None:
@@ -313,8 +300,7 @@ class SequenceMark:
             os.close(fd)
 
     def _write(self, sequence: int, save: int) -> None:
-        fields = _SLOT.pack(sequence, save)
-        content = fields + _CHECK.pack(zlib.crc32(fields), 0)
+        content = _SLOT.pack(sequence, save, _mark_check(sequence, save), 0)
         if os.pwrite(self._fd, content, self._slot * _SLOT_BYTES) != len(content):
             raise OSError(28, "No space left on device")
         self._slot = 1 - self._slot
@@ -322,16 +308,19 @@ class SequenceMark:
     def _read(self) -> None:
         found = list[tuple[int, int, int]]()
         for slot in range(2):
-            content = os.pread(self._fd, _SLOT.size + _CHECK.size, slot * _SLOT_BYTES)
-            if len(content) == _SLOT.size + _CHECK.size:
-                fields = content[: _SLOT.size]
-                if _CHECK.unpack_from(content, _SLOT.size) == (zlib.crc32(fields), 0):
-                    sequence, save = _SLOT.unpack(fields)
+            content = os.pread(self._fd, _SLOT.size, slot * _SLOT_BYTES)
+            if len(content) == _SLOT.size:
+                sequence, save, *check = _SLOT.unpack(content)
+                if check == [_mark_check(sequence, save), 0]:
                     found.append((save, sequence, slot))
         if not found:
             raise StoreBroken(f"{self._path} is corrupt: restore a checkpoint into an empty folder")
         self.save, self.sequence, slot = max(found)
         self._slot = 1 - slot
+
+
+def _mark_check(sequence: int, save: int) -> int:
+    return zlib.crc32(struct.pack("<QQ", sequence, save))
 
 
 # The manifest of a file tier: its tables, and what the engine keeps next to them. Replaced in one step
@@ -406,18 +395,13 @@ def read_tier_manifest(folder: Path) -> TierManifest | None:
         StoreBroken: the manifest is corrupt.
     """
     path = folder / MANIFEST_NAME
-    try:
-        fd = open_regular(path)
-    except FileNotFoundError:
-        _require_empty(folder)
-        return None
-    except OSError as error:
-        raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        with os.fdopen(fd, "rb") as file:
-            content = file.read(_MOST_BYTES)
-    except OSError as error:
-        raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
+    with store_failures(path, "cannot be read"):
+        try:
+            with os.fdopen(open_regular(path), "rb") as file:
+                content = file.read(_MOST_BYTES)
+        except FileNotFoundError:
+            _require_empty(folder)
+            return None
     body, check = content[:-4], content[-4:]
     if len(content) < 4 or zlib.crc32(body).to_bytes(4, "little") != check:
         raise StoreBroken(f"{path} is corrupt: its check does not fit; restore a checkpoint into an empty folder")
@@ -511,10 +495,8 @@ def _integer(value: object) -> int:
 
 
 def _require_empty(folder: Path) -> None:
-    try:
+    with store_failures(folder, "cannot be read"):
         found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LOCK_NAME, _DRAFT, "mark"))
-    except OSError as error:
-        raise StoreFailed(f"{folder} cannot be read: {error.strerror}") from error
     if found:
         raise StoreFailed(
             f"{folder} is no file tier: it holds {', '.join(found[:3])} but no {MANIFEST_NAME}; name an empty folder"

@@ -15,8 +15,9 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
+from elastable.embedding_store.support.checked_files import store_failures
 
-__all__ = ["MappedFile", "overwrites_in_place"]
+__all__ = ["MappedFile", "opened_part", "overwrites_in_place"]
 
 _MAGIC = b"ELSTTIER"
 _HEADER = struct.Struct("<8s8s16sQ")  # magic, kind, token, bytes of an item; a CRC-32 of these follows
@@ -67,13 +68,7 @@ class MappedFile:
         self._mapped: UInt8 | None = None
         fields = _HEADER.pack(_MAGIC, kind, token, item_bytes)
         header = fields + _CHECK.pack(zlib.crc32(fields))
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_TRUNC if fresh else 0)
-        try:
-            self.fd = os.open(path, flags, 0o600)
-        except FileNotFoundError as error:
-            raise StoreBroken(f"{path} is missing: restore a checkpoint into an empty folder") from error
-        except OSError as error:
-            raise _failed(path, "cannot be opened", error) from error
+        self.fd = opened_part(path, fresh)
         self._write_mapped = not synced and overwrites_in_place(self.fd)
         try:
             if fresh:
@@ -116,7 +111,11 @@ class MappedFile:
         for run in np.split(chunks, np.flatnonzero(np.diff(chunks) != 1) + 1) if len(chunks) else []:
             first = int(run[0]) * self._chunk
             count = min(len(run) * self._chunk, self.items - first)
-            self._take(_HEADER_BYTES + first * self.item_bytes, count * self.item_bytes)
+            length = count * self.item_bytes
+            try:
+                os.posix_fallocate(self.fd, _HEADER_BYTES + first * self.item_bytes, length)
+            except OSError as error:
+                raise self._no_room(length, error) from error
         self._allocated[chunks] = True
 
     def grow(self, items: int) -> None:
@@ -213,10 +212,8 @@ class MappedFile:
 
     def sync(self) -> None:
         """Returns once everything written is on the disk. Raises `StoreFailed`."""
-        try:
+        with store_failures(self.path, "cannot be written to disk"):
             os.fsync(self.fd)
-        except OSError as error:
-            raise _failed(self.path, "cannot be written to disk", error) from error
 
     def close(self) -> None:
         """Closes the file. Closing twice is harmless."""
@@ -229,30 +226,20 @@ class MappedFile:
         return os.fstat(self.fd).st_size
 
     def _begin(self, header: bytes) -> None:
-        try:
+        with store_failures(self.path, "cannot be written"):
             written = os.pwrite(self.fd, header.ljust(_HEADER_BYTES, b"\0"), 0)
             os.fsync(self.fd)
-        except OSError as error:
-            raise _failed(self.path, "cannot be written", error) from error
         if written != _HEADER_BYTES:
             raise StoreFailed(f"{self.path} cannot be written: {written} of {_HEADER_BYTES} bytes fit")
 
     def _require(self, header: bytes) -> None:
-        try:
+        with store_failures(self.path, "cannot be read"):
             found = os.pread(self.fd, _HEADER_BYTES, 0)
-        except OSError as error:
-            raise _failed(self.path, "cannot be read", error) from error
         if found != header.ljust(_HEADER_BYTES, b"\0"):
             raise StoreBroken(
                 f"{self.path} is another file than the one that was written, or its header is corrupt: restore a "
                 "checkpoint into an empty folder"
             )
-
-    def _take(self, begin: int, length: int) -> None:
-        try:
-            os.posix_fallocate(self.fd, begin, length)
-        except OSError as error:
-            raise self._no_room(length, error) from error
 
     def _no_room(self, length: int, error: OSError) -> StoreFailed:
         disk = os.statvfs(self.path)
@@ -261,6 +248,21 @@ class MappedFile:
             f"{self.path}: no room for {length} bytes more ({error.strerror}); the file takes {held} bytes, the disk "
             f"has {free} free: give it room, and repeat"
         )
+
+
+def opened_part(path: Path, fresh: bool) -> int:
+    """A descriptor to read and write a file of a tier, not through a link; `fresh`: it is made, or emptied.
+
+    Raises:
+        StoreBroken: it is missing.
+        StoreFailed: it cannot be made or opened.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_TRUNC if fresh else 0)
+    with store_failures(path, "cannot be opened"):
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError as error:
+            raise StoreBroken(f"{path} is missing: restore a checkpoint into an empty folder") from error
 
 
 def _failed(path: Path, what: str, error: OSError) -> StoreFailed:

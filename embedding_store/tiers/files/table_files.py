@@ -122,11 +122,11 @@ class TableFiles:
         self._owners.allocate(ascending)
 
     def mapped(self) -> MappedRecords:
-        """As `Tier.mapped`, of this table."""
+        """Where lookups find the records in memory."""
         return MappedRecords(self._rows.mapped(), self._rows.begin, self._rows.items, self._first, self._stride)
 
     def read(self, wanted: Records, pool: RangePool) -> Int64:
-        """As `Tier.read`, of this table."""
+        """Reads records into `wanted.rows`; int64: the indices of ids that have none."""
         failed = np.zeros(len(wanted.ids), np.bool_)
         if not self._read(wanted, failed, pool):
             return np.empty(0, np.int64)
@@ -162,7 +162,7 @@ class TableFiles:
         self.doubtful.difference_update(gone.tolist() if self.doubtful else ())
 
     def scan(self, block_rows: int, width: int) -> Iterator[Records]:
-        """As `Tier.scan`, of this table; records come by ascending position."""
+        """Every record by ascending position, in blocks of at most `block_rows`, their first `width` bytes."""
         self.require_whole()
         for positions, ids in self._owner_blocks(block_rows):
             records = Records(self.table.name, ids, positions, np.zeros((len(ids), width), np.uint8))

@@ -62,7 +62,6 @@ __all__ = [
     "grouped_by_partition",
     "hash_slot",
     "log_key",
-    "mixed_partitions",
     "owner_key",
     "partition_of",
     "rows_key",
@@ -136,11 +135,6 @@ def hash_slot(key: bytes) -> int:
     return binascii.crc_hqx(key[start + 1 : stop] if stop > start + 1 else key, 0) % HASH_SLOTS
 
 
-def partition_of(ids: Int64, partitions: int) -> Int64:
-    """The partition of each id: int64 `[n]` -> int64 `[n]`."""
-    return mixed_partitions(ids, check_partitions(partitions))
-
-
 def check_partitions(partitions: int) -> int:
     """`partitions` itself, if it is a power of two that a table may have."""
     if not 1 <= partitions <= MOST_PARTITIONS or partitions & (partitions - 1):
@@ -168,8 +162,8 @@ def mix64(value: int) -> int:
 
 
 @kernel
-def mixed_partitions(ids: Int64, partitions: int) -> Int64:
-    """int64 `[n]` ids -> int64 `[n]` partitions; `partitions` is a power of two."""
+def partition_of(ids: Int64, partitions: int) -> Int64:
+    """The partition of each id: int64 `[n]` -> int64 `[n]`; `partitions` is a power of two."""
     result = np.empty(len(ids), np.int64)
     mask = np.uint64(partitions - 1)
     for i in range(len(ids)):
@@ -191,7 +185,7 @@ def grouped_by_partition(ids: Int64, partitions: int) -> tuple[Int64, Int64, Int
         counts: int64 `[partitions]`.
     """
     counts = np.zeros(partitions, np.int64)
-    partition = mixed_partitions(ids, partitions)
+    partition = partition_of(ids, partitions)
     for i in range(len(ids)):
         counts[partition[i]] += 1
     cursor = np.cumsum(counts) - counts

@@ -23,7 +23,7 @@ from tests.ports import free_address
 
 IDS = np.arange(12)
 DEADLINE_S = 60.0
-IMPATIENT_S = 1.0  # where what is asked for is away, and stays away
+SHORT_DEADLINE_S = 1.0  # where what is asked for is away, and stays away
 
 
 @dataclass
@@ -102,7 +102,7 @@ def test_a_shard_that_is_away_is_asked_again_until_the_deadline_and_lost_then(he
     store = held.enter_context(PartitionedStore(remotes))
     store.lookup({"cities": IDS})
     for remote in remotes:
-        remote.connection.deadline_s = IMPATIENT_S
+        remote.connection.deadline_s = SHORT_DEADLINE_S
     shards[1].stop()
     with pytest.raises(ShardAway, match=rf"shard 1 of 2: {shards[1].address} cannot be reached"):
         ASKED[asked](store)

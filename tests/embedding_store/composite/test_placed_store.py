@@ -162,17 +162,6 @@ def test_where_only_the_last_answer_was_lost_nothing_is_applied_twice() -> None:
         store.commit(step(1))
 
 
-def test_a_refusal_of_the_store_with_the_rows_leaves_nothing_to_repeat() -> None:
-    first, last = FailingShard(), FailingShard()
-    store = PlacedStore({"a": first, "b": last}, {}, default="b")
-    store.create_table(fixed("t", 4))
-    last.failure = BadInput("not this one")
-    with pytest.raises(BadInput, match="not this one"):
-        store.commit(Commit(1, {"t": update(int64(1), 4)}, 0, {}))
-    store.commit(Commit(1, {"t": update(int64(2), 4)}, 0, {}))
-    assert (first.version(), last.version()) == (1, 1)
-
-
 def test_a_commit_of_another_process_is_neither_taken_for_ours_nor_taken_back(redis_url: str) -> None:
     urls = [f"{redis_url}?namespace=taken{number}" for number in range(2)]
     with PlacedStore(dict(zip("ab", map(open_store, urls), strict=True)), {"r": "b"}, "a") as store:

@@ -15,8 +15,7 @@ from unittest import mock
 
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
-from elastable.embedding_store.tiers.redis.streams import stream_appender as long_request
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, without_sent
 from elastable.embedding_store.tiers.redis.streams import stream_records
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.embedding_store.log.log_places import open_log, read
@@ -91,7 +90,7 @@ def after_bytes(room: int | None, then: int = 0) -> Iterator[Callable[[], int]]:
     Yields:
         How many bytes have left it.
     """
-    gone, send, write = 0, long_request._send, os.pwritev
+    gone, send, write = 0, Connection.send_pieces, os.pwritev
 
     def limited(pieces: Sequence[memoryview]) -> list[memoryview]:
         nonlocal gone
@@ -111,7 +110,7 @@ def after_bytes(room: int | None, then: int = 0) -> Iterator[Callable[[], int]]:
     def sending(connection: Connection, pieces: list[memoryview]) -> int:
         allowed, length = limited(pieces), 0
         while length < sum(map(len, allowed)):
-            length += send(connection, long_request._without(allowed, length))
+            length += send(connection, without_sent(allowed, length))
         end()
         return length
 
@@ -120,7 +119,7 @@ def after_bytes(room: int | None, then: int = 0) -> Iterator[Callable[[], int]]:
         end()
         return length
 
-    with mock.patch.object(long_request, "_send", sending), mock.patch.object(os, "pwritev", writing):
+    with mock.patch.object(Connection, "send_pieces", sending), mock.patch.object(os, "pwritev", writing):
         yield lambda: gone
 
 

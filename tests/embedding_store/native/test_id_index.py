@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.row_directory import RowDirectory
-from elastable.embedding_store.tiers.redis.schema import mixed_partitions
+from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.threads import on_threads
 
 _INT64 = np.iinfo(np.int64)
@@ -194,7 +194,7 @@ def test_ids_that_do_not_fit_where_growth_spreads_them_are_found(more: int) -> N
 
 def test_ids_of_one_partition_do_not_fall_together() -> None:
     ids = np.arange(400_000)
-    ids = ids[mixed_partitions(ids, 64) == 5]
+    ids = ids[partition_of(ids, 64) == 5]
     index = IdIndex()
     claim(index, ids)
     assert index._state[id_index.SEED] == IdIndex()._state[id_index.SEED]

@@ -23,21 +23,6 @@ def slices(ids: np.ndarray, dim: int, seed: int = 0) -> IndexedSlices:
     return IndexedSlices(np.random.default_rng(seed).normal(size=(len(ids), dim)).astype(np.float32), ids)
 
 
-@pytest.mark.parametrize("name", sorted(FUSED))
-def test_any_number_of_threads_gives_the_same_bits(name: str) -> None:
-    spec = TableSpec("t", 13, 70_000, optimizer=OptimizerSpec(name, (("learning_rate", 0.1),)), seed=1)
-    found = []
-    for threads in (1, 2, 5):
-        with MemoryStore(threads) as store:
-            store.create_table(spec)
-            for seed in range(2):
-                ids = np.random.default_rng(seed).integers(0, 70_000, 60_000)
-                update_tables(store, [TableSlices(spec, slices(ids, 13, seed))])
-            block = next(store.scan("t", 70_000))
-            found.append((block.ids.tobytes(), block.weights.tobytes(), block.slots.tobytes()))
-    assert found[0] == found[1] == found[2]
-
-
 @given(
     st.sampled_from(sorted(FUSED)),
     st.integers(1, 9),
@@ -59,22 +44,6 @@ def test_any_threads_and_any_split_give_the_same_bits(
             with mock.patch.object(staged_commit, "_PIECE", piece), mock.patch.object(grouping, "_VALUES_A_THREAD", 8):
                 update_tables(together, [TableSlices(spec, gradient)])
         assert rows_by_id(alone, "t") == rows_by_id(together, "t")
-
-
-@given(st.lists(st.integers(-4, 4), max_size=30), st.integers(0, 30))
-def test_one_update_is_not_two(values: list[int], cut: int) -> None:
-    """An id's gradients are one step together, and SGD alone cannot tell (but for roundings)."""
-    ids, dim = np.array(values, np.int64), 3
-    spec = TableSpec("t", dim, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
-    whole = slices(ids, dim)
-    with MemoryStore(1) as once, MemoryStore(1) as twice:
-        for store in (once, twice):
-            store.create_table(spec)
-        update_tables(once, [TableSlices(spec, whole)])
-        for part in (slice(None, cut), slice(cut, None)):
-            update_tables(twice, [TableSlices(spec, IndexedSlices(whole.values[part], ids[part]))])
-        rows = [store.lookup({"t": ids})["t"] for store in (once, twice)]
-        np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5, atol=1e-6)
 
 
 def test_steps_are_the_store_s_versions_unless_given() -> None:

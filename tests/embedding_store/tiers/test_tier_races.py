@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import StaleVersion
 from tests.contracts.store_samples import JOIN_S
 from tests.file_stores import file_store
 
 ROWS, THREADS, VERSIONS = 20_000, 6, 12
 SPEC = TableSpec("t", 64, ROWS, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
-TIERS: dict[str, Callable[[Path], EmbeddingStore]] = {
-    "file": lambda home: file_store(home / "s", 1 << 20, threads=2),
-}
 
 
-@pytest.mark.parametrize("tier", TIERS)
-def test_lookups_beside_commits_see_one_version_whole(tier: str, tmp_path: Path) -> None:
+def test_lookups_beside_commits_see_one_version_whole(tmp_path: Path) -> None:
     """Every commit adds one to every row, so a lookup's values are all the same number: its version."""
     done, failures, looked = threading.Event(), list[str](), list[int]()
 
@@ -41,7 +34,7 @@ def test_lookups_beside_commits_see_one_version_whole(tier: str, tmp_path: Path)
                 failures.append(f"asked for {version}, read {rows.min()} to {rows.max()}")
             looked.append(seed)
 
-    with TIERS[tier](tmp_path) as store:
+    with file_store(tmp_path / "s", 1 << 20, threads=2) as store:
         store.create_table(SPEC)
         readers = [threading.Thread(target=read, args=(seed,), daemon=True) for seed in range(THREADS)]
         for reader in readers:

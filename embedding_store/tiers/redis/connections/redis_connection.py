@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import select
 import socket
 import ssl
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
+from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.compile_clock import compile_seconds
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import (
@@ -35,10 +37,12 @@ __all__ = [
     "ConnectionPool",
     "Deadline",
     "named_clients",
+    "without_sent",
 ]
 
 _INBOX_BYTES = 1 << 20  # stays in the second-level cache while it is decoded
 
+_MOST_PIECES = 512  # the system takes 1,024 buffers at a time
 _PINGS = 3  # one may meet a server, or a machine, that is busy
 
 
@@ -125,21 +129,45 @@ class Connection:
 
     def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Sends the commands in one go; the replies in order, errors as `hiredis.ReplyError` objects."""
-        request = memoryview(b"".join(packed_command(command) for command in commands))
-        reader = hiredis.Reader(notEnoughData=Connection)
-        replies: list[Reply] = []
-        while len(replies) < len(commands):
-            if request:
-                request = request[self.send(request) :]
-            received = self.receive(0)
-            if received:
-                reader.feed(self.inbox[:received].tobytes())
-                replies += self._whole_replies(reader)
-            elif len(replies) < len(commands):
-                self.wait(bool(request), deadline)
-        if len(replies) > len(commands):
-            raise StoreFailed(f"redis at {self.address} sent more than it was asked for")
+        request = [b"".join(packed_command(command) for command in commands)]
+        replies = self.converse(iter([request]), len(commands), deadline)
         require_shapes(commands, replies, self.address)
+        return replies
+
+    def converse(
+        self, requests: Iterator[Sequence[Buffer]], wanted: int, deadline: Deadline, most_bytes: float = math.inf
+    ) -> list[object]:
+        """Sends requests without a copy of their pieces, and receives replies; errors of the server are among them.
+
+        Args:
+            requests: Bytes to send, made while those before them are on their way.
+            wanted: Commands among them.
+            deadline: Of everything together.
+            most_bytes: Of all replies.
+
+        Raises:
+            Unavailable, DeadlineExceeded: naming address and deadline.
+            StoreFailed: what answers speaks no Redis, or sends more.
+        """
+        reader = hiredis.Reader(notEnoughData=Connection)
+        replies: list[object] = []
+        unsent: list[memoryview] = []
+        received = 0
+        while len(replies) < wanted:
+            if not unsent:
+                unsent = [memoryview(piece).cast("B") for piece in next(requests, ()) if len(piece)]
+            if unsent and (sent := self.send(unsent[0]) if len(unsent) == 1 else self.send_pieces(unsent)):
+                unsent = without_sent(unsent, sent)
+                continue
+            got = self.receive(0)
+            if not got:
+                self.wait(bool(unsent), deadline)
+                continue
+            received += got
+            reader.feed(self.inbox[:got].tobytes())
+            replies += self._whole_replies(reader)
+            if received > most_bytes or len(replies) > wanted:
+                raise StoreFailed(f"redis at {self.address} sent more than it was asked for")
         return replies
 
     def _whole_replies(self, reader: hiredis.Reader) -> Iterator[object]:
@@ -161,6 +189,17 @@ class Connection:
         try:
             return self.socket.send(request)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise self.lost(error) from error
+
+    def send_pieces(self, pieces: Sequence[memoryview]) -> int:
+        """Bytes of the pieces, one after the other, that went out at once; 0 if none can go now."""
+        if isinstance(self.socket, ssl.SSLSocket):  # which has no sendmsg
+            return self.send(pieces[0])
+        try:
+            return self.socket.sendmsg(pieces[:_MOST_PIECES])
+        except BlockingIOError:
             return 0
         except OSError as error:
             raise self.lost(error) from error
@@ -194,6 +233,15 @@ class Connection:
     def close(self) -> None:
         """Closes the socket. Closing twice is harmless."""
         self.socket.close()
+
+
+def without_sent(pieces: Sequence[memoryview], sent: int) -> list[memoryview]:
+    """The pieces after the first bytes; empty ones are left out."""
+    for number, piece in enumerate(pieces):
+        if sent < len(piece):
+            return [piece[sent:], *pieces[number + 1 :]]
+        sent -= len(piece)
+    return []
 
 
 def _connected_socket(url: RedisUrl, address: Address, deadline: Deadline) -> socket.socket:

@@ -1,9 +1,4 @@
-"""Replies to the requests of `record_requests`, decoded as they arrive.
-
-A reader of replies is fed whatever bytes have come and keeps its place between
-feeds. An error that the server answers is kept beside the part that it answers,
-never turned into a value.
-"""
+"""Replies to the requests of `record_requests`, decoded as they arrive."""
 
 from __future__ import annotations
 

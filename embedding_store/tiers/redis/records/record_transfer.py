@@ -221,8 +221,6 @@ def _reading(shares: list[_Share], route: Route) -> tuple[Conversation, list[_Sh
 
 
 class _Reads(Requests):
-    """The HMGETs of a route."""
-
     def __init__(self, shares: list[_Share], asking: bool) -> None:
         self._shares, self._asking = shares, asking
         sizes = [

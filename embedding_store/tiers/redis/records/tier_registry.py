@@ -31,7 +31,6 @@ class TierRegistry:
     """Tables by name, with the stamps that no partition may be behind any more. For many threads at once."""
 
     def __init__(self, place: RedisPlace) -> None:
-        """Reads nothing yet."""
         self._place, self._namespace = place, place.url.namespace
         self._tables_key, self._state_key = tier_tables_key(self._namespace), tier_state_key(self._namespace)
         self._guard = threading.RLock()
@@ -127,7 +126,7 @@ class TierRegistry:
             return {name: stamps.copy() for name, stamps in self._known.items()}
 
     def create(self, table: TierTable) -> None:
-        """As `RedisTier.create`."""
+        """Adds an empty table, with all of its partitions."""
         deadline = self._place.deadline()
         with self._guard:
             entry = self._entries(deadline).get(table.name)
@@ -141,7 +140,7 @@ class TierRegistry:
             self._tables[table.name], self._known[table.name] = made, np.zeros(made.partitions, np.int64)
 
     def drop(self, name: str) -> None:
-        """As `RedisTier.drop`."""
+        """Deletes a table with its records, also those whose entry was lost; nothing happens where there is none."""
         deadline = self._place.deadline()
         with self._guard:
             entry = self._entries(deadline).get(name)

@@ -15,10 +15,8 @@ its WATCH. After that the stream's newest entry tells.
 from __future__ import annotations
 
 import math
-import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import NoReturn
 
@@ -30,7 +28,6 @@ from elastable.embedding_store.errors import (
     NotReady,
     StaleVersion,
     StoreBroken,
-    StoreFailed,
     Unavailable,
 )
 from elastable.embedding_store.log.contract import Buffer
@@ -49,21 +46,14 @@ from elastable.embedding_store.tiers.redis.streams.stream_records import (
     stream_entries,
 )
 
-__all__ = ["StreamAppender", "converse"]
+__all__ = ["StreamAppender"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+_MOST_REPLY_BYTES = 1 << 20
 
 
 class _Superseded(NotReady):
     """The owner's key was written since it was watched; who the owner is has to be read again."""
-
-
-@dataclass(slots=True)
-class _Doubt:
-    """An entry of which nobody knows whether it is in the stream."""
-
-    header: Header
-    settled: bool = False  # it cannot get there any more
 
 
 class StreamAppender:
@@ -80,7 +70,8 @@ class StreamAppender:
         self._key, self._owner = log_key(place.url.namespace), owner_key(place.url.namespace)
         self._connection: Connection | None = None
         self._owned_by: bytes | None = None
-        self._doubt: _Doubt | None = None
+        self._doubt: Header | None = None  # of an entry of which nobody knows whether it is in the stream
+        self._settled = False  # it cannot get there any more
 
     def append(self, entry: NewEntry, deadline: Deadline) -> None:
         """Appends the entry after `end`.
@@ -152,9 +143,9 @@ class StreamAppender:
         sent: list[Header] = []
         ids = entry.ids
         try:
-            answers = converse(connection, self._requests(entry, sent), len(ids) + 4, deadline)
+            answers = connection.converse(self._requests(entry, sent), len(ids) + 4, deadline, _MOST_REPLY_BYTES)
         except BaseException:
-            self._doubt = _Doubt(sent[0]) if sent else None
+            self._doubt, self._settled = (sent[0] if sent else None), False
             raise
         executed = answers[len(ids) + 1]
         if executed is None:
@@ -207,9 +198,9 @@ class StreamAppender:
         if self._connection is not None and self._doubt is None:
             return self._connection
         self.drop()
-        if self._doubt is not None and not self._doubt.settled:
+        if self._doubt is not None and not self._settled:
             self._place.change([("GET", self._owner)], lambda answers: [("SET", self._owner, answers[0])], deadline)
-            self._doubt.settled = True
+            self._settled = True
         servers = self._place.writing(deadline)
         connection = servers.pool.take(servers.address_of(self._key), deadline)
         try:
@@ -233,7 +224,7 @@ class StreamAppender:
             found = read_ends(stream, self._name).end
             if found == self.end:
                 return False
-            doubtful = self._doubt.header if self._doubt else None
+            doubtful = self._doubt
             if doubtful is None or (found.last, found.check) != (doubtful.sequence, doubtful.check):
                 self._refuse_end(found)
             if entry is not None and entry.header()[1] == doubtful:
@@ -254,75 +245,6 @@ class StreamAppender:
         if self._place.topology.passes(line):
             return NotReady(f"{self._name} {what}: {line}")
         return reply_error(f"{self._name} {what}", line, self._place.url)
-
-
-# A long request to one server, sent piece by piece as it is made, without a copy of its pieces
-
-
-_MOST_PIECES = 512  # the system takes 1,024 buffers at a time
-_MOST_REPLY_BYTES = 1 << 20
-
-
-def converse(
-    connection: Connection, requests: Iterator[Sequence[Buffer]], wanted: int, deadline: Deadline
-) -> list[object]:
-    """Sends all requests and receives so many replies; errors of the server are among them.
-
-    Args:
-        connection: On which no reply is outstanding.
-        requests: Bytes to send, made while those before them are on their way.
-        wanted: Commands among them, each of which has a short reply.
-        deadline: Of everything together.
-
-    Raises:
-        Unavailable, DeadlineExceeded: naming address and deadline.
-        StoreFailed: what answers speaks no Redis.
-    """
-    reader = hiredis.Reader(notEnoughData=Connection)
-    replies: list[object] = []
-    unsent: list[memoryview] = []
-    received = 0
-    while len(replies) < wanted:
-        if not unsent:
-            unsent = [memoryview(piece).cast("B") for piece in next(requests, ()) if len(piece)]
-        if unsent and (sent := _send(connection, unsent)):
-            unsent = _without(unsent, sent)
-            continue
-        got = connection.receive(0)
-        if not got:
-            connection.wait(bool(unsent), deadline)
-            continue
-        received += got
-        reader.feed(connection.inbox[:got].tobytes())
-        try:
-            while (reply := reader.gets()) is not Connection:
-                replies.append(reply)
-        except hiredis.ProtocolError as error:
-            raise StoreFailed(f"what listens at {connection.address} speaks no Redis: {error}") from error
-        if received > _MOST_REPLY_BYTES or len(replies) > wanted:
-            raise StoreFailed(f"redis at {connection.address} sent more than it was asked for")
-    return replies
-
-
-def _send(connection: Connection, pieces: list[memoryview]) -> int:
-    """Bytes of the pieces, one after the other, that went out at once; 0 if none can go now."""
-    if isinstance(connection.socket, ssl.SSLSocket):  # which has no sendmsg
-        return connection.send(pieces[0])
-    try:
-        return connection.socket.sendmsg(pieces[:_MOST_PIECES])
-    except BlockingIOError:
-        return 0
-    except OSError as error:
-        raise connection.lost(error) from error
-
-
-def _without(pieces: list[memoryview], sent: int) -> list[memoryview]:
-    """The pieces after the first bytes; empty ones are left out."""
-    for number, piece in enumerate(pieces):
-        if sent < len(piece):
-            return [piece[sent:], *pieces[number + 1 :]]
-        sent -= len(piece)
-    return []
 
 
 # Takes the newest entries of the log of a store in Redis back, so that their numbers can be used again

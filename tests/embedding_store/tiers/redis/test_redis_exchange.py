@@ -52,7 +52,7 @@ class Answers(Replies):
         return start + whole * len(REPLY)
 
 
-class PatientServer:
+class WaitingServer:
     """Waits for as many commands as it expects, sees that no more come, and answers some.
 
     Attributes:
@@ -87,9 +87,9 @@ class PatientServer:
 
 
 @contextlib.contextmanager
-def patient_server(expected: list[int], answers: int) -> Iterator[RedisUrl]:
+def waiting_server(expected: list[int], answers: int) -> Iterator[RedisUrl]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = PatientServer(listener, expected, answers)
+        server = WaitingServer(listener, expected, answers)
         thread = threading.Thread(target=server.serve)
         thread.start()
         yield RedisUrl.parse(f"redis://127.0.0.1:{listener.getsockname()[1]}")
@@ -112,21 +112,21 @@ def talk(url: RedisUrl, moved: list[int], round_trip_s: float = 0.0) -> None:
 
 
 def test_no_more_than_a_window_is_outstanding() -> None:
-    with patient_server([8, 8, 4], answers=100) as url:
+    with waiting_server([8, 8, 4], answers=100) as url:
         talk(url, [_WINDOW_BYTES // 8] * 20)
 
 
 def test_new_commands_wait_until_half_the_window_is_free() -> None:
-    with patient_server([8, 5, 8, 5, 8, 5, 2], answers=3) as url:
+    with waiting_server([8, 5, 8, 5, 8, 5, 2], answers=3) as url:
         talk(url, [_WINDOW_BYTES // 8] * 20)
 
 
 @pytest.mark.parametrize("moved", [2 * _WINDOW_BYTES, 40 * _WINDOW_BYTES])
 def test_of_commands_larger_than_the_window_there_are_two_outstanding(moved: int) -> None:
-    with patient_server([2, 2, 2, 1], answers=1) as url:
+    with waiting_server([2, 2, 2, 1], answers=1) as url:
         talk(url, [moved] * 4)
 
 
 def test_a_longer_way_has_a_wider_window() -> None:
-    with patient_server([20], answers=100) as url:
+    with waiting_server([20], answers=100) as url:
         talk(url, [_WINDOW_BYTES // 8] * 20, round_trip_s=0.1)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tiers.redis.url import (
     FILE_VARIABLE,
     PASSWORD_VARIABLE,
@@ -13,8 +12,6 @@ from elastable.embedding_store.tiers.redis.url import (
     RedisUrl,
     login_of_environment,
 )
-from tests.contracts.store_samples import fixed
-from tests.servers import running_server
 
 
 def test_the_environment_says_what_the_url_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,11 +36,3 @@ def test_the_environment_says_what_the_url_leaves_out(tmp_path: Path, monkeypatc
         file.write_text(text)
         with pytest.raises(BadInput, match="is empty"):
             RedisUrl.parse("redis://h")
-
-
-def test_without_a_login_the_error_says_how_to_give_one(server_binary: Path, tmp_path: Path) -> None:
-    with running_server(server_binary, tmp_path / "locked", password="right&secret") as server:
-        with open_store(f"redis://:right%26secret@{server.address}") as store:
-            store.create_table(fixed())
-        with pytest.raises(StoreFailed, match="this process gives no password: set ELASTABLE_REDIS_PASSWORD_FILE"):
-            open_store(server.url)

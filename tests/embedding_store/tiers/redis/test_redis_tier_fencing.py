@@ -23,7 +23,7 @@ from tests.waiting import until, until_stopped
 
 pytestmark = pytest.mark.process
 
-_PATIENCE_S = 60.0
+_DEADLINE_S = 60.0
 
 
 @pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
@@ -49,7 +49,7 @@ def test_a_writer_that_wakes_up(server: str, request: pytest.FixtureRequest) -> 
                     another.write(changed(3), {}, 3)
                     another.put_state(b"three")
                     old.send_signal(signal.SIGCONT)
-                    told, _ = old.communicate(timeout=_PATIENCE_S)
+                    told, _ = old.communicate(timeout=_DEADLINE_S)
                     assert old.returncode == 0, told
                     np.testing.assert_array_equal(read_back(another), rows_of(3))
                     assert another.state() == b"three"
@@ -182,7 +182,7 @@ def test_some_that_take_over_at_once(redis_url: str) -> None:
     with contextlib.ExitStack() as closing, ThreadPoolExecutor(4) as threads:
         tiers = [closing.enter_context(RedisTier(redis_url)) for _ in range(4)]
         for ended in [threads.submit(run, tier) for tier in tiers]:
-            ended.result(_PATIENCE_S)
+            ended.result(_DEADLINE_S)
         with RedisTier(redis_url) as last:
             last.take_over()
             last.write(changed(3), {}, 3)

@@ -1,4 +1,4 @@
-"""What is left of a store that cannot be opened any more, to be deleted so that a checkpoint can take its place."""
+"""A store that cannot be opened any more, to be deleted so that a checkpoint can take its place."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from elastable.embedding_store.tiers.redis.schema import (
 )
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = ["OnBroken", "Remains", "remains_of"]
+__all__ = ["BrokenStore", "OnBroken", "broken_store"]
 
 _SCANNED = 1000  # keys that a server looks at for one reply
 _NEVER_WRITTEN = bytes(8)
 
 
-class Remains(ABC):
-    """A store's rows and its log, which are not opened: they may be lost in part, or corrupt."""
+class BrokenStore(ABC):
+    """Rows and log of a store that cannot be opened: they may be lost in part, or corrupt."""
 
     def require_known(self) -> None:  # noqa: B027 - a folder has one manifest, and is refused without it
         """Raises `StoreBroken` where rows are there of tables that the store does not know, as it would open empty."""
@@ -59,12 +59,12 @@ class Remains(ABC):
         """
 
 
-OnBroken = Callable[[StoreBroken, Remains], None]
+OnBroken = Callable[[StoreBroken, BrokenStore], None]
 """Is asked about a store that cannot be opened. It returns, and what is left is deleted; or it raises."""
 
 
 @contextmanager
-def remains_of(url: str, deadline_s: float | None = None) -> Iterator[Remains]:
+def broken_store(url: str, deadline_s: float | None = None) -> Iterator[BrokenStore]:
     """What is left at a URL of one store in memory with a log, in files or in Redis; nothing is read yet.
 
     Args:
@@ -90,7 +90,7 @@ def remains_of(url: str, deadline_s: float | None = None) -> Iterator[Remains]:
         place.close()
 
 
-class _Folders(Remains):
+class _Folders(BrokenStore):
     def __init__(self, rows: Path | None, log: Path | None) -> None:
         self._rows, self._log = rows, log
 
@@ -108,7 +108,7 @@ class _Folders(Remains):
             FileLog.delete_all(self._log)
 
 
-class _InRedis(Remains):
+class _InRedis(BrokenStore):
     def __init__(self, place: RedisPlace, log: Path | None) -> None:
         self._place, self._log = place, log
 
