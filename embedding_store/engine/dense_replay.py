@@ -103,7 +103,7 @@ class ReplayedRows(TableRows):
         return None if self._moving else self._inner.plain
 
     def slabs(self) -> tuple[Slab, ...] | None:
-        """As in `TableRows.slabs`: none where whoever reads has to know of steps."""
+        """None where whoever reads has to know of steps."""
         return None if self._moving else self._inner.slabs()
 
     @property
@@ -142,7 +142,7 @@ class ReplayedRows(TableRows):
         return self.seen(*self._inner.block(positions))
 
     def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
-        """As in `TableRows.copy`: with the last slot, which says how far rows are caught up."""
+        """With the last slot, which says how far rows are caught up."""
         self._inner.copy(positions, weights, slots, stream)
 
     def seen(self, weights: Float32, slots: Float32) -> tuple[Float32, Float32]:
@@ -165,7 +165,6 @@ class ReplayedRows(TableRows):
         return np.flatnonzero((kept < step) & (kept > 0))
 
     def initialise(self, ids: Int64, positions: Int64) -> None:
-        """As in `TableRows.initialise`; steps follow with the first update."""
         self._inner.initialise(ids, positions)
 
     def update(self, batch: UpdateBatch) -> None:

@@ -196,7 +196,7 @@ class TierRecords:
 
 
 FREQUENCY_BITS = 32
-"""Of a count in a record; above them stands how many times the count had begun anew."""
+"""Of a count in a record; above them is how many times the count had begun anew."""
 
 UNSETTLED = NEXT_VERSION
 """From here on: put without a version; the rest counts how often such rows got theirs before."""

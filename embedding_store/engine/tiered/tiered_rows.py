@@ -63,13 +63,6 @@ class RepeatedReads:
         return repeated
 
 
-def once(positions: Int64) -> Int64:
-    """Positions int64 `[n]` in ascending order, each once."""
-    ordered = np.sort(positions)
-    repeated = ordered[1:] == ordered[:-1]
-    return ordered[np.append(True, ~repeated)] if repeated.any() else ordered
-
-
 class PrefetchedRecords:
     """Records by position. Readers add to them and read them; `drain` has them alone."""
 
@@ -378,7 +371,7 @@ class TieredRows(TableRows):
         self._frames, self._brought = frames, None
 
     def allocate(self, positions: Int64) -> None:
-        """As in `TableRows.allocate`: every position has a frame afterwards; what is in it has to be written.
+        """Every position has a frame afterwards; what is in it has to be written.
 
         Raises:
             StoreFailed, Unavailable, DeadlineExceeded: changed rows would have to be written, and cannot be.
@@ -406,7 +399,7 @@ class TieredRows(TableRows):
             self._brought = positions, frames
             return
         self._frames.hold(frames[frames >= 0])
-        absent = once(positions[cold])
+        absent = np.unique(positions[cold])
         records = self._stored.read(absent, self.layout.record_bytes) if loaded else None
         self._give_frames(self._frames, absent, records)
 
@@ -426,14 +419,14 @@ class TieredRows(TableRows):
         absent = positions[self._frames.find(positions)[1]]
         if not len(absent):
             return absent
-        absent = once(absent)
+        absent = np.unique(absent)
         near = np.zeros(len(absent), np.bool_)
         for indices, _, _ in self.prefetched.find(absent):
             near[indices] = True
         return absent[~near]
 
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
-        """As in `TableRows.prepare`; rows that were not brought before are brought now.
+        """Finds the frames of rows; those that were not brought before are brought now.
 
         Returns:
             int64 `[n]`: the rows' frames, which they keep until `release`; None where rows have none.
