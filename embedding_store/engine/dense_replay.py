@@ -59,7 +59,8 @@ class CatchUpOptimizer(RowOptimizer):
             _, which = present.reach(*rows, batch.positions)
             rate, (decay,) = np.float32(batch.rate), self._adam.single("weight_decay")
             table, scalars = (which, present.coefficients, stamp), (rate, decay, self._adam.scalars(batch.step, rate))
-            update_adam(*rows, slots.view(np.int32), batch.positions, batch.gradients, *table, *scalars)
+            arrays = *rows, slots.view(np.int32), batch.positions, batch.gradients
+            update_adam(weights.shape[1], (*arrays, *table, *scalars))
             return
         many = max(64, PIECE_BYTES // (4 * (weights.shape[1] + slots.shape[1])))
         for start in range(0, len(batch), many):

@@ -1,7 +1,6 @@
 """When and how often rows were touched, and which of them an eviction takes.
 
-Nothing here allocates memory while it looks, so that a commit that has begun
-to change rows also ends.
+Nothing here allocates memory while it looks, so that a commit that has begun to change rows also ends.
 """
 
 from __future__ import annotations
@@ -206,8 +205,8 @@ def _doomed(
 ) -> tuple[int, int]:
     """Positions of rows that go, from `position` on, until `doomed` is full; their number, and the next position.
 
-    Rows go that were last touched before version `oldest`, or at version
-    `tied` with an id of `least_id` or above, or fewer than `least_times` times.
+    Rows go that were last touched before version `oldest`, or at version `tied` with an id of `least_id` or above, or
+    fewer than `least_times` times.
     """
     oldest, tied, least_id, least_times = rule
     count = 0

@@ -29,9 +29,8 @@ from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool, find_all
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
-from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
+from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.support.scratch import Scratch
 from elastable.embedding_store.tables import TableReader
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_dtypes import round_update

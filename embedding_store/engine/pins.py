@@ -227,29 +227,24 @@ def _not_renewed(lease: PinLease) -> str:
     return f"it was not renewed within its lease of {lease.seconds:g} s"
 
 
+@dataclass(eq=False)
 class MemoryPin(Snapshot):
-    """As `Snapshot`. A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
+    """A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
 
     Args:
         lock, pool: Of the store.
         table: Finds a table of the store by its name, or raises.
-        specs: Of the store.
+        store_specs: `specs` of the store.
         pins: Of the store.
         lease: Of this pin.
     """
 
-    def __init__(
-        self,
-        lock: ReadersWriterLock,
-        pool: RangePool,
-        table: Callable[[str], MemoryTable],
-        specs: Callable[[], dict[str, TableSpec]],
-        pins: StorePins,
-        lease: PinLease,
-    ) -> None:
-        self._lock, self._pool = lock, pool
-        self._table, self._store_specs = table, specs
-        self._pins, self._lease = pins, lease
+    _lock: ReadersWriterLock
+    _pool: RangePool
+    _table: Callable[[str], MemoryTable]
+    _store_specs: Callable[[], dict[str, TableSpec]]
+    _pins: StorePins
+    _lease: PinLease
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         with self._lock.reading():

@@ -1,11 +1,9 @@
 """What numba kernels lack, as LLVM instructions: moves and folds of rows, bytes at any place, fences, prefetching.
 
-numba's own loops over a row check at every row whether source and target
-overlap, and do not know its length. These moves are written down as vector
-instructions; where the length of a row is common they are unrolled for it,
-which a branch per row decides. They check nothing: rows must be there, must
-not overlap, and their columns must lie side by side (rows may lie apart, so
-that a target may be some columns of a wider buffer).
+numba's own loops over a row check at every row whether source and target overlap, and do not know its length. These
+moves are written down as vector instructions; where the length of a row is common they are unrolled for it, which a
+branch per row decides. They check nothing: rows must be there, must not overlap, and their columns must lie side by
+side (rows may lie apart, so that a target may be some columns of a wider buffer).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Splitting a range of rows over threads that run kernels without the GIL.
 
-The threads are our own. `concurrent.futures` makes a future with a condition
-and two locks for each part, and takes as long to hand half a lookup over and
-back as to fold a thousand bags. numba's thread layers may not all be entered
-from several Python threads at once, as a server does.
+The threads are our own. `concurrent.futures` makes a future with a condition and two locks for each part, and takes as
+long to hand half a lookup over and back as to fold a thousand bags. numba's thread layers may not all be entered from
+several Python threads at once, as a server does.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ from elastable.embedding_store.native.number_formats import (
     with_gaps,
 )
 from elastable.embedding_store.native.row_gather import gather
-from elastable.embedding_store.native.slab import Slab, SlabMaker
+from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
-from elastable.embedding_store.support.scratch import Scratch
 from elastable.embedding_store.tables.initial_values import initial_rows, philox_key, whole_ids, write_initial_rows
 
 __all__ = ["Int8Rows", "RowValues", "round_update", "rounded_rows", "rounding_bits", "rounding_key", "row_values"]

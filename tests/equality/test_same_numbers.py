@@ -61,12 +61,6 @@ def _assert_close(mine: np.ndarray, theirs: np.ndarray, name: str) -> None:
     assert relative <= 1e-5, f"{name} differs from plain Keras by {relative:.2e} of its norm"
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
-    """What one worker process trains, with BatchNormalization and Dropout, rows in memory."""
-    return train(tmp_path_factory.mktemp("alone"), 1, "adagrad")
-
-
 def require_rows(source: RowSource, trained: Numbers) -> None:
     assert source.version() == 50
     for name in source.specs():
