@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import Parameter
 from inspect import Signature as CallSignature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 from llvmlite.ir import IRBuilder, Value
 from numba.core import cgutils, types
-from numba.core.base import BaseContext
 from numba.core.types import Type
-from numba.core.typing import Signature
-from numba.core.typing.context import BaseContext as TypingContext
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = [
     "adding",
@@ -42,7 +44,7 @@ __all__ = [
 
 Types = Sequence[Type]
 Values = Sequence[Value]
-_Write = Callable[[BaseContext, IRBuilder, Types, Values], Value | None]
+_Write = Callable[["BaseContext", IRBuilder, Types, Values], Value | None]
 """Writes the instructions of a call down: `write(context, builder, types of the arguments, arguments)`."""
 
 
