@@ -12,15 +12,14 @@ from elastable.embedding_store.engine.eviction import UInt32
 from elastable.embedding_store.engine.membership import RowMembership
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.range_pool import RangePool, find_all
 from elastable.embedding_store.native.row_gather import can_stream, gather
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 
-__all__ = ["MAX_BYTES", "BeforeImages", "TableVersions"]
+__all__ = ["MAX_BYTES", "BeforeImages", "ImageRows", "TableVersions"]
 
 
-_FOUND_A_THREAD = 1 << 14
 _COPIED_A_THREAD = 1 << 12
 _POSITION, _SEQUENCE = 0, 1
 
@@ -33,7 +32,7 @@ class BeforeImages:
 
     Attributes:
         count: Rows that the table had at that version.
-        tells_of_none: Whether any image says that there was no row.
+        memory: Where the images lie; None: there are none.
         step: The step that rows had followed then, and oldest_step the oldest one that images may refer to, of a
             table whose rows follow steps.
         admission_counts: The table's admission sketch as it was; None: as it is now.
@@ -43,84 +42,36 @@ class BeforeImages:
             the table's sequence; None: no eviction has.
     """
 
-    def __init__(
-        self,
-        memory: Callable[[], ImageRows],
-        count: int,
-        steps: TableSteps | None = None,
-    ) -> None:
-        """`memory`: makes room, empty, when the first image is taken; the others as the attributes."""
+    def __init__(self, new_memory: Callable[[], ImageRows], count: int, steps: TableSteps | None = None) -> None:
+        """`new_memory`: makes room, empty, when the first image is taken; the others as the attributes."""
         self.count = count
-        self.tells_of_none = False
+        self.memory: ImageRows | None = None
         self.step = None if steps is None else steps.now
         self.oldest_step = None if steps is None else steps.first
         self.admission_counts: UInt8 | None = None
         self.touch_times: Int64 | None = None
         self.frequencies: tuple[int, UInt32] | None = None
-        self._memory = memory
-        self._rows: ImageRows | None = None
+        self._new_memory = new_memory
 
     @property
     def rows(self) -> int:
         """Images."""
-        return 0 if self._rows is None else self._rows.count
-
-    @property
-    def memory(self) -> ImageRows | None:
-        """Where the images lie; None: there are none."""
-        return self._rows
-
-    def begun(self) -> ImageRows:
-        """As `memory`, made where there is none. Raises `MemoryError`."""
-        if self._rows is None:
-            self._rows = self._memory()
-        return self._rows
+        return 0 if self.memory is None else self.memory.count
 
     @property
     def bytes(self) -> int:
         """Bytes of memory that this takes."""
         apart = 0 if self.admission_counts is None else self.admission_counts.nbytes
         apart += 0 if self.frequencies is None else self.frequencies[1].nbytes
-        return apart if self._rows is None else apart + self._rows.bytes
-
-    @property
-    def ids(self) -> Int64:
-        """int64 `[rows]`, of every image, in the order in which they were taken. A view, to read."""
-        return np.empty(0, np.int64) if self._rows is None else self._rows.ids
-
-    @property
-    def positions(self) -> Int64:
-        """int64 `[rows]`: where scans of the table came upon the row; -1: there was none. A view, to read."""
-        return np.empty(0, np.int64) if self._rows is None else self._rows.origins.array[: self.rows, _POSITION]
-
-    @property
-    def sequences(self) -> Int64:
-        """int64 `[rows]`: the number in the table's sequence of changes of the row's first one. A view, to read."""
-        return np.empty(0, np.int64) if self._rows is None else self._rows.origins.array[: self.rows, _SEQUENCE]
-
-    @property
-    def touches(self) -> Int64:
-        """int64 `[rows, 2]`, `RowBlock.touches` of a table with eviction. A view, to read."""
-        return np.empty((0, 2), np.int64) if self._rows is None else self._rows.touches.array[: self.rows]
-
-    def find(self, ids: Int64, places: Int64) -> int:
-        """Writes which image is each id's into `places` int64 `[n]`, -1 for none; returns how many have none."""
-        if self._rows is None:
-            places[:] = -1
-            return len(ids)
-        return self._rows.find(ids, places)
+        return apart if self.memory is None else apart + self.memory.bytes
 
     def strangers(self, ids: Int64, pool: RangePool) -> Int64:
         """int64: indices of those of `ids` int64 `[n]` that have no image."""
-        if self._rows is None:
+        if self.memory is None:
             return np.arange(len(ids))
-        places, missing = np.empty(len(ids), np.int64), list[int]()
-
-        def find(start: int, stop: int) -> None:
-            missing.append(self.find(ids[start:stop], places[start:stop]))
-
-        pool.run(find, len(ids), _FOUND_A_THREAD)
-        return np.flatnonzero(places < 0) if any(missing) else places[:0]
+        places = np.empty(len(ids), np.int64)
+        missing = find_all(self.memory.find, ids, places, pool)
+        return np.flatnonzero(places < 0) if missing else places[:0]
 
     def add(self, ids: Int64, positions: Int64, sequence: int, rows: TableRows, touches: Int64 | None,
             pool: RangePool) -> None:  # fmt: skip
@@ -137,13 +88,13 @@ class BeforeImages:
         Raises:
             MemoryError: there is no room; nothing has changed.
         """
-        held = self.begun()
+        held = self._begun()
         start, stop = held.add(ids)
-        self.tells_of_none |= bool((positions < 0).any())
+        held.tells_of_none |= bool((positions < 0).any())
         held.origins.array[start:stop, _POSITION] = positions
         held.origins.array[start:stop, _SEQUENCE] = sequence
         if touches is not None:
-            held.touches.array[start:stop] = touches
+            held.touched.array[start:stop] = touches
         weights, slots = held.weights.array[start:stop], held.slots.array[start:stop]
         stream = can_stream(weights)
 
@@ -152,37 +103,32 @@ class BeforeImages:
 
         pool.run(copy, stop - start, _COPIED_A_THREAD)
 
-    def read(self, places: Int64, out: Float32, stream: bool = False) -> None:
-        """Weights of images into `out` float32 `[n, dim]`; rows of `out` at negative places are left alone."""
-        if self._rows is not None:
-            gather(self._rows.weights.array, places, out, stream)
-
-    def block(self, places: Int64) -> tuple[Float32, Float32]:
-        """Copies of images, as `TableRows.copy` gave them."""
-        held = self.begun()
-        return held.weights.array[places], held.slots.array[places]
-
     def take_over(self, newer: BeforeImages) -> None:
-        """Is told that the pin after this one is gone: images that only it has are needed here.
+        """Keeps what only the pin after this one has, which is gone, and what this one needs.
 
         Raises:
             MemoryError: there is no room; nothing has changed.
         """
-        if newer.rows:
-            places = np.empty(newer.rows, np.int64)
-            self.find(newer.ids, places)
+        if newer.memory is not None:
+            ours, theirs = self._begun(), newer.memory
+            places = np.empty(theirs.count, np.int64)
+            ours.find(theirs.ids, places)
             chosen = np.flatnonzero(places < 0)
-            held, theirs_held = self.begun(), newer.begun()
-            start, stop = held.add(newer.ids[chosen])
-            for ours, theirs in zip(held.slabs, theirs_held.slabs, strict=True):
-                np.take(theirs.array, chosen, axis=0, out=ours.array[start:stop], mode="clip")
-            self.tells_of_none |= newer.tells_of_none
+            start, stop = ours.add(theirs.ids[chosen])
+            for to, of in zip(ours.slabs, theirs.slabs, strict=True):
+                np.take(of.array, chosen, axis=0, out=to.array[start:stop], mode="clip")
+            ours.tells_of_none |= theirs.tells_of_none
         if self.admission_counts is None:
             self.admission_counts = newer.admission_counts
         if self.touch_times is None:
             self.touch_times = newer.touch_times
         if self.frequencies is None:
             self.frequencies = newer.frequencies
+
+    def _begun(self) -> ImageRows:
+        if self.memory is None:
+            self.memory = self._new_memory()
+        return self.memory
 
 
 _INDEX_BYTES = 33  # of a row, at most
@@ -195,7 +141,8 @@ class ImageRows:
     Attributes:
         weights, slots: float32 slabs.
         origins: int64 slab of two columns.
-        touches: int64 slab of two columns, of tables with eviction; else of none.
+        touched: int64 slab of two columns, of tables with eviction; else of none.
+        tells_of_none: Whether any image says that there was no row.
     """
 
     def __init__(self, spec: TableSpec, slot_width: int, direct: int | None) -> None:
@@ -208,7 +155,8 @@ class ImageRows:
         rows = self._index.capacity
         touches = 0 if spec.eviction is None else 2
         self.weights, self.slots = Slab(rows, spec.dim), Slab(rows, slot_width)
-        self.origins, self.touches = Slab(rows, 2, np.int64), Slab(rows, touches, np.int64)
+        self.origins, self.touched = Slab(rows, 2, np.int64), Slab(rows, touches, np.int64)
+        self.tells_of_none = False
         self._row_bytes = 4 * (spec.dim + slot_width) + 16 + 8 * touches
         self._highest = 0
 
@@ -223,9 +171,21 @@ class ImageRows:
         return self._index.row_ids
 
     @property
+    def positions(self) -> Int64:
+        """int64 `[count]`: where scans of the table came upon the row; -1: there was none. A view, to read."""
+        positions: Int64 = self.origins.array[: self.count, _POSITION]
+        return positions
+
+    @property
+    def sequences(self) -> Int64:
+        """int64 `[count]`: the number in the table's sequence of changes of the row's first one. A view, to read."""
+        sequences: Int64 = self.origins.array[: self.count, _SEQUENCE]
+        return sequences
+
+    @property
     def slabs(self) -> tuple[Slab, ...]:
         """All of them."""
-        return self.weights, self.slots, self.origins, self.touches
+        return self.weights, self.slots, self.origins, self.touched
 
     @property
     def bytes(self) -> int:
@@ -253,14 +213,23 @@ class ImageRows:
         self._index.claim(ids, np.empty(len(ids), np.int64))
         return start, self.count
 
+    def read(self, places: Int64, out: Float32, stream: bool = False) -> None:
+        """Weights of images into `out` float32 `[n, dim]`; rows of `out` at negative places are left alone."""
+        gather(self.weights.array, places, out, stream)
+
+    def block(self, places: Int64) -> tuple[Float32, Float32]:
+        """Copies of images, as `TableRows.copy` gave them."""
+        return self.weights.array[places], self.slots.array[places]
+
     def clear(self) -> None:
         """Forgets all rows, and keeps the memory."""
         self._highest = max(self._highest, self.count)
+        self.tells_of_none = False
         self._index.clear()
 
 
 def first_bytes(direct: int | None) -> int:
-    """Bytes that the first row of some `ImageRows` takes beside itself."""
+    """Bytes that the first row of some `ImageRows` takes besides itself."""
     return _FIRST_BYTES if direct is None else 8 * direct
 
 
@@ -302,7 +271,7 @@ class _DirectPlaces:
         self._places.array[ids, 0] = np.arange(start + 1, self.count + 1)
 
     def clear(self) -> None:
-        """As in `IdIndex`; the memory is kept."""
+        """Forgets every place; the memory is kept."""
         self._places.array[self.row_ids, 0] = 0
         self.count = 0
 
@@ -311,7 +280,7 @@ MakeRoom = Callable[[int], None]
 """Gives pins up, the oldest first, until so many bytes more may be taken; `MAX_BYTES` gives all of them up."""
 
 MAX_BYTES = 1 << 62
-_BESIDE = 65  # bytes of an image beside its row, at most
+_OVERHEAD = 65  # bytes of an image besides its row, at most
 
 
 class TableVersions:
@@ -344,7 +313,7 @@ class TableVersions:
 
     def begin(self, version: int, count: int, make_room: MakeRoom) -> None:
         """The current version is pinned, newer than all that are: the table has `count` rows."""
-        self._images[version] = BeforeImages(self._memory, count, self._steps)
+        self._images[version] = BeforeImages(self._new_memory, count, self._steps)
         self._make_room = make_room
 
     def end(self, version: int) -> None:
@@ -388,7 +357,7 @@ class TableVersions:
         return [images for other, images in self._images.items() if other >= version]
 
     def save(self, ids: Int64, positions: Int64, rows: TableRows, members: RowMembership, pool: RangePool) -> None:
-        """Is told of rows that are about to change. Never fails: pins are given up, where there is no memory.
+        """Rows are about to change. Never fails: pins are given up, where there is no memory.
 
         Args:
             ids: int64 `[n]`, each once.
@@ -430,7 +399,7 @@ class TableVersions:
             images.touch_times = members.touch_times()
 
     def save_frequencies(self, members: RowMembership, high: int) -> None:
-        """Is told that touches of the rows below position `high` are about to be counted anew. Never fails."""
+        """Touches of the rows below position `high` are about to be counted anew. Never fails."""
         images = self._newest()
         if images is None or images.frequencies is not None:
             return
@@ -447,9 +416,9 @@ class TableVersions:
         held = images.memory or self._spare
         if held is not None:
             return held.room(more)
-        return first_bytes(self._direct) + more * (4 * (self._spec.dim + self._slot_width) + _BESIDE)
+        return first_bytes(self._direct) + more * (4 * (self._spec.dim + self._slot_width) + _OVERHEAD)
 
-    def _memory(self) -> ImageRows:
+    def _new_memory(self) -> ImageRows:
         spare, self._spare = self._spare, None
         return spare or ImageRows(self._spec, self._slot_width, self._direct)
 

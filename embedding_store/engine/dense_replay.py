@@ -59,7 +59,8 @@ class CatchUpOptimizer(RowOptimizer):
             _, which = present.reach(*rows, batch.positions)
             rate, (decay,) = np.float32(batch.rate), self._adam.single("weight_decay")
             table, scalars = (which, present.coefficients, stamp), (rate, decay, self._adam.scalars(batch.step, rate))
-            update_adam(*rows, slots.view(np.int32), batch.positions, batch.gradients, *table, *scalars)
+            arrays = *rows, slots.view(np.int32), batch.positions, batch.gradients
+            update_adam(weights.shape[1], (*arrays, *table, *scalars))
             return
         many = max(64, PIECE_BYTES // (4 * (weights.shape[1] + slots.shape[1])))
         for start in range(0, len(batch), many):
@@ -103,7 +104,7 @@ class ReplayedRows(TableRows):
         return None if self._moving else self._inner.plain
 
     def slabs(self) -> tuple[Slab, ...] | None:
-        """As in `TableRows.slabs`: none where whoever reads has to know of steps."""
+        """None where whoever reads has to know of steps."""
         return None if self._moving else self._inner.slabs()
 
     @property
@@ -142,7 +143,7 @@ class ReplayedRows(TableRows):
         return self.seen(*self._inner.block(positions))
 
     def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
-        """As in `TableRows.copy`: with the last slot, which says how far rows are caught up."""
+        """With the last slot, which says how far rows are caught up."""
         self._inner.copy(positions, weights, slots, stream)
 
     def seen(self, weights: Float32, slots: Float32) -> tuple[Float32, Float32]:
@@ -165,7 +166,6 @@ class ReplayedRows(TableRows):
         return np.flatnonzero((kept < step) & (kept > 0))
 
     def initialise(self, ids: Int64, positions: Int64) -> None:
-        """As in `TableRows.initialise`; steps follow with the first update."""
         self._inner.initialise(ids, positions)
 
     def update(self, batch: UpdateBatch) -> None:

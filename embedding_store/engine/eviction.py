@@ -1,7 +1,6 @@
 """When and how often rows were touched, and which of them an eviction takes.
 
-Nothing here allocates memory while it looks, so that a commit that has begun
-to change rows also ends.
+Nothing here allocates memory while it looks, so that a commit that has begun to change rows also ends.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _DIGIT_BITS = 11
 class RowTouches:
     """By position the version that last touched a row, and where frequency counts how often it was touched.
 
-    Positions stand once in every call.
+    Positions are there once in every call.
 
     Attributes:
         unsettled: Whether rows may have been put without a version.
@@ -145,7 +144,7 @@ class RowTouches:
             version: That is being committed.
             row_ids: int64 `[high]`, the id at each position.
             count: Rows that there are.
-            remove: Takes rows away by their ids; is called with a few at a time, whose touches stand until then.
+            remove: Takes rows away by their ids; is called with a few at a time, whose touches are there until then.
             oldest: Rows that were last touched before this version go, whatever else the eviction says.
             cut: What goes for `max_rows`, where others decide: rows touched before a version, and of those of that
                 version the ones with this id or a greater one (None: none). None: rows of this table alone count.
@@ -206,8 +205,8 @@ def _doomed(
 ) -> tuple[int, int]:
     """Positions of rows that go, from `position` on, until `doomed` is full; their number, and the next position.
 
-    Rows go that were last touched before version `oldest`, or at version
-    `tied` with an id of `least_id` or above, or fewer than `least_times` times.
+    Rows go that were last touched before version `oldest`, or at version `tied` with an id of `least_id` or above, or
+    fewer than `least_times` times.
     """
     oldest, tied, least_id, least_times = rule
     count = 0

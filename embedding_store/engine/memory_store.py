@@ -1,4 +1,4 @@
-"""The store that keeps its rows in the memory of its own process."""
+"""The store that keeps its rows in the memory of its process."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class MemoryStore(BaseStore):
             return look_up(self._readers(ids, version), ids, self._pool)
 
     def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
-        """As in `RowSource.lookup_into`: rows are folded where they lie."""
+        """Rows are folded where they lie."""
         if self._tier is not None:
             self._tier.before_lookup([(request.table, request.ids) for request in requests], self._lock)
         with self._lock.reading():
@@ -137,7 +137,7 @@ class MemoryStore(BaseStore):
             answer_requests(tables, requests, self._pool if split else SERIAL)
 
     def lookup_in_order(self, requests: Iterable[LookupRequest], version: int | None) -> Generator[None, None, None]:
-        """As in `RowSource.lookup_in_order`; where rows may be cold, all requests are taken first, and read at once."""
+        """Where rows may be cold, all requests are taken first, and read at once."""
         if self._tier is not None:
             requests = list(requests)
             self._tier.before_lookup([(request.table, request.ids) for request in requests], self._lock)
@@ -158,7 +158,7 @@ class MemoryStore(BaseStore):
             return self._table(table).count
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `EmbeddingStore.scan`; a commit between two blocks shows in the later ones."""
+        """A commit between two blocks shows in the later ones."""
         with self._lock.reading():
             found = self._table(table)
         return self._blocks(found, require_block_rows(block_rows))
@@ -253,7 +253,7 @@ class MemoryStore(BaseStore):
     # Tables, and rows that are changed by hand
 
     def create_table(self, spec: TableSpec) -> bool:
-        """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer."""
+        """Raises `BadSpec` for an unknown optimizer."""
         with self._lock.writing():
             self._require_open()
             if self._has_table(spec):  # which changes nothing: the store stays with the process that writes it
@@ -273,7 +273,6 @@ class MemoryStore(BaseStore):
             return True
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
-        """As in `EmbeddingStore.put`, one block after the other."""
         with self._lock.reading():
             found = self._table(table)
         for block in blocks:
@@ -373,7 +372,7 @@ class MemoryStore(BaseStore):
                 self._finish(commit, self._stage(commit))
 
     def begin_commit(self, commit: Commit) -> Future[None]:
-        """As in `EmbeddingStore.begin_commit`: the store stays locked until a thread has logged the commit.
+        """The store stays locked until a thread has logged the commit.
 
         Where nobody can read the version before, it is logged in the caller's thread.
         """

@@ -26,12 +26,11 @@ from elastable.embedding_store.engine.table_rows import MakeRows, TableRows, res
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.log.changes import TableImages
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool, find_all
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
-from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
+from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.support.scratch import Scratch
 from elastable.embedding_store.tables import TableReader
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_dtypes import round_update
@@ -39,7 +38,6 @@ from elastable.embedding_store.tables.row_dtypes import round_update
 __all__ = ["MemoryTable", "StagedUpdate"]
 
 _FRESH_A_THREAD = 1 << 12
-_FOUND_A_THREAD = 1 << 14
 _COPIED_A_THREAD = 1 << 12
 _NO_IDS: Int64 = np.empty(0, np.int64)
 
@@ -120,7 +118,7 @@ class MemoryTable(TableReader):
 
     @property
     def count(self) -> int:
-        """Rows that hold a value of their own."""
+        """Rows that were updated or put."""
         return self.directory.count
 
     @property
@@ -137,8 +135,8 @@ class MemoryTable(TableReader):
         """The table as it was at a pinned version, to read before anything changes."""
         since = self.versions.since(version)
         rows = self.rows.as_of(self.versions.step(version))
-        standing = (self.directory, rows, self.members)
-        return PinnedTable(self.spec, *standing, since, self.versions.sequence, self.replay)
+        current = (self.directory, rows, self.members)
+        return PinnedTable(self.spec, *current, since, self.versions.sequence, self.replay)
 
     def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
         """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
@@ -154,7 +152,7 @@ class MemoryTable(TableReader):
         return RowBlock(ids, *self.rows.block(positions), self.members.touches(positions), trained=True)
 
     def statistics(self) -> TableStatistics:
-        """As in `EmbeddingStore.table_statistics`; bytes of the address space that rows have come to use."""
+        """Counts of rows, and bytes of the address space that they have come to use."""
         row_bytes = self._row_bytes + self.members.row_bytes
         held = self.directory.bytes + self.members.bytes + self.directory.positions_given * row_bytes
         gone = self.members.evicted, self._deleted
@@ -413,13 +411,7 @@ class MemoryTable(TableReader):
 
     def find(self, ids: Int64, positions: Int64, pool: RangePool) -> int:
         """`RowDirectory.find`, by all threads."""
-        missing: list[int] = []
-
-        def find(start: int, stop: int) -> None:
-            missing.append(self.directory.find(ids[start:stop], positions[start:stop]))
-
-        pool.run(find, len(ids), _FOUND_A_THREAD)
-        return sum(missing)
+        return find_all(self.directory.find, ids, positions, pool)
 
     def make_room(self, ids: Int64) -> None:
         """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""

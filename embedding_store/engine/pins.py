@@ -95,7 +95,7 @@ class StorePins:
         return lease
 
     def welcome(self, table: MemoryTable) -> None:
-        """Is told of a new table: at every pinned version it is empty. Alone."""
+        """A new table: at every pinned version it is empty. Alone."""
         for version in self._leases:
             table.versions.begin(version, 0, self._make_room)
 
@@ -137,7 +137,7 @@ class StorePins:
             self.release(lease, _not_renewed(lease))
 
     def require_lease(self, lease: PinLease) -> None:
-        """Raises `StaleVersion` unless the lease stands."""
+        """Raises `StaleVersion` unless the lease holds."""
         gone = lease.gone
         if gone is None and self._late(lease):
             gone = _not_renewed(lease)
@@ -145,7 +145,7 @@ class StorePins:
             raise StaleVersion(f"the pin of version {lease.version} is gone: {gone}")
 
     def require(self, version: int, current: int) -> None:
-        """Raises `StaleVersion` or `FutureVersion` unless a lease of the version stands."""
+        """Raises `StaleVersion` or `FutureVersion` unless a lease of the version holds."""
         if all(self._late(lease) for lease in self._leases.get(version, ())):
             raise self._refusal(version, current)
 
@@ -155,20 +155,20 @@ class StorePins:
         refuse_while_pinned(what, self._leases)
 
     def statistics(self) -> tuple[PinStatistics, ...]:
-        now, told = self._clock(), []
+        now, found = self._clock(), []
         for version, held in self._leases.items():
             rows, size = self._size(version)
-            told += [PinStatistics(version, lease.ends - now, rows, size) for lease in held if not self._late(lease)]
-        return tuple(told)
+            found += [PinStatistics(version, lease.ends - now, rows, size) for lease in held if not self._late(lease)]
+        return tuple(found)
 
     def _late(self, lease: PinLease) -> bool:
         return self._clock() >= lease.ends
 
     def _refusal(self, version: int, current: int) -> Exception:
-        standing = [v for v, held in self._leases.items() if not all(map(self._late, held))]
+        pinned = [v for v, held in self._leases.items() if not all(map(self._late, held))]
         why = self._ended.get(version)
         late = self._leases.get(version)
-        return not_pinned(version, current, standing, _not_renewed(late[0]) if late else why)
+        return not_pinned(version, current, pinned, _not_renewed(late[0]) if late else why)
 
     def _size(self, version: int) -> tuple[int, int]:
         sizes = [table.versions.size(version) for table in self._tables.values()]
@@ -227,29 +227,24 @@ def _not_renewed(lease: PinLease) -> str:
     return f"it was not renewed within its lease of {lease.seconds:g} s"
 
 
+@dataclass(eq=False)
 class MemoryPin(Snapshot):
-    """As `Snapshot`. A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
+    """A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
 
     Args:
         lock, pool: Of the store.
         table: Finds a table of the store by its name, or raises.
-        specs: Of the store.
+        store_specs: `specs` of the store.
         pins: Of the store.
         lease: Of this pin.
     """
 
-    def __init__(
-        self,
-        lock: ReadersWriterLock,
-        pool: RangePool,
-        table: Callable[[str], MemoryTable],
-        specs: Callable[[], dict[str, TableSpec]],
-        pins: StorePins,
-        lease: PinLease,
-    ) -> None:
-        self._lock, self._pool = lock, pool
-        self._table, self._store_specs = table, specs
-        self._pins, self._lease = pins, lease
+    _lock: ReadersWriterLock
+    _pool: RangePool
+    _table: Callable[[str], MemoryTable]
+    _store_specs: Callable[[], dict[str, TableSpec]]
+    _pins: StorePins
+    _lease: PinLease
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         with self._lock.reading():
@@ -264,7 +259,7 @@ class MemoryPin(Snapshot):
         return answer_in_order(self._lock, partial(self._readers, version=version), requests)
 
     def specs(self) -> dict[str, TableSpec]:
-        """As in `RowSource.specs`; tables that were made later are there, and empty."""
+        """Those of the store: tables that were made later are there, and empty."""
         return self._store_specs()
 
     def version(self) -> int:
@@ -281,7 +276,7 @@ class MemoryPin(Snapshot):
             return self._at(table).count
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `Snapshot.scan`: the rows that have not changed since first, then the others."""
+        """The rows that have not changed since first, then the others."""
         with self._lock.reading():
             self._at(table)
         return self._blocks(table, require_block_rows(block_rows))
@@ -333,12 +328,12 @@ _log = logging.getLogger(__name__)
 
 
 class PinKeeper(Closing):
-    """Renews a pin in a thread of its own until it is closed, and releases it then.
+    """Renews a pin on a separate thread until it is closed, and releases it then.
 
     A pin that is gone nevertheless is noticed by whoever reads there next, or asks here.
 
     Attributes:
-        gone: Why the version is not readable any more, as a renewal was told; None while it is, as far as is known.
+        gone: Why the version is not readable any more, as a renewal was answered; None while it is, as far as is known.
 
     Args:
         pin: Taken over.

@@ -82,6 +82,15 @@ class ReplayedTables:
                 self.record = record
         self.version = version
 
+    def apply_encoded(self, payload: Buffer, version: int, where: str) -> Change:
+        """As `apply`, of a change as the log keeps it. Raises `StoreBroken`, which says `where` it was."""
+        try:
+            change = decode_change(memoryview(payload))
+            self.apply(change, version)
+        except (BadInput, VersionError, StoreBroken) as error:
+            raise StoreBroken(f"{where} cannot be applied: {error}") from error
+        return change
+
     def _commit(self, commit: CommitImages, version: int) -> None:
         if version != self.version + 1:
             raise BadInput(f"a commit of version {version} comes after version {self.version}")
@@ -164,7 +173,7 @@ class ChangeLog(Closing):
         """
 
     def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
-        """Writes a base from a pinned version, on a thread of its own, and closes the snapshot.
+        """Writes a base from a pinned version, on a separate thread, and closes the snapshot.
 
         Args:
             snapshot: As of the last change.
@@ -224,14 +233,14 @@ class StoreHistory(ChangeLog):
         if self._base is not None:
             begin = self._base.sequence
             for version, payload in self._base.payloads():
-                self._apply(tables, payload, version, self._base.path.name)
+                tables.apply_encoded(payload, version, f"{self.folder}: {self._base.path.name}")
         if begin > self.log.last or self.log.first > begin + 1:
             raise StoreBroken(
                 f"{self.folder} is incomplete: its base includes entries up to {begin}, and its log holds "
                 f"{self.log.first} to {self.log.last}; restore a checkpoint into a new folder"
             )
         for entry in self.log.entries(after=begin):
-            self._apply(tables, entry.payload, entry.version, f"entry {entry.sequence}")
+            tables.apply_encoded(entry.payload, entry.version, f"{self.folder}: entry {entry.sequence}")
 
     def take_back(self, version: int) -> int:
         self.abandon_base()
@@ -267,12 +276,6 @@ class StoreHistory(ChangeLog):
     def close(self) -> None:
         self.abandon_base()
         self.log.close()
-
-    def _apply(self, tables: ReplayedTables, payload: memoryview, version: int, where: str) -> None:
-        try:
-            tables.apply(decode_change(payload), version)
-        except (BadInput, VersionError, StoreBroken) as error:
-            raise StoreBroken(f"{self.folder}: {where} cannot be applied: {error}") from error
 
     def _write_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None, sequence: int) -> None:
         try:

@@ -23,7 +23,7 @@ class TableRows(ABC):
     """Weights and slots at positions 0, 1, 2, ...
 
     Different positions may be read, written and updated from different
-    threads. Positions stand once in each call that changes rows.
+    threads. Positions are there once in each call that changes rows.
     """
 
     @property
@@ -33,7 +33,7 @@ class TableRows(ABC):
 
     @property
     def plain_slots(self) -> Float32 | None:
-        """Slots float32 `[rows, slot_width]` beside `plain`; None where they do not lie so in memory."""
+        """Slots float32 `[rows, slot_width]` next to `plain`; None where they do not lie so in memory."""
         return None
 
     @property
@@ -59,7 +59,7 @@ class TableRows(ABC):
 
     @abstractmethod
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
-        """Is told, by one thread alone, of the rows that are changed next.
+        """Prepares for a change of rows, in one thread alone.
 
         Args:
             positions: int64 `[n]`, all of them.
@@ -67,7 +67,7 @@ class TableRows(ABC):
             pool: Threads to work with.
 
         Returns:
-            What `update` is to be told of these rows as `UpdateBatch.frames`, so that it need not look again.
+            What `update` gets of these rows as `UpdateBatch.frames`, so that it need not look again.
         """
 
     @abstractmethod
@@ -95,7 +95,7 @@ class TableRows(ABC):
         return weights, slots
 
     def slabs(self) -> tuple[Slab, ...] | None:
-        """As in `RowValues.slabs`; None: these rows are not for other processes to read."""
+        """`RowValues.slabs`; None: these rows are not for other processes to read."""
         return None
 
     @abstractmethod
@@ -144,7 +144,7 @@ class ResidentRows(TableRows):
         """Memory comes as it is touched."""
 
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
-        """All rows are at hand."""
+        """All rows are in memory."""
         return None
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:

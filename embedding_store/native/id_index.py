@@ -12,8 +12,7 @@ from elastable.embedding_store.native.intrinsics import prefetch_line
 from elastable.embedding_store.native.kernel import inlined, kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
-from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
-from elastable.embedding_store.support.scratch import Scratch
+from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
 
 __all__ = ["IdIndex"]
 
@@ -188,9 +187,8 @@ _RING = np.uint64(2 * _BLOCK - 1)  # homes of two blocks
 def _find(cells: Cells, state: Int64, ids: Int64, positions: Int64) -> int:
     """`RowDirectory.find`; writes nothing but `positions`.
 
-    In blocks, so that the lines of one arrive while those of the block before
-    it are looked at, and without a branch where an id lies in its home line:
-    no processor foresees a branch on what memory holds.
+    In blocks, so that the lines of one arrive while those of the block before it are looked at, and without a branch
+    where an id lies in its home line: no processor foresees a branch on what memory holds.
     """
     place = _place_of(state)
     if not _fits(len(cells), place):

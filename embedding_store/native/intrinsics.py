@@ -1,11 +1,9 @@
 """What numba kernels lack, as LLVM instructions: moves and folds of rows, bytes at any place, fences, prefetching.
 
-numba's own loops over a row check at every row whether source and target
-overlap, and do not know its length. These moves are written down as vector
-instructions; where the length of a row is common they are unrolled for it,
-which a branch per row decides. They check nothing: rows must be there, must
-not overlap, and their columns must lie side by side (rows may lie apart, so
-that a target may be some columns of a wider buffer).
+numba's own loops over a row check at every row whether source and target overlap, and do not know its length. These
+moves are written down as vector instructions; where the length of a row is common they are unrolled for it, which a
+branch per row decides. They check nothing: rows must be there, must not overlap, and their columns must lie side by
+side (rows may lie apart, so that a target may be some columns of a wider buffer).
 """
 
 from __future__ import annotations
@@ -13,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import Parameter
 from inspect import Signature as CallSignature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 from llvmlite.ir import IRBuilder, Value
 from numba.core import cgutils, types
-from numba.core.base import BaseContext
 from numba.core.types import Type
-from numba.core.typing import Signature
-from numba.core.typing.context import BaseContext as TypingContext
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = [
     "adding",
@@ -44,7 +44,7 @@ __all__ = [
 
 Types = Sequence[Type]
 Values = Sequence[Value]
-_Write = Callable[[BaseContext, IRBuilder, Types, Values], Value | None]
+_Write = Callable[["BaseContext", IRBuilder, Types, Values], Value | None]
 """Writes the instructions of a call down: `write(context, builder, types of the arguments, arguments)`."""
 
 

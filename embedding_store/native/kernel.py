@@ -31,7 +31,7 @@ from numba.core.typing import Signature
 from elastable.embedding_store.native.intrinsics import prefetch_line
 
 __all__ = [
-    "CompileTurns",
+    "CompileLocks",
     "by_whole_lines",
     "inlined",
     "keep_on_disk",
@@ -142,18 +142,18 @@ def prefetch_distance(dim: int) -> int:
 # One process at a time compiles a kernel; the others wait, and load what it saved
 
 
-_PATIENCE_S = 20.0  # for one kernel; whoever has it may have been stopped
+_DEADLINE_S = 20.0  # for one kernel; whoever has it may have been stopped
 _LOOK_S = 0.02
 
 
-class CompileTurns:
+class CompileLocks:
     """The kernels that this process compiles now. Callers hold numba's compiler lock."""
 
     def __init__(self) -> None:
         self._held: dict[Path, int] = {}
 
     def take(self, lock: Path) -> None:
-        """Waits until no other process compiles the kernel of this lock file, for 20 s at most; then it is our turn.
+        """Waits until no other process compiles the kernel of this lock file, for 20 s at most; then this one does.
 
         Deadlines that pause while this process compiles (`compile_seconds`) pause here, too.
         """
@@ -167,7 +167,7 @@ class CompileTurns:
         if _locked(file):
             return
         with event.trigger_event("numba:compile", data={"waits for": str(lock)}):
-            give_up = time.monotonic() + _PATIENCE_S
+            give_up = time.monotonic() + _DEADLINE_S
             while time.monotonic() < give_up and not _locked(file):
                 time.sleep(_LOOK_S)
 
@@ -194,7 +194,7 @@ def _locked(file: int) -> bool:
 _EXTERNAL = frozenset({"builtins", "itertools", "llvmlite", "math", "numba", "numpy", "typing"})
 """Packages whose versions, not their sources, decide what is compiled; numba names the llvmlite that it runs with."""
 
-_TURNS = CompileTurns()
+_LOCKS = CompileLocks()
 
 
 def keep_on_disk(kernel: Callable[..., object]) -> None:
@@ -249,10 +249,10 @@ class _KernelCache(caching.NullCache):  # type: ignore[misc]
         if found is not None or isinstance(self._place, _ReadOnlyPlace):
             return found
         self._place.locator.ensure_cache_path()
-        _TURNS.take(self._lock(stem))
+        _LOCKS.take(self._lock(stem))
         found = self._saved(name, target_context)  # another process may have compiled it meanwhile
         if found is not None:
-            _TURNS.give_back(self._lock(stem))
+            _LOCKS.give_back(self._lock(stem))
         return found
 
     def _saved(self, name: str, target_context: BaseContext) -> CompileResult | None:
@@ -271,7 +271,7 @@ class _KernelCache(caching.NullCache):  # type: ignore[misc]
                 self._place.locator.ensure_cache_path()
                 self._save(stem, f"{stem}.{sources}.nbc", data)
         finally:
-            _TURNS.give_back(self._lock(stem))
+            _LOCKS.give_back(self._lock(stem))
 
     def _save(self, stem: str, name: str, data: CompileResult) -> None:
         self._files._save_data(name, self._place.reduce(data))  # a reader sees all of it or nothing

@@ -1,11 +1,9 @@
 """Numbers of 16 bits: float16 and bfloat16 beside float32, as kernels over uint16.
 
-Neither numba nor numpy knows bfloat16, and numba has no float16, so their bits
-are made by integer arithmetic, the same on every machine. Nearest rounding is
-to even on ties; NaN stays NaN. Random rounding goes up with the probability of
-the part that is cut off, so that its expectation is the number itself:
-exactly so for bfloat16 and for float16 from 2**-14 on, within 2**-16 of a step
-below. Where it would go up to infinity, rounding is to nearest.
+Neither numba nor numpy knows bfloat16, and numba has no float16, so their bits are made by integer arithmetic, the same
+on every machine. Nearest rounding is to even on ties; NaN stays NaN. Random rounding goes up with the probability of
+the part that is cut off, so that its expectation is the number itself: exactly so for bfloat16 and for float16 from
+2**-14 on, within 2**-16 of a step below. Where it would go up to infinity, rounding is to nearest.
 """
 
 from __future__ import annotations

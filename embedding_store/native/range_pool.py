@@ -1,9 +1,8 @@
 """Splitting a range of rows over threads that run kernels without the GIL.
 
-The threads are our own. `concurrent.futures` makes a future with a condition
-and two locks for each part, and takes as long to hand half a lookup over and
-back as to fold a thousand bags. numba's thread layers may not all be entered
-from several Python threads at once, as a server does.
+The threads are our own. `concurrent.futures` makes a future with a condition and two locks for each part, and takes as
+long to hand half a lookup over and back as to fold a thousand bags. numba's thread layers may not all be entered from
+several Python threads at once, as a server does.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ __all__ = [
     "WorkCounter",
     "available_cores",
     "fail_work",
+    "find_all",
     "join_work",
     "leave_work",
     "next_pieces",
@@ -124,6 +124,7 @@ def _nobody_inside(state: Int64, looks: int) -> bool:
 
 
 _MOST_SHARED = 8
+_FOUND_A_THREAD = 1 << 14
 _DEADLINE_S = 600.0  # kernels are finite; this only keeps a dead thread from hanging its caller
 
 _Work = Callable[[int, int], None]
@@ -236,12 +237,12 @@ class _Job:
     A helper that comes when all pieces are taken does nothing, so nobody waits for it.
     """
 
-    __slots__ = ("_bounds", "_done", "_ended", "_failure", "_turns", "_work")
+    __slots__ = ("_bounds", "_done", "_ended", "_failure", "_numbers", "_work")
 
     def __init__(self, work: _Work, bounds: Sequence[int]) -> None:
         self._work, self._bounds = work, bounds
         # One step of the interpreter each: no two threads get the same number.
-        self._turns, self._ended = numbers(), numbers(1)
+        self._numbers, self._ended = numbers(), numbers(1)
         self._failure: BaseException | None = None
         self._done = threading.Lock()
         self._done.acquire()
@@ -249,10 +250,10 @@ class _Job:
     def take(self) -> None:
         """Does pieces until none is left."""
         bounds, pieces = self._bounds, len(self._bounds) - 1
-        while (turn := next(self._turns)) < pieces:
+        while (piece := next(self._numbers)) < pieces:
             try:
                 if self._failure is None:
-                    self._work(bounds[turn], bounds[turn + 1])
+                    self._work(bounds[piece], bounds[piece + 1])
             except BaseException as error:  # noqa: BLE001 - raised by `wait`, in the caller's thread
                 self._failure = error
             if next(self._ended) == pieces:
@@ -298,6 +299,17 @@ def _help(queue: _Queue) -> None:
 def _dismiss(queue: _Queue, helpers: int) -> None:
     for _ in range(helpers):
         queue.put(None)
+
+
+def find_all(find: Callable[[Int64, Int64], int], ids: Int64, positions: Int64, pool: RangePool) -> int:
+    """As `find(ids, positions)`, which is `RowDirectory.find`, by all threads of a pool."""
+    missing: list[int] = []
+
+    def some(start: int, stop: int) -> None:
+        missing.append(find(ids[start:stop], positions[start:stop]))
+
+    pool.run(some, len(ids), _FOUND_A_THREAD)
+    return sum(missing)
 
 
 SERIAL = RangePool(1)

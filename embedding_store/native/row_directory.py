@@ -8,8 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
-from elastable.embedding_store.support.scratch import Scratch
+from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
 
 __all__ = ["DirectRows", "RowDirectory"]
 

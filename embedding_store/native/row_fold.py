@@ -17,6 +17,9 @@ _SUM, _MEAN, _SQRTN = range(3)
 
 _VALUES_A_PIECE = 1 << 16  # as in `row_gather`
 
+_Bags = tuple[Float32, Int64, Int64]
+"""Rows, positions and offsets as of `fold_bags`."""
+
 
 def fold_bags(
     rows: Float32,
@@ -48,7 +51,7 @@ def fold_bags(
         Whether there is a row at every position; else some of `out` is as it was.
     """
     kind = COMBINERS.index(combiner)
-    return bool(_fold(rows, fresh, positions, offsets, weights, kind, out, rows_ahead(rows.shape[1])))
+    return bool(_fold((rows, positions, offsets), fresh, weights, kind, out, rows_ahead(rows.shape[1])))
 
 
 def fold_bags_shared(
@@ -67,7 +70,7 @@ def fold_bags_shared(
     bags, dim = out.shape
     size = max(1, _VALUES_A_PIECE * bags // max(1, len(ids) * dim))
     kind, ahead = COMBINERS.index(combiner), rows_ahead(dim)
-    _fold_shared(rows, ids, offsets, weights, kind, out, ahead, counter.state, size)
+    _fold_shared((rows, ids, offsets), weights, kind, out, ahead, counter.state, size)
 
 
 @kernel
@@ -97,17 +100,9 @@ def _divisor(kind: int, weights: Float32 | None, start: int, stop: int) -> np.fl
 
 
 @kernel
-def _fold(
-    rows: Float32,
-    fresh: Float32,
-    positions: Int64,
-    offsets: Int64,
-    weights: Float32 | None,
-    kind: int,
-    out: Float32,
-    ahead: int,
-) -> bool:
+def _fold(bags: _Bags, fresh: Float32, weights: Float32 | None, kind: int, out: Float32, ahead: int) -> bool:
     """Compiled once with weights and once without."""
+    rows, positions, offsets = bags
     for b in range(len(offsets) - 1):
         start, stop = offsets[b] - offsets[0], offsets[b + 1] - offsets[0]
         if not _has_rows(positions, start, stop, len(rows), len(fresh)):
@@ -120,27 +115,20 @@ def _fold(
 
 @kernel
 def _fold_shared(
-    rows: Float32,
-    ids: Int64,
-    offsets: Int64,
-    weights: Float32 | None,
-    kind: int,
-    out: Float32,
-    ahead: int,
-    counter: Int64,
-    size: int,
+    bags: _Bags, weights: Float32 | None, kind: int, out: Float32, ahead: int, counter: Int64, size: int
 ) -> None:
+    rows, ids, offsets = bags
     join_work(counter)
     total = (len(out) + size - 1) // size
     first, last = next_pieces(counter, total)
     while first < last:
         start, stop = first * size, min(last * size, len(out))
         begin, end = offsets[start], offsets[stop]
-        bags, cuts = out[start:stop], offsets[start : stop + 1]
+        some, its = (rows, ids[begin:end], offsets[start : stop + 1]), out[start:stop]
         if weights is None:
-            there = _fold(rows, rows[:0], ids[begin:end], cuts, None, kind, bags, ahead)
+            there = _fold(some, rows[:0], None, kind, its, ahead)
         else:
-            there = _fold(rows, rows[:0], ids[begin:end], cuts, weights[begin:end], kind, bags, ahead)
+            there = _fold(some, rows[:0], weights[begin:end], kind, its, ahead)
         if not there:
             fail_work(counter)
         first, last = next_pieces(counter, total)

@@ -107,6 +107,14 @@ def scale_rows(rows: Float32, places: Int64, factor: np.float32) -> None:
         rows[places] *= factor
 
 
+@inlined
+def _move(out: Float32, at: int, rows: Float32, position: int, stream: bool) -> None:
+    if stream:
+        stream_row(out, at, rows, position)
+    else:
+        copy_row(out, at, rows, position)
+
+
 @kernel
 def gather_range(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> int:
     """`gather` within a kernel; `ahead`: what `rows_ahead` says."""
@@ -119,10 +127,7 @@ def gather_range(rows: Float32, positions: Int64, out: Float32, stream: bool, ah
         p = positions[i]
         if np.uint64(p) < size:
             count += 1
-            if stream:
-                stream_row(out, i, rows, p)
-            else:
-                copy_row(out, i, rows, p)
+            _move(out, i, rows, p, stream)
     fence()
     return count
 
@@ -154,10 +159,7 @@ def _gather_marked(
         prefetch_row(rows, ids[min(i + ahead, last)])
         p = ids[i]
         if np.uint64(p) < size and (marks[p >> 6] >> np.uint64(p & 63)) & np.uint64(1):
-            if stream:
-                stream_row(out, i, rows, p)
-            else:
-                copy_row(out, i, rows, p)
+            _move(out, i, rows, p, stream)
         else:
             missing[count] = i
             count += 1
@@ -172,18 +174,12 @@ def _gather_apart(rows: Float32, positions: Int64, places: Int64, out: Float32, 
         prefetch_row(rows, positions[min(i + ahead, last)])
         p = positions[i]
         if p >= 0:
-            if stream:
-                stream_row(out, places[i], rows, p)
-            else:
-                copy_row(out, places[i], rows, p)
+            _move(out, places[i], rows, p, stream)
     fence()
 
 
 @kernel
 def _scatter(rows: Float32, places: Int64, out: Float32, stream: bool) -> None:
     for i in range(len(places)):
-        if stream:
-            stream_row(out, places[i], rows, i)
-        else:
-            copy_row(out, places[i], rows, i)
+        _move(out, places[i], rows, i, stream)
     fence()

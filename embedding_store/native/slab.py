@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import mmap
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array
 
-__all__ = ["Slab", "SlabMaker", "anonymous_slab"]
+__all__ = ["Scratch", "Slab", "SlabMaker", "anonymous_slab"]
+
+S = TypeVar("S", bound=np.generic)
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE on Linux, which Python 3.11 does not name
 _HUGE_PAGE = 2 << 20
@@ -109,3 +111,22 @@ def _prefer_huge_pages(memory: mmap.mmap) -> None:
             memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             return  # a kernel without huge pages: slower, not wrong
+
+
+# Arrays that a loop uses again and again, so that its steps allocate nothing
+
+
+class Scratch(Generic[S]):
+    """One array that is handed out anew each time, and only grows. Not for two users at once."""
+
+    def __init__(self, dtype: type[S]) -> None:
+        self._array: npt.NDArray[S] = np.empty(0, dtype)
+
+    def take(self, rows: int, columns: int | None = None) -> npt.NDArray[S]:
+        """`[rows]` or `[rows, columns]`, C-contiguous, holding anything; the array taken before is void."""
+        size = rows if columns is None else rows * columns
+        if size > len(self._array):
+            # An eighth more than needed: batches whose sizes vary a little settle at once.
+            self._array = np.empty(size + size // 8, self._array.dtype)
+        flat = self._array[:size]
+        return flat if columns is None else flat.reshape(rows, columns)

@@ -1,15 +1,12 @@
 """Ids of strings: the 64 bits of FarmHash's `Fingerprint64`, the same from every language.
 
-`Fingerprint64` (https://github.com/google/farmhash, `farmhashna::Hash64`) is a
-fixed function of a string's bytes, promised never to change. So an id is known
-wherever rows are read: TensorFlow (`tf.fingerprint`), BigQuery
-(`FARM_FINGERPRINT`), Guava (`Hashing.farmHashFingerprint64`), ClickHouse
-(`farmFingerprint64`), the `farmhash` packages of Go, Rust and JavaScript. A
-string is its UTF-8; the 64 bits are the id's two's complement. There is no
-seed: one string is one id in every table.
+`Fingerprint64` (https://github.com/google/farmhash, `farmhashna::Hash64`) is a fixed function of a string's bytes,
+promised never to change. So an id is known wherever rows are read: TensorFlow (`tf.fingerprint`), BigQuery
+(`FARM_FINGERPRINT`), Guava (`Hashing.farmHashFingerprint64`), ClickHouse (`farmFingerprint64`), the `farmhash` packages
+of Go, Rust and JavaScript. A string is its UTF-8; the 64 bits are the id's two's complement. There is no seed: one
+string is one id in every table.
 
-Among n strings some two share an id, and so a row, with a probability of about
-n^2 / 2^65: one in 37 for 10^9 of them.
+Among n strings some two share an id, and so a row, with a probability of about n^2 / 2^65: one in 37 for 10^9 of them.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8, UInt64
 from elastable.embedding_store.errors import BadIds
+from elastable.embedding_store.native.intrinsics import word_at
 from elastable.embedding_store.native.kernel import kernel
 
 __all__ = ["hash_ids"]
@@ -78,8 +76,8 @@ def _fingerprint(text: UInt8, start: int, length: int) -> _U:
 def _of_0_to_16(text: UInt8, start: int, length: int) -> _U:
     mul = _K2 + _U(length) * _U(2)
     if length >= 8:
-        a = _word(text, start) + _K2
-        b = _word(text, start + length - 8)
+        a = word_at(text, start) + _K2
+        b = word_at(text, start + length - 8)
         c = _rotated(b, 37) * mul + a
         d = (_rotated(a, 25) + b) * mul
         return _mixed(c, d, mul)
@@ -95,27 +93,27 @@ def _of_0_to_16(text: UInt8, start: int, length: int) -> _U:
 @kernel
 def _of_17_to_32(text: UInt8, start: int, length: int) -> _U:
     mul = _K2 + _U(length) * _U(2)
-    a, b = _word(text, start) * _K1, _word(text, start + 8)
-    c, d = _word(text, start + length - 8) * mul, _word(text, start + length - 16) * _K2
+    a, b = word_at(text, start) * _K1, word_at(text, start + 8)
+    c, d = word_at(text, start + length - 8) * mul, word_at(text, start + length - 16) * _K2
     return _mixed(_rotated(a + b, 43) + _rotated(c, 30) + d, a + _rotated(b + _K2, 18) + c, mul)
 
 
 @kernel
 def _of_33_to_64(text: UInt8, start: int, length: int) -> _U:
     mul = _K2 + _U(length) * _U(2)
-    a, b = _word(text, start) * _K2, _word(text, start + 8)
-    c, d = _word(text, start + length - 8) * mul, _word(text, start + length - 16) * _K2
+    a, b = word_at(text, start) * _K2, word_at(text, start + 8)
+    c, d = word_at(text, start + length - 8) * mul, word_at(text, start + length - 16) * _K2
     y = _rotated(a + b, 43) + _rotated(c, 30) + d
     z = _mixed(y, a + _rotated(b + _K2, 18) + c, mul)
-    e, f = _word(text, start + 16) * mul, _word(text, start + 24)
-    g, h = (y + _word(text, start + length - 32)) * mul, (z + _word(text, start + length - 24)) * mul
+    e, f = word_at(text, start + 16) * mul, word_at(text, start + 24)
+    g, h = (y + word_at(text, start + length - 32)) * mul, (z + word_at(text, start + length - 24)) * mul
     return _mixed(_rotated(e + f, 43) + _rotated(g, 30) + h, e + _rotated(f + a, 18) + g, mul)
 
 
 @kernel
 def _of_many(text: UInt8, start: int, length: int) -> _U:
     seed = _U(81)
-    x, y = seed * _K2 + _word(text, start), seed * _K1 + _U(113)
+    x, y = seed * _K2 + word_at(text, start), seed * _K1 + _U(113)
     z = _shift_mixed(y * _K2 + _U(113)) * _K2
     v0 = v1 = w0 = w1 = _U(0)
     at, end = start, start + ((length - 1) // 64) * 64
@@ -136,24 +134,24 @@ def _round(
     text: UInt8, at: int, x: _U, y: _U, z: _U, v0: _U, v1: _U, w0: _U, w1: _U, mul: _U, factor: _U
 ) -> tuple[_U, _U, _U, _U, _U, _U, _U]:
     """64 bytes into the seven words of state; the last round weighs w1 and v0 by 9."""
-    x = _rotated(x + y + v0 + _word(text, at + 8), 37) * mul
-    y = _rotated(y + v1 + _word(text, at + 48), 42) * mul
+    x = _rotated(x + y + v0 + word_at(text, at + 8), 37) * mul
+    y = _rotated(y + v1 + word_at(text, at + 48), 42) * mul
     x ^= w1 * factor
-    y += v0 * factor + _word(text, at + 40)
+    y += v0 * factor + word_at(text, at + 40)
     z = _rotated(z + w0, 33) * mul
     v0, v1 = _weak(text, at, v1 * mul, x + w0)
-    w0, w1 = _weak(text, at + 32, z + w1, y + _word(text, at + 16))
+    w0, w1 = _weak(text, at + 32, z + w1, y + word_at(text, at + 16))
     return z, y, x, v0, v1, w0, w1
 
 
 @kernel
 def _weak(text: UInt8, at: int, a: _U, b: _U) -> tuple[_U, _U]:
-    a += _word(text, at)
-    b = _rotated(b + a + _word(text, at + 24), 21)
+    a += word_at(text, at)
+    b = _rotated(b + a + word_at(text, at + 24), 21)
     c = a
-    a += _word(text, at + 8) + _word(text, at + 16)
+    a += word_at(text, at + 8) + word_at(text, at + 16)
     b += _rotated(a, 44)
-    return a + _word(text, at + 24), b + c
+    return a + word_at(text, at + 24), b + c
 
 
 @kernel
@@ -176,13 +174,8 @@ def _rotated(value: _U, bits: int) -> _U:
 
 
 @kernel
-def _word(text: UInt8, at: int) -> _U:
-    """Eight bytes, the lowest first."""
-    return _half_word(text, at) | (_half_word(text, at + 4) << _U(32))
-
-
-@kernel
 def _half_word(text: UInt8, at: int) -> _U:
+    """Four bytes, the lowest first."""
     value = _U(0)
     for place in range(4):
         value |= _U(text[at + place]) << _U(8 * place)

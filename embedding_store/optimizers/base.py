@@ -1,9 +1,8 @@
 """Optimizers over rows: what turns a summed gradient into new weights and slots.
 
-An optimizer is *lazy*: it touches the rows it is given and no others. Where
-Keras decays the moments of every row at every step, a row here keeps its
-moments as they are until it has a gradient again. A table whose optimizer spec
-says `lazy=False` makes up for that: see `elastable.embedding_store.optimizers.dense_replay`.
+An optimizer is *lazy*: it touches the rows it is given and no others. Where Keras decays the moments of every row at
+every step, a row here keeps its moments as they are until it has a gradient again. A table whose optimizer spec says
+`lazy=False` makes up for that: see `elastable.embedding_store.optimizers.dense_replay`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Optimizers over rows as numba kernels: those of Keras, lazily, and row-wise Adagrad.
 
-Formulas, defaults and hyperparameter names are those of Keras 3.15
-(`keras/src/optimizers/*.py`), operation by operation in float32, so that on
-rows that have a gradient at every step the numbers are Keras' own.
+Formulas, defaults and hyperparameter names are those of Keras 3.15 (`keras/src/optimizers/*.py`), operation by
+operation in float32, so that on rows that have a gradient at every step the numbers are Keras' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -18,14 +17,21 @@ from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.native.intrinsics import lane_squares
-from elastable.embedding_store.native.kernel import inlined, kernel, prefetch, prefetch_distance
-from elastable.embedding_store.native.update_kernel import Scalars, UpdateKernel, update_kernel
+from elastable.embedding_store.native.kernel import (
+    by_whole_lines,
+    inlined,
+    kernel,
+    prefetch,
+    prefetch_columns,
+    prefetch_distance,
+)
 from elastable.embedding_store.optimizers.base import Factory, RowOptimizer, SlotSpec
 
 __all__ = [
     "FUSED",
     "Adam",
     "KernelOptimizer",
+    "Scalars",
     "adam_rate",
     "adam_step",
     "float32_power",
@@ -35,6 +41,94 @@ __all__ = [
 F = np.float32
 
 _ONE = F(1)
+
+
+# The one loop over rows that the optimizers run, compiled for the step of each on a single value
+
+
+Scalars = tuple[float | np.floating, ...]
+"""What a step needs besides the rows, the same for all of them."""
+
+ValueStep = Callable[..., tuple[F, ...]]
+"""`step(weight, gradient, *slots, rate, scalars)`: the new weight and the new slots, all float32.
+
+The weight has been decayed already. Compiled into the loop, so it calls kernels and numpy's functions alone.
+"""
+
+_Arguments = tuple[Float32, Int64, Float32, Int64, Float32, F, F, Scalars]
+
+UpdateKernel = Callable[[int, _Arguments], None]
+"""`update(dim, (weights, places, slots, positions, gradients, rate, decay, scalars))`, as of `RowOptimizer`."""
+
+_Columns = Callable[[Float32, Float32, Float32, int, F, F, Scalars], None]
+"""All values of one row: `columns(weights, slots, gradients, dim, rate, decay, scalars)`."""
+
+
+def update_kernel(step: ValueStep, slots: int, twice: bool = False) -> UpdateKernel:
+    """A kernel that takes an optimizer's step on every value of some rows.
+
+    Args:
+        step: The optimizer's step on one value.
+        slots: How many slots it has, each as wide as the weights: 0 to 3.
+        twice: Whether the loop is compiled once more for rows of whole cache lines, for optimizers that are limited
+            by computation.
+    """
+    value = inlined(step)
+    columns = (_without_slots, _with_slot, _with_2_slots, _with_3_slots)[slots](value)
+
+    def rows(dim: int, arguments: _Arguments) -> None:
+        weights, places, states, positions, gradients, rate, decay, scalars = arguments
+        last, ahead = len(gradients) - 1, prefetch_distance(dim)
+        for i in range(len(gradients)):
+            later = min(i + ahead, last)
+            prefetch_columns(weights, places[later], dim)
+            prefetch_columns(states, positions[later], slots * dim)
+            columns(weights[places[i]], states[positions[i]], gradients[i], dim, rate, decay, scalars)
+
+    return kernel(by_whole_lines(rows) if twice else rows)
+
+
+def _without_slots(step: ValueStep) -> _Columns:
+    @inlined
+    def columns(w: Float32, s: Float32, g: Float32, dim: int, rate: F, decay: F, scalars: Scalars) -> None:
+        for j in range(dim):
+            (w[j],) = step(w[j] - w[j] * decay * rate, g[j], rate, scalars)
+
+    return columns
+
+
+def _with_slot(step: ValueStep) -> _Columns:
+    @inlined
+    def columns(w: Float32, s: Float32, g: Float32, dim: int, rate: F, decay: F, scalars: Scalars) -> None:
+        for j in range(dim):
+            w[j], s[j] = step(w[j] - w[j] * decay * rate, g[j], s[j], rate, scalars)
+
+    return columns
+
+
+def _with_2_slots(step: ValueStep) -> _Columns:
+    @inlined
+    def columns(w: Float32, s: Float32, g: Float32, dim: int, rate: F, decay: F, scalars: Scalars) -> None:
+        a, b = s[:dim], s[dim : 2 * dim]
+        for j in range(dim):
+            w[j], a[j], b[j] = step(w[j] - w[j] * decay * rate, g[j], a[j], b[j], rate, scalars)
+
+    return columns
+
+
+def _with_3_slots(step: ValueStep) -> _Columns:
+    @inlined
+    def columns(w: Float32, s: Float32, g: Float32, dim: int, rate: F, decay: F, scalars: Scalars) -> None:
+        a, b, c = s[:dim], s[dim : 2 * dim], s[2 * dim : 3 * dim]
+        for j in range(dim):
+            w[j], a[j], b[j], c[j] = step(w[j] - w[j] * decay * rate, g[j], a[j], b[j], c[j], rate, scalars)
+
+    return columns
+
+
+# What the optimizers share, and the step of each
+
+
 _FLOAT32_MAX = float(np.finfo(F).max)
 
 
@@ -451,7 +545,7 @@ class RowwiseAdagrad(KernelOptimizer):
     def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         means = _NO_SQUARES if batch.squares is None else batch.squares
         scalars = np.float32(batch.rate), *self.single("weight_decay", "epsilon")
-        _rowwise_adagrad(*batch.arrays(weights, slots), means, *scalars)
+        _rowwise_adagrad(*batch.arrays(weights, slots), means, scalars)
 
 
 def row_squares(gradients: Float32) -> Float32:
@@ -495,11 +589,10 @@ def _rowwise_adagrad(
     positions: Int64,
     gradients: Float32,
     squares: Float32,
-    rate: F,
-    decay: F,
-    epsilon: F,
+    scalars: Scalars,
 ) -> None:
     count, dim = gradients.shape
+    rate, decay, epsilon = scalars
     far = prefetch_distance(dim)
     for i in range(count):
         ahead = min(i + far, count - 1)

@@ -1,8 +1,7 @@
 """Files and memory that has a descriptor, mapped where huge pages can be used.
 
-Python's own `mmap` maps where the system likes, and a range is only ever
-backed by a huge page where address and file offset agree modulo 2 MiB. Here
-every mapping begins on such a boundary.
+Python's own `mmap` maps where the system likes, and a range is only ever backed by a huge page where address and file
+offset agree modulo 2 MiB. Here every mapping begins on such a boundary.
 """
 
 from __future__ import annotations

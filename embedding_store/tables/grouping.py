@@ -20,7 +20,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadGradient, BadIds
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.embedding_store.support.scratch import Scratch
+from elastable.embedding_store.native.slab import Scratch
 from elastable.embedding_store.tables.checks import array_kind
 
 __all__ = [

@@ -24,9 +24,8 @@ from elastable.embedding_store.native.number_formats import (
     with_gaps,
 )
 from elastable.embedding_store.native.row_gather import gather
-from elastable.embedding_store.native.slab import Slab, SlabMaker
+from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
-from elastable.embedding_store.support.scratch import Scratch
 from elastable.embedding_store.tables.initial_values import (
     PHILOX_M0,
     PHILOX_M1,

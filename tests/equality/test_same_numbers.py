@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.master.tasks.record_order import record_order
@@ -59,10 +60,11 @@ def _assert_close(mine: np.ndarray, theirs: np.ndarray, name: str) -> None:
     assert relative <= 1e-5, f"{name} differs from plain Keras by {relative:.2e} of its norm"
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
-    """What one worker process trains, with BatchNormalization and Dropout, rows in memory."""
-    return train(tmp_path_factory.mktemp("alone"), 1, "adagrad")
+def require_rows(source: RowSource, trained: Numbers) -> None:
+    assert source.version() == 50
+    for name in source.specs():
+        rows = source.lookup({name: trained[f"{name}/ids"]})[name]
+        np.testing.assert_array_equal(rows, trained[f"{name}/weights"], err_msg=name)
 
 
 def test_every_table_and_variable_changes(alone: Numbers) -> None:
@@ -101,10 +103,7 @@ def test_sentinels_and_a_failover_give_the_same_bits(alone: Numbers, tmp_path: P
         url = f"{watched.url}&flush=0.05&deadline=200"
         assert differing(alone, train(tmp_path, 2, "adagrad", store=url, midway=watched.fail_over)) == []
         with open_store(url) as store:
-            assert store.version() == 50
-            for name in store.specs():
-                rows = store.lookup({name: alone[f"{name}/ids"]})[name]
-                np.testing.assert_array_equal(rows, alone[f"{name}/weights"], err_msg=name)
+            require_rows(store, alone)
 
 
 def test_shards_give_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
@@ -127,11 +126,7 @@ def test_files_give_the_same_bits_and_keep_them(alone: Numbers, tmp_path: Path, 
     url = f"file://{tmp_path}/rows?budget=1MiB{options}"
     assert differing(alone, train(tmp_path, 2, "adagrad", store=url)) == []
     with open_store(url) as store:
-        assert store.version() == 50
-        for name in store.specs():
-            np.testing.assert_array_equal(
-                store.lookup({name: alone[f"{name}/ids"]})[name], alone[f"{name}/weights"], err_msg=name
-            )
+        require_rows(store, alone)
 
 
 def test_readers_of_redis_read_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
@@ -140,10 +135,7 @@ def test_readers_of_redis_read_the_same_bits(alone: Numbers, tmp_path: Path, red
     assert differing(alone, train(tmp_path, 2, "adagrad", store=url)) == []
     for follow in (False, True):
         with open_reader(url, follow) as reader:
-            assert reader.version() == 50
-            for name in reader.specs():
-                rows = reader.lookup({name: alone[f"{name}/ids"]})[name]
-                np.testing.assert_array_equal(rows, alone[f"{name}/weights"], err_msg=name)
+            require_rows(reader, alone)
 
 
 @pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "momentum"])

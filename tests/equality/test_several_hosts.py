@@ -12,7 +12,7 @@ import pytest
 from elastable.replicas.knowledge_graphs.training import GraphCheckpoints
 from tests.elastable.processes import run_elastable
 from tests.equality.hosts import Host, three_hosts
-from tests.equality.jobs import MODEL, Numbers, differing, train, trained_numbers
+from tests.equality.jobs import MODEL, Numbers, differing, trained_numbers
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
@@ -25,11 +25,6 @@ PORT, STORE_PORT = 50051, 50061
 def hosts(tmp_path: Path) -> Iterator[list[Host]]:
     with three_hosts(tmp_path) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
-    return train(tmp_path_factory.mktemp("alone"), 1, "adagrad")
 
 
 @pytest.mark.timeout(1200)

@@ -28,12 +28,6 @@ from tests.waiting import until
 DEADLINE_S = 180.0
 
 
-@pytest.fixture(scope="module")
-def clipped(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
-    """What one worker process trains, rows with the master, gradients clipped by the norm of all of them."""
-    return train(tmp_path_factory.mktemp("clipped"), 1, "clipped")
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[int], list[ServedShard]]]:
     """Starts store servers with a log in this process."""

@@ -70,12 +70,6 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         yield start
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
-    """What one worker process trains, rows with the master."""
-    return train(tmp_path_factory.mktemp("alone"), 1, "adagrad")
-
-
 @pytest.mark.parametrize(
     ("count", "workers", "place"),
     [

@@ -270,7 +270,7 @@ class RowFrames:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory beside the rows themselves."""
+        """Bytes of memory besides the rows themselves."""
         return int(self._frame_of.array.nbytes) + 10 * self.count
 
     def grow_positions(self, rows: int) -> None:

@@ -14,14 +14,12 @@ from elastable.embedding_store.engine.store_history import ChangeLog, ReplayedTa
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.tiered_table import Captured, TieredTable, TierNames
 from elastable.embedding_store.errors import (
-    BadInput,
     SpecConflict,
     StaleVersion,
     StoreBroken,
     StoreFailed,
-    VersionError,
 )
-from elastable.embedding_store.log.changes import CommitImages, CreateTable, ResetVersion, decode_change
+from elastable.embedding_store.log.changes import CommitImages, CreateTable, ResetVersion
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import entry_of_version
 from elastable.embedding_store.measures import Counts
@@ -351,13 +349,9 @@ class StoreTier(ChangeLog):
         self._replay_log(tables, begin, rows)
 
     def _replay_log(self, tables: ReplayedTables, begin: int, rows: dict[str, int]) -> None:
-        """Applies the entries after `begin`; `rows`: how many each table has, as the state or a commit last told."""
+        """Applies the entries after `begin`; `rows`: how many each table has, as the state or a commit last said."""
         for entry in self.log.entries(after=begin):
-            try:
-                change = decode_change(entry.payload)
-                tables.apply(change, entry.version)
-            except (BadInput, VersionError, StoreBroken) as error:
-                raise StoreBroken(f"{self.place}: entry {entry.sequence} cannot be applied: {error}") from error
+            change = tables.apply_encoded(entry.payload, entry.version, f"{self.place}: entry {entry.sequence}")
             if isinstance(change, CommitImages):
                 rows.update({images.table: images.rows for images in change.tables})
             elif not isinstance(change, ResetVersion):  # which tells of none

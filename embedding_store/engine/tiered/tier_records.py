@@ -109,41 +109,34 @@ def _unpack(records: UInt8, stride: int, at: int, indices: Int64, rows: UInt8, s
         copy_bytes(rows, frames[i] * size, records, indices[i] * stride + at, size)
 
 
+@dataclass(eq=False, slots=True)
 class TierRecords:
     """What the rows of a table know of the tier behind them. A table that is cleared gets another one.
 
     Attributes:
-        name: Of the table in the tier.
-        there: Whether the tier has such a table.
-        reads: Records that the tier was asked for, as somebody wanted these rows and they were not in memory.
-
-    Args:
         tier: The tier.
         name: Of the table in the tier.
         title: Of the table, for messages.
         budget: Shares memory out among tables.
         row_ids: The ids whose rows lie at positions 0, 1, ...: int64 `[rows]`; empty: an id is its position.
         make_clean: Writes every changed row of the store to the tier now; the caller has the store alone.
+        there: Whether the tier has such a table.
+        reads: Records that the tier was asked for, as somebody wanted these rows and they were not in memory.
     """
 
-    def __init__(
-        self,
-        tier: Tier,
-        name: str,
-        title: str,
-        budget: RowBudget,
-        row_ids: Callable[[], Int64],
-        make_clean: Callable[[], None],
-    ) -> None:
-        self.name, self.title, self.budget = name, title, budget
-        self.there, self.reads = False, Total()
-        self.row_ids, self.make_clean = row_ids, make_clean
-        self._tier = tier
+    tier: Tier
+    name: str
+    title: str
+    budget: RowBudget
+    row_ids: Callable[[], Int64]
+    make_clean: Callable[[], None]
+    there: bool = False
+    reads: Total = field(default_factory=Total)
 
     @property
     def far(self) -> bool:
         """As of the tier."""
-        return self._tier.far
+        return self.tier.far
 
     def ids_at(self, positions: Int64) -> Int64:
         """The ids whose rows lie at positions int64 `[n]`."""
@@ -166,7 +159,7 @@ class TierRecords:
             StoreFailed, Unavailable, DeadlineExceeded: as `Tier.read`.
         """
         wanted = self.wanted(positions, record_bytes)
-        (missing,) = self._tier.read([wanted])
+        (missing,) = self.tier.read([wanted])
         self.require_all(wanted, missing)
         return wanted.rows
 
@@ -177,26 +170,26 @@ class TierRecords:
             Records, and the indices of those that there are, int64 ascending.
         """
         wanted = self._asking(positions, record_bytes)
-        (missing,) = self._tier.read([wanted])
+        (missing,) = self.tier.read([wanted])
         there = np.ones(len(positions), np.bool_)
         there[missing] = False
         return wanted.rows, np.flatnonzero(there)
 
     def mapped(self) -> MappedRecords | None:
         """As `Tier.mapped`, of this table; None where the tier has no such table yet, too."""
-        return self._tier.mapped(self.name) if self.there else None
+        return self.tier.mapped(self.name) if self.there else None
 
     def require_all(self, wanted: Records, missing: Int64) -> None:
         """Raises `StoreBroken` where the tier has no record of a row that was written to it."""
         if len(missing):
             raise StoreBroken(
-                f"{self._tier.place} has lost {len(missing)} of {len(wanted.ids)} rows of table {self.title!r} that "
+                f"{self.tier.place} has lost {len(missing)} of {len(wanted.ids)} rows of table {self.title!r} that "
                 f"were asked for, among them id {wanted.ids[missing[0]]}: restore a checkpoint"
             )
 
 
 FREQUENCY_BITS = 32
-"""Of a count in a record; above them stands how many times the count had begun anew."""
+"""Of a count in a record; above them is how many times the count had begun anew."""
 
 UNSETTLED = NEXT_VERSION
 """From here on: put without a version; the rest counts how often such rows got theirs before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,13 +64,6 @@ class RepeatedReads:
         return repeated
 
 
-def once(positions: Int64) -> Int64:
-    """Positions int64 `[n]` in ascending order, each once."""
-    ordered = np.sort(positions)
-    repeated = ordered[1:] == ordered[:-1]
-    return ordered[np.append(True, ~repeated)] if repeated.any() else ordered
-
-
 class PrefetchedRecords:
     """Records by position. Readers add to them and read them; `drain` has them alone."""
 
@@ -116,64 +110,65 @@ class PrefetchedRecords:
 _SCRATCH_ROWS = 1 << 13
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class ColdRows:
-    """Reads rows of one table. Many threads may, at the same time."""
+    """Reads rows of one table. Many threads may, at the same time.
 
-    def __init__(
-        self,
-        spec: TableSpec,
-        optimizer: RowOptimizer,
-        behind: TierRecords,
-        layout: RecordLayout,
-        prefetched: PrefetchedRecords,
-    ) -> None:
-        """`behind`: the table in its tier; `prefetched`: records that lookups have read."""
-        self._spec, self._optimizer, self._behind = spec, optimizer, behind
-        self._layout, self._prefetched = layout, prefetched
+    Attributes:
+        spec, optimizer, layout: Of the table.
+        behind: The table in its tier.
+        prefetched: Records that lookups have read.
+    """
+
+    spec: TableSpec
+    optimizer: RowOptimizer
+    behind: TierRecords
+    layout: RecordLayout
+    prefetched: PrefetchedRecords
 
     def read(self, positions: Int64, cold: Int64, out: Float32) -> None:
         """Rows `positions[cold]` into `out[cold]`, float32 `[n, dim]`, whose rows may lie apart."""
-        if self._spec.dtype == "float32" and not self._behind.far:
-            out[cold] = self._behind.read(positions[cold], self._layout.slots_at).view(np.float32)
+        if self.spec.dtype == "float32" and not self.behind.far:
+            out[cold] = self.behind.read(positions[cold], self.layout.slots_at).view(np.float32)
             return
         for some, scratch in self.rows(positions, cold):
-            rows = np.empty((len(some), self._spec.dim), np.float32)
+            rows = np.empty((len(some), self.spec.dim), np.float32)
             scratch.read(np.arange(len(some)), rows)
             out[some] = rows
 
     def source(self, out: Float32) -> ColdSource:
         """What a gather into `out` float32 `[n, dim]` reads cold rows from on the way."""
-        width = self._layout.slots_at
-        if self._spec.dtype != "float32" or not out.flags.c_contiguous:
+        width = self.layout.slots_at
+        if self.spec.dtype != "float32" or not out.flags.c_contiguous:
             return NOWHERE
-        records = self._behind.mapped()
+        records = self.behind.mapped()
         if records is None or records.first != width or out.shape[1] * out.itemsize != width:
             return NOWHERE
         of = records.file, records.begin, records.items, records.first, records.stride
-        return ColdSource(*of, self._behind.row_ids(), out.view(np.uint8).reshape(-1))
+        return ColdSource(*of, self.behind.row_ids(), out.view(np.uint8).reshape(-1))
 
     def rows(self, positions: Int64, cold: Int64, whole: bool = False) -> Iterator[tuple[Int64, ResidentRows]]:
         """Rows that are not in memory, some at a time, in the first rows of a scratch, and their indices."""
         if not len(cold):
             return
         left = np.ones(len(cold), np.bool_)
-        for indices, records, places in self._prefetched.find(positions[cold]):
-            if not whole or records.shape[1] == self._layout.record_bytes:
+        for indices, records, places in self.prefetched.find(positions[cold]):
+            if not whole or records.shape[1] == self.layout.record_bytes:
                 left[indices] = False
                 yield from self.in_scratch(cold[indices], records, places)
         absent = cold[left]
         if len(absent):
             once, places = np.unique(positions[absent], return_inverse=True)
-            records = self._behind.read(once, self._layout.record_bytes if whole else self._layout.slots_at)
+            records = self.behind.read(once, self.layout.record_bytes if whole else self.layout.slots_at)
             yield from self.in_scratch(absent, records, places.reshape(-1))
 
     def in_scratch(self, cold: Int64, records: UInt8, places: Int64) -> Iterator[tuple[Int64, ResidentRows]]:
         """Of records uint8 `[m, bytes]` those at `places` int64 `[n]`, some at a time, with their part of `cold`."""
         parts = RowParts(anonymous_slab)
-        scratch = ResidentRows(self._spec, self._optimizer, min(len(cold), _SCRATCH_ROWS), parts)
+        scratch = ResidentRows(self.spec, self.optimizer, min(len(cold), _SCRATCH_ROWS), parts)
         for start in range(0, len(cold), _SCRATCH_ROWS):
             some = places[start : start + _SCRATCH_ROWS]
-            self._layout.unpack(records, some, parts.slabs, np.arange(len(some)))
+            self.layout.unpack(records, some, parts.slabs, np.arange(len(some)))
             yield cold[start : start + _SCRATCH_ROWS], scratch
 
 
@@ -378,7 +373,7 @@ class TieredRows(TableRows):
         self._frames, self._brought = frames, None
 
     def allocate(self, positions: Int64) -> None:
-        """As in `TableRows.allocate`: every position has a frame afterwards; what is in it has to be written.
+        """Every position has a frame afterwards; what is in it has to be written.
 
         Raises:
             StoreFailed, Unavailable, DeadlineExceeded: changed rows would have to be written, and cannot be.
@@ -406,7 +401,7 @@ class TieredRows(TableRows):
             self._brought = positions, frames
             return
         self._frames.hold(frames[frames >= 0])
-        absent = once(positions[cold])
+        absent = np.unique(positions[cold])
         records = self._stored.read(absent, self.layout.record_bytes) if loaded else None
         self._give_frames(self._frames, absent, records)
 
@@ -426,14 +421,14 @@ class TieredRows(TableRows):
         absent = positions[self._frames.find(positions)[1]]
         if not len(absent):
             return absent
-        absent = once(absent)
+        absent = np.unique(absent)
         near = np.zeros(len(absent), np.bool_)
         for indices, _, _ in self.prefetched.find(absent):
             near[indices] = True
         return absent[~near]
 
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
-        """As in `TableRows.prepare`; rows that were not brought before are brought now.
+        """Finds the frames of rows; those that were not brought before are brought now.
 
         Returns:
             int64 `[n]`: the rows' frames, which they keep until `release`; None where rows have none.

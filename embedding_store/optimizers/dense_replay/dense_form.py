@@ -1,7 +1,7 @@
 """What steps without a gradient do to a row, by optimizer: the dense form of those that have one.
 
-A dense optimizer steps every row at every step. With a zero gradient each slot
-s_i is multiplied by a factor of its own, and the weights follow one of them:
+A dense optimizer steps every row at every step. With a zero gradient each slot s_i is multiplied by a factor of its
+own, and the weights follow one of them:
 
     s_i = f_i s_i
     w   = (1 - decay * rate) w + scale(step, rate) * m            m: the moving slot, or nothing

@@ -1,9 +1,8 @@
 """Rows caught up, value by value: first whose coefficients each row needs, then the weights, then the slots.
 
-A row's last slot holds the step up to which it is caught up, the bits of an
-int32 in a float32; 0 stands for a row that was never updated. What its step
-asks for is a row in a table of coefficients (see `coefficients`). Every loop
-over columns stands in a kernel by itself: LLVM runs these many columns at a time.
+A row's last slot holds the step up to which it is caught up, the bits of an int32 in a float32; 0 stands for a row that
+was never updated. What its step asks for is a row in a table of coefficients (see `coefficients`). Every loop over
+columns stands in a kernel by itself: LLVM runs these many columns at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ __all__ = [
     "LINEAR",
     "OF_STEPS",
     "UNTOUCHED",
+    "RowsBehind",
     "cubic",
     "missing_rows",
     "move_rows",
@@ -35,6 +35,14 @@ __all__ = [
 
 Columns = Callable[[Float32, Float32, Float32, Float32, int, np.float32], None]
 """Moves a row: `columns(weights, moving slot, divisor, coefficients, where its segments begin, epsilon)`."""
+
+RowsBehind = tuple[Float32, Int64, Float32, Int64, Int64, Float32]
+"""Rows that are behind: weights, places, slots, positions, which, coefficients.
+
+Weights are float32 `[some rows, dim]`, and `places` int64 `[m]` says where they are; slots are float32
+`[other rows, width]` at `positions` int64 `[m]`. `which` int64 `[m]` says which row of the coefficients float32
+`[rows, columns]` each row needs, as of `rows_behind`.
+"""
 
 UNTOUCHED, CAUGHT_UP, OF_STEPS = 0, 1, 2
 """Rows of a table of coefficients: see `rows_behind`."""
@@ -184,18 +192,8 @@ def _itself(value: np.float32) -> np.float32:
 def _over_rows(columns: Columns) -> Callable[..., None]:
     """The loop over rows around what moves the columns of one."""
 
-    def rows(
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        which: Int64,
-        c: Float32,
-        at: int,
-        moving: int,
-        divisor: int,
-        epsilon: np.float32,
-    ) -> None:
+    def rows(behind: RowsBehind, at: int, moving: int, divisor: int, epsilon: np.float32) -> None:
+        weights, places, slots, positions, which, c = behind
         dim, end = weights.shape[1], len(which) - 1
         ahead = prefetch_distance(dim)
         for i in range(len(which)):
@@ -216,31 +214,17 @@ DIVIDED = {  # by the degree of the polynomials, and whether the divisor's root 
 }
 
 
-def move_rows(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    which: Int64,
-    coefficients: Float32,
-    form: DenseForm,
-    degree: int,
-) -> None:
+def move_rows(behind: RowsBehind, form: DenseForm, degree: int) -> None:
     """Brings the weights of rows to the step of the coefficients, in place; slots stay as they are.
 
     Args:
-        weights: float32 `[some rows, dim]`.
-        places: int64 `[m]`, of rows that are behind.
-        slots: float32 `[other rows, width]`.
-        positions: int64 `[m]`, of the same rows.
-        which: int64 `[m]`, as of `rows_behind`.
-        coefficients: float32 `[rows, columns]`.
+        behind: The rows.
         form: Of the optimizer.
         degree: As of `Segments`.
     """
     move = _DECAY if form.moving < 0 else LINEAR if form.divisor < 0 else DIVIDED[degree, form.root]
     at, moving, divisor = 1 + len(form.factors), max(form.moving, 0), max(form.divisor, 0)
-    move(weights, places, slots, positions, which, coefficients, at, moving, divisor, np.float32(form.epsilon))
+    move(behind, at, moving, divisor, np.float32(form.epsilon))
 
 
 @kernel

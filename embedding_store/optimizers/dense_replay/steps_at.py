@@ -11,12 +11,12 @@ from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UIn
 from elastable.embedding_store.native.intrinsics import prefetch_line
 from elastable.embedding_store.native.kernel import by_whole_lines, inlined, kernel, prefetch, prefetch_distance
 from elastable.embedding_store.native.row_gather import gather, scatter_rows
-from elastable.embedding_store.native.update_kernel import Scalars
 from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
 from elastable.embedding_store.optimizers.dense_replay.replay_kernels import (
     CAUGHT_UP,
     OF_STEPS,
     UNTOUCHED,
+    RowsBehind,
     cubic,
     move_rows,
     rows_behind,
@@ -24,7 +24,7 @@ from elastable.embedding_store.optimizers.dense_replay.replay_kernels import (
     shrunk,
     stamp_rows,
 )
-from elastable.embedding_store.optimizers.fused import adam_step
+from elastable.embedding_store.optimizers.fused import Scalars, adam_step
 
 __all__ = ["PIECE_BYTES", "StepsAt", "update_adam"]
 
@@ -91,7 +91,7 @@ class StepsAt:
         if behind:
             late = np.flatnonzero(which != CAUGHT_UP) if behind < len(which) else slice(None)
             there, here, of = places[late], positions[late], which[late]
-            move_rows(weights, there, slots, here, of, self.coefficients, self._form, self._degree)
+            move_rows((weights, there, slots, here, of, self.coefficients), self._form, self._degree)
             shrink_slots(slots, here, of, self.coefficients, weights.shape[1], self._factors)
         stamp_rows(slots.view(np.int32), positions, self.step if stamp is None else stamp)
 
@@ -123,7 +123,8 @@ class StepsAt:
             _, which, older = self._learn(slots, positions)
             if older < len(positions):
                 form = self._form.moving, self._form.divisor, np.float32(self._form.epsilon)
-                read_cubic(weights, slots, positions, which, out, self.coefficients, 1 + self._factors, *form)
+                every = weights, positions, slots, positions, which, self.coefficients
+                read_cubic(every, out, 1 + self._factors, *form)
         else:
             rows = _rows_of_a_piece(weights, slots)
             for start in range(0, len(positions), rows):
@@ -134,7 +135,7 @@ class StepsAt:
                 if behind:
                     late = np.flatnonzero(which != CAUGHT_UP)
                     of = which[late]
-                    move_rows(some, late, slots, here[late], of, self.coefficients, self._form, self._degree)
+                    move_rows((some, late, slots, here[late], of, self.coefficients), self._form, self._degree)
         if older:
             self._read_older(weights, slots, positions, out)
 
@@ -192,30 +193,20 @@ def _rows_of_a_piece(weights: Float32, slots: Float32) -> int:
 
 
 @kernel
-def read_cubic(
-    weights: Float32,
-    slots: Float32,
-    positions: Int64,
-    which: Int64,
-    out: Float32,
-    coefficients: Float32,
-    at: int,
-    moving: int,
-    divisor: int,
-    epsilon: np.float32,
-) -> None:
-    """out[i] = the weights at positions[i], none of which is negative, as of the step of the coefficients.
+def read_cubic(behind: RowsBehind, out: Float32, at: int, moving: int, divisor: int, epsilon: np.float32) -> None:
+    """out[i] = the weights of rows as of the step of the coefficients, whose segments begin in column `at`.
 
-    Arguments are as of `replay_kernels.move_rows`; segments begin in column `at`, and the divisor's root divides.
+    Other arguments are as of `DenseForm`; the divisor's root divides.
     """
-    c, dim, one = coefficients, weights.shape[1], np.float32(1)
+    weights, places, slots, positions, which, c = behind
+    dim, one = weights.shape[1], np.float32(1)
     far, end, last = prefetch_distance(dim), len(positions) - 1, slots.shape[1] - 1
     for i in range(len(positions)):
-        prefetch(weights, positions[min(i + far, end)])
+        prefetch(weights, places[min(i + far, end)])
         prefetch(slots, positions[min(i + far, end)])
         prefetch_line(slots, positions[min(i + far, end)], last)
         p, row = positions[i], which[i]
-        w, m = weights[p], slots[p, moving * dim : (moving + 1) * dim]
+        w, m = weights[places[i]], slots[p, moving * dim : (moving + 1) * dim]
         v, o = slots[p, divisor * dim : (divisor + 1) * dim], out[i]
         kept, centre = c[row, 0], c[row, at]
         m0, m1, m2, m3 = c[row, at + 1], c[row, at + 2], c[row, at + 3], c[row, at + 4]
@@ -225,12 +216,12 @@ def read_cubic(
             o[j] = w[j] * kept + m[j] * y * cubic(x * y, m0, m1, m2, m3)
 
 
-def _adam_rows(
-    dim: int,
-    arguments: tuple[
-        Float32, Int64, Float32, Int32, Int64, Float32, Int64, Float32, int, np.float32, np.float32, Scalars
-    ],
-) -> None:
+_AdamArguments = tuple[
+    Float32, Int64, Float32, Int32, Int64, Float32, Int64, Float32, int, np.float32, np.float32, Scalars
+]
+
+
+def _adam_rows(dim: int, arguments: _AdamArguments) -> None:
     weights, places, slots, steps, positions, gradients, which, c, stamp, rate, decay, scalars = arguments
     epsilon, one = scalars[3], np.float32(1)
     far, end, last = prefetch_distance(dim), len(positions) - 1, slots.shape[1] - 1
@@ -252,32 +243,15 @@ def _adam_rows(
 
 
 _step = inlined(adam_step)
-_adam = inlined(by_whole_lines(_adam_rows))
+update_adam = kernel(by_whole_lines(_adam_rows))
+"""Catches rows up, and takes Adam's step on them: `update_adam(dim, arguments)`.
 
-
-@kernel
-def update_adam(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    steps: Int32,
-    positions: Int64,
-    gradients: Float32,
-    which: Int64,
-    coefficients: Float32,
-    stamp: int,
-    rate: np.float32,
-    decay: np.float32,
-    scalars: Scalars,
-) -> None:
-    """Catches rows up, and takes Adam's step on them.
-
-    Args:
-        weights, places, slots, positions, which, coefficients: As of `replay_kernels.move_rows`, of all rows.
-        steps: int32, the memory of the slots.
-        gradients: float32 `[n, dim]`.
-        stamp: The step that rows are caught up to then.
-        rate, decay, scalars: As of `fused.update_kernel`, of Adam.
-    """
-    rows = (weights, places, slots, steps, positions, gradients)
-    _adam(gradients.shape[1], (*rows, which, coefficients, stamp, rate, decay, scalars))
+The arguments, as a tuple:
+    weights, places, slots: As of `replay_kernels.RowsBehind`, of all rows.
+    steps: int32, the memory of the slots.
+    positions: As of `RowsBehind`.
+    gradients: float32 `[n, dim]`.
+    which, coefficients: As of `RowsBehind`.
+    stamp: The step that rows are caught up to then.
+    rate, decay, scalars: As of `UpdateKernel`, of Adam.
+"""

@@ -323,17 +323,16 @@ class ReplayEpoch:
                 found = np.empty(min(len(which), len(view.known)), np.int64)
                 wanted = found[: missing_rows(which, view.known, found)] - OF_STEPS
                 cut = (terms.factors, terms.segments.starts, terms.segments.centres)
-                given = (self._logs, terms.ratios, *cut, wanted, count)
-                write_coefficients(sums[0], *given, view.coefficients, view.known, OF_STEPS)
+                steps = self._logs, terms.ratios, cut, wanted, count
+                write_coefficients(sums[0], *steps, view.coefficients, view.known)
 
         return StepsAt(terms.form, terms.segments.degree, self.first, self.first + count, kept, room, fill, before)
 
     def _sums_until(self, count: int) -> Float64:
         """Power sums of the first `count` steps, float64 `[degree + 1, steps + 1]`.
 
-        Steps are summed in blocks as long as any of them matters: the sums of a
-        block end with the block after it, or with `count`. So they are the same
-        whenever they are taken.
+        Steps are summed in blocks as long as any of them matters: the sums of a block end with the block after it, or
+        with `count`. So they are the same whenever they are taken.
         """
         block = self._terms.segments.reach
         arrays = (self._scales, self._gains, self._terms.ratios)
@@ -385,19 +384,13 @@ def _moments(
             out[i] -= out[i - 1]
 
 
+_Cut = tuple[Float64, Int64, Float64]
+"""`Terms.factors`, and starts and centres as of `Segments`."""
+
+
 @kernel
 def write_coefficients(
-    sums: Float64,
-    logs: Float64,
-    ratios: Float64,
-    factors: Float64,
-    starts: Int64,
-    centres: Float64,
-    wanted: Int64,
-    at: int,
-    out: Float32,
-    known: UInt8,
-    above: int,
+    sums: Float64, logs: Float64, ratios: Float64, cut: _Cut, wanted: Int64, at: int, out: Float32, known: UInt8
 ) -> None:
     """Writes what rows caught up to the steps `wanted` need to be caught up to step `at`.
 
@@ -407,17 +400,17 @@ def write_coefficients(
     Args:
         sums, ratios: As of `power_sums`, `at` being the last step.
         logs: float64 `[steps + 1]`: the logarithm of e_0 ... e_(t - 1).
-        factors: float64 `[slots]`.
-        starts, centres: As of `Segments`.
+        cut: Factors of slots, and starts and centres of segments.
         wanted: int64 `[n]`, steps below `at`.
         at: The step to catch up to.
-        out: float32 `[rows, columns]`: row `above + c` is of step c.
+        out: float32 `[rows, columns]`: row `OF_STEPS + c` is of step c.
         known: uint8 `[rows]`, set once a row is written, for whoever reads meanwhile.
     """
+    factors, starts, centres = cut
     moments = np.empty(len(ratios), np.float64)
     for w in range(len(wanted)):
         c = wanted[w]
-        row, missed = out[c + above], at - c
+        row, missed = out[c + OF_STEPS], at - c
         kept = np.exp(logs[at] - logs[c])
         row[0] = kept
         for k in range(len(factors)):
@@ -433,7 +426,7 @@ def write_coefficients(
             column += 1 + len(ratios)
     stores_in_order()
     for w in range(len(wanted)):
-        known[wanted[w] + above] = 1
+        known[wanted[w] + OF_STEPS] = 1
 
 
 # How the sum over missed steps is cut, so that a short polynomial stands for each piece. Pure planning

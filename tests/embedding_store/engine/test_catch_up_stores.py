@@ -127,25 +127,6 @@ def test_every_store_has_the_numbers_of_one_in_memory(store: EmbeddingStore, exp
     assert np.allclose(bags[[0, 2]], [expected[40][:10].sum(0), expected[40][10:].sum(0)], rtol=1e-5, atol=1e-6)
 
 
-def test_a_pinned_version_stays_as_it_was(store: EmbeddingStore, expected: dict[int, Float32]) -> None:
-    steps(store, 1, 10)
-    first = store.pin()
-    steps(store, 11, 17)
-    with first, store.pin() as second:
-        state = second.table_state("t")
-        steps(store, 18, 40)
-        for pin, version in ((first, 10), (second, 17)):
-            assert np.array_equal(pin.lookup({"t": IDS})["t"], expected[version])
-            assert np.array_equal(rows(store, version), expected[version])
-            for block in pin.scan("t", 5):
-                assert np.array_equal(block.weights, expected[version][block.ids])
-            block = pin.read_rows("t", IDS)
-            assert np.array_equal(block.weights, expected[version][block.ids])
-        assert state.untouched_decay is not None
-        assert second.table_state("t") == state
-        assert np.array_equal(rows(store), expected[40])
-
-
 def test_restored_rows_go_on_from_where_they_were(store: EmbeddingStore, expected: dict[int, Float32]) -> None:
     """Rows count as caught up when they are put, so they are equal to rounding where no replay epoch ended there."""
     with MemoryStore(threads=1) as before:
@@ -169,17 +150,6 @@ def test_what_was_cleared_begins_anew(store: EmbeddingStore) -> None:
     assert np.array_equal(rows(store), initial)
     step(store, 21)
     assert not np.array_equal(rows(store), initial)
-
-
-@pytest.mark.parametrize("kind", ["file", "crowded"])
-def test_stores_open_again_with_rows_that_are_behind(kind: str, tmp_path: Path, expected: dict[int, Float32]) -> None:
-    with ExitStack() as held:
-        tier = FailingTier()
-        for first, last in ((1, 15), (16, 16), (17, 60)):
-            with file_store(tmp_path) if kind == "file" else crowded_store(held, tier, tmp_path) as store:
-                store.create_table(table())
-                steps(store, first, last)
-                assert np.array_equal(rows(store), expected[last])
 
 
 @pytest.mark.parametrize("kind", ["memory", "indexed", "file", "crowded"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,18 +25,6 @@ from tests.contracts.store_samples import MakeStore, rows_by_id
 DIM = 3
 
 
-class TestMemoryStore(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: MemoryStore(threads=2)
-
-
-class TestMemoryStoreWithoutDirectRows(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: MemoryStore(threads=1, direct_bytes=0)
-
-
 class Behind(MemoryStore):
     """A store whose commits are logged on another thread."""
 
@@ -45,15 +35,23 @@ class Behind(MemoryStore):
         return True
 
 
-class TestMemoryStoreWithHistory(StoreContract):
-    @pytest.fixture
-    def make_store(self, tmp_path: Path) -> MakeStore:
-        def make() -> MemoryStore:
-            store = Behind(threads=2)
-            store.keep_history(StoreHistory(tmp_path / uuid4().hex))
-            return store
+def logged(folder: Path) -> MemoryStore:
+    store = Behind(threads=2)
+    store.keep_history(StoreHistory(folder / uuid4().hex))
+    return store
 
-        return make
+
+STORES: dict[str, Callable[[Path], MemoryStore]] = {
+    "direct": lambda folder: MemoryStore(threads=2),
+    "indexed": lambda folder: MemoryStore(threads=1, direct_bytes=0),
+    "logged": logged,
+}
+
+
+class TestMemoryStores(StoreContract):
+    @pytest.fixture(params=STORES)
+    def make_store(self, request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+        return partial(STORES[request.param], tmp_path)
 
 
 @dataclass

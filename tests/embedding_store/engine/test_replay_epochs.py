@@ -188,17 +188,6 @@ def test_every_store_is_killed_and_restored_to_the_same_bits(
         assert everything(early) == expected[20]
 
 
-def test_files_open_again_with_their_replay_epochs(tmp_path: Path, expected: dict[int, Everything]) -> None:
-    spec = TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"])
-    for first, last in ((1, 13), (14, 14), (15, 50), (51, 70), (71, 90)):
-        with file_store(tmp_path, 1 << 20, threads=1) as store:
-            store.create_table(spec)
-            for number in range(first, last + 1):
-                step(store, number, number in ENDS)
-            if last in expected:
-                assert everything(store) == expected[last]
-
-
 def test_a_table_that_is_cleared_begins_as_a_new_one() -> None:
     """A checkpoint may be restored into a store whose tables were trained before."""
     optimizer = OptimizerSpec.of("adamw", lazy=False, weight_decay=0.05, beta_1=0.5, beta_2=0.9)

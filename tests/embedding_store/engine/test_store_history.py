@@ -106,10 +106,51 @@ def step(
 
 
 class TwoStores(RuleBasedStateMachine):
-    """Two stores that see the same calls; a subclass makes them, and disturbs `kept` alone."""
+    """Two stores that see the same calls; a subclass makes them, and disturbs `kept` alone.
+
+    What lies in files lies in `folder / str(lives)`.
+    """
 
     kept: MemoryStore
     plain: MemoryStore
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="elastable-stores-"))
+        self.lives = 0
+
+    def begun(self, kept: MemoryStore) -> None:
+        """Both stores have all tables."""
+        self.kept, self.plain = kept, MemoryStore(1, direct_bytes=100)
+        for store in (self.kept, self.plain):
+            for spec in SPECS.values():
+                store.create_table(spec)
+
+    def copied(self) -> Path:
+        """A copy of the files as they are, for the next life."""
+        self.lives += 1
+        return Path(shutil.copytree(self.folder / str(self.lives - 1), self.folder / str(self.lives)))
+
+    def opened_again(self, store: MemoryStore, record: bytes | None) -> None:
+        """The kept store's next life has begun."""
+        self.kept = store
+        assert store.record() == record
+        shutil.rmtree(self.folder / str(self.lives - 1))
+
+    def settle(self) -> None:
+        """Waits for what goes on behind."""
+
+    @invariant()
+    def both_are_the_same(self) -> None:
+        if hasattr(self, "kept"):
+            self.settle()
+            assert everything(self.kept) == everything(self.plain)
+
+    def teardown(self) -> None:
+        if hasattr(self, "kept"):
+            self.kept.close()
+            self.plain.close()
+        shutil.rmtree(self.folder)
 
     def table(self, name: str) -> str:
         """The table that a rule takes where it has drawn this name."""
@@ -164,47 +205,23 @@ class TwoStores(RuleBasedStateMachine):
 class AnyHistory(TwoStores):
     """One store with a history, and one without; both see the same calls, and only one of them is killed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="elastable-history-"))
-        self.lives = 0
-
     @initialize(log_bytes=st.sampled_from([200, 4_000, 1 << 30]))
     def begin(self, log_bytes: int) -> None:
         self.log_bytes = log_bytes
-        self.kept = opened(self.folder / "0", log_bytes)
-        self.plain = MemoryStore(1, direct_bytes=100)
-        for store in (self.kept, self.plain):
-            for spec in SPECS.values():
-                store.create_table(spec)
-        self.records: list[bytes | None] = [None]
+        self.begun(opened(self.folder / "0", log_bytes))
 
     @rule(torn=st.binary(max_size=60))
     def kill(self, torn: bytes) -> None:
         """What lies in files now is all that is left; the last write may have been torn."""
-        record = self.kept.record()
-        self.lives += 1
-        folder = self.folder / str(self.lives)
-        shutil.copytree(self.folder / str(self.lives - 1), folder)
+        record, folder = self.kept.record(), self.copied()
         newest = sorted(folder.glob("*.log"))[-1]
         with newest.open("ab") as file:
             file.write(torn)
         self.kept.close()
-        self.kept = opened(folder, self.log_bytes)
-        assert self.kept.record() == record
-        shutil.rmtree(self.folder / str(self.lives - 1))
+        self.opened_again(opened(folder, self.log_bytes), record)
 
-    @invariant()
-    def both_are_the_same(self) -> None:
-        if hasattr(self, "kept"):
-            base_written(self.kept)  # so that what happens does not depend on threads
-            assert everything(self.kept) == everything(self.plain)
-
-    def teardown(self) -> None:
-        if hasattr(self, "kept"):
-            self.kept.close()
-            self.plain.close()
-        shutil.rmtree(self.folder)
+    def settle(self) -> None:
+        base_written(self.kept)  # so that what happens does not depend on threads
 
 
 TestAnyHistory = AnyHistory.TestCase

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule
+from hypothesis.stateful import initialize, rule
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
@@ -44,8 +43,6 @@ class AnyFlush(TwoStores):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="elastable-tier-"))
-        self.lives = 0
         self.patched = patch.object(tiered_rows, "_LEAST_FRAMES", 1)
         self.patched.start()
 
@@ -53,11 +50,7 @@ class AnyFlush(TwoStores):
     def begin(self, budget: int, keeps_positions: bool) -> None:
         self.budget = budget
         self.tier = FailingTier(keeps_positions)
-        self.kept = tiered_store(self.tier, FileLog(self.folder / "0"), budget)
-        self.plain = MemoryStore(1, direct_bytes=100)
-        for store in (self.kept, self.plain):
-            for spec in SPECS.values():
-                store.create_table(spec)
+        self.begun(tiered_store(self.tier, FileLog(self.folder / "0"), budget))
 
     @rule()
     def flush(self) -> None:
@@ -81,30 +74,18 @@ class AnyFlush(TwoStores):
     @rule(left=st.integers(0, 20))
     def kill(self, left: int) -> None:
         """What the tier and the files hold now is all that is left."""
-        record = self.kept.record()
-        self.lives += 1
-        folder = self.folder / str(self.lives)
-        shutil.copytree(self.folder / str(self.lives - 1), folder)
+        record, folder = self.kept.record(), self.copied()
         tier = self.tier.copy()
         self.tier.left = 0
         with suppress(Unavailable):
             self.kept.close()
         self.tier = tier
-        self.kept = tiered_store(tier, FileLog(folder), self.budget)
-        assert self.kept.record() == record
-        shutil.rmtree(self.folder / str(self.lives - 1))
-
-    @invariant()
-    def both_are_the_same(self) -> None:
-        if hasattr(self, "kept"):
-            assert everything(self.kept) == everything(self.plain)
+        self.opened_again(tiered_store(tier, FileLog(folder), self.budget), record)
 
     def teardown(self) -> None:
         if hasattr(self, "kept"):
             self.tier.left = None
-            self.kept.close()
-            self.plain.close()
-        shutil.rmtree(self.folder)
+        super().teardown()
         self.patched.stop()
 
 

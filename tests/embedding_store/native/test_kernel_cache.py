@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.native import kernel
-from elastable.embedding_store.native.kernel import CompileTurns
+from elastable.embedding_store.native.kernel import CompileLocks
 from elastable.embedding_store.support.compile_clock import compile_seconds
 
 pytestmark = pytest.mark.process
@@ -161,8 +161,8 @@ def test_of_two_processes_at_once_one_compiles_and_the_other_loads_what_it_saved
 def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "_PATIENCE_S", 0.05)
-    lock, stopped, other = tmp_path / "kernel.lock", CompileTurns(), CompileTurns()
+    monkeypatch.setattr(kernel, "_DEADLINE_S", 0.05)
+    lock, stopped, other = tmp_path / "kernel.lock", CompileLocks(), CompileLocks()
     stopped.take(lock)
     before = compile_seconds()
     other.take(lock)
@@ -176,6 +176,6 @@ def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(
 
 
 def test_where_no_lock_can_be_made_everybody_compiles(tmp_path: Path) -> None:
-    turns = CompileTurns()
-    turns.take(tmp_path / "absent" / "kernel.lock")
-    turns.give_back(tmp_path / "absent" / "kernel.lock")
+    locks = CompileLocks()
+    locks.take(tmp_path / "absent" / "kernel.lock")
+    locks.give_back(tmp_path / "absent" / "kernel.lock")

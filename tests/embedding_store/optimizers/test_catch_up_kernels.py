@@ -11,13 +11,15 @@ from numba.core.dispatcher import Dispatcher
 from elastable.embedding_store.optimizers.dense_replay import replay_kernels as kernels
 from elastable.embedding_store.optimizers.dense_replay import steps_at
 
-ROWS, ONE = numba.float32[:, ::1], numba.int64[::1]
+F, ROWS, ONE, STEPS = numba.float32, numba.float32[:, ::1], numba.int64[::1], numba.int32[:, ::1]
 TYPES = {
-    **dict.fromkeys(("weights", "slots", "gradients", "out", "coefficients", "c"), ROWS),
-    **dict.fromkeys(("places", "positions", "which"), ONE),
-    **dict.fromkeys(("factors", "at", "moving", "divisor", "dim", "stamp"), numba.int64),
-    "steps": numba.int32[:, ::1],
-    "scalars": numba.types.UniTuple(numba.float32, 4),
+    **dict.fromkeys(("weights", "slots", "out", "coefficients"), ROWS),
+    **dict.fromkeys(("positions", "which"), ONE),
+    **dict.fromkeys(("factors", "at", "moving", "divisor", "dim", "length"), numba.int64),
+    "behind": numba.types.Tuple((ROWS, ONE, ROWS, ONE, ONE, ROWS)),
+    "arguments": numba.types.Tuple(
+        (ROWS, ONE, ROWS, STEPS, ONE, ROWS, ONE, ROWS, numba.int64, F, F, numba.types.UniTuple(F, 4))
+    ),
 }
 
 

@@ -49,6 +49,6 @@ def test_columns_are_computed_in_vectors(spec: OptimizerSpec) -> None:
 
 def test_columns_of_rowwise_adagrad_are_computed_in_vectors() -> None:
     function = fused._rowwise_adagrad.py_func  # type: ignore[attr-defined]
-    types = (ROWS, PLACES, ROWS, PLACES, ROWS, numba.float32[::1], ONE, ONE, ONE)
+    types = (ROWS, PLACES, ROWS, PLACES, ROWS, numba.float32[::1], numba.types.UniTuple(ONE, 3))
     (text,) = numba.njit(types, **COMPILED)(function).inspect_llvm().values()
     assert re.search(r"fsub <\d+ x float>", text)

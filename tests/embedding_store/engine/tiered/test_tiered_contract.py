@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,34 +18,22 @@ from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.tiered_stores import tiered_stores
 
 TINY, HUGE = 1, 1 << 30
+KINDS: dict[str, tuple[int, Callable[[Path], tuple[Tier, Log]]]] = {
+    "every row in memory": (HUGE, lambda folder: (FailingTier(), FileLog(folder))),
+    "few rows in memory": (TINY, lambda folder: (FailingTier(), NoLog())),
+    "the rest in files": (
+        TINY,
+        lambda folder: (FileTier(folder / "rows", fsync=False), FileLog(folder / "log", fsync="never")),
+    ),
+}
 
 
-class TestEveryRowInMemory(StoreContract):
-    @pytest.fixture
-    def make_store(self, tmp_path: Path) -> Iterator[MakeStore]:
-        def make(number: int) -> tuple[Tier, Log]:
-            return FailingTier(), FileLog(tmp_path / str(number))
-
-        with tiered_stores(make, HUGE) as stores:
-            yield stores
-
-
-class TestFewRowsInMemory(StoreContract):
-    @pytest.fixture
-    def make_store(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
+class TestTieredStores(StoreContract):
+    @pytest.fixture(params=KINDS)
+    def make_store(
+        self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[MakeStore]:
+        budget, make = KINDS[request.param]
         monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
-        with tiered_stores(lambda number: (FailingTier(), NoLog()), TINY) as stores:
-            yield stores
-
-
-class TestFewRowsInMemoryAndTheRestInFiles(StoreContract):
-    @pytest.fixture
-    def make_store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
-        monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
-
-        def make(number: int) -> tuple[Tier, Log]:
-            folder = tmp_path / str(number)
-            return FileTier(folder / "rows", fsync=False), FileLog(folder / "log", fsync="never")
-
-        with tiered_stores(make, TINY) as stores:
+        with tiered_stores(lambda number: make(tmp_path / str(number)), budget) as stores:
             yield stores
