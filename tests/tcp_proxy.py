@@ -84,13 +84,17 @@ class TcpProxy:
                 self._clients.append(client)
                 self._servers.append(server)
             for source, target in ((client, server), (server, client)):
-                threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+                threading.Thread(target=self._forward, args=(source, target, source is server), daemon=True).start()
 
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+    def answer(self, said: bytes) -> bytes:
+        """What clients get of what a server said."""
+        return said
+
+    def _forward(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
             while received := source.recv(1 << 16):
                 if source not in self._deaf:
-                    self._pass_on(received, target)
+                    self._pass_on(self.answer(received) if answers else received, target)
         if source in self._deaf:
             return  # its end is lost, too
         _end(source)

@@ -205,7 +205,9 @@ class DirtyRows:
                 table = self._tables.get(name)
                 if table is not None and table.ids is not None:
                     table.ids.add(update.ids)
-            self._keep_within_bounds()
+            while self._bytes() > self._most_bytes:
+                most = max(self._tables.values(), key=lambda table: 0 if table.ids is None else table.ids.bytes)
+                most.ids = None
 
     def take(self, version: int) -> Changes:
         """What changed up to `version`, the current one; starts a new collection."""
@@ -240,11 +242,6 @@ class DirtyRows:
 
     def _bytes(self) -> int:
         return sum(0 if table.ids is None else table.ids.bytes for table in self._tables.values())
-
-    def _keep_within_bounds(self) -> None:
-        while self._bytes() > self._most_bytes:
-            most = max(self._tables.values(), key=lambda table: 0 if table.ids is None else table.ids.bytes)
-            most.ids = None
 
     def _tables_now(self) -> dict[str, _Table]:
         return {

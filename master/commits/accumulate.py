@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -69,11 +69,11 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     return Accumulated(
         records=records,
         dense=tuple(
-            _weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
+            _weighted_sum([(part.dense[place], share) for share, part in parts if place in part.dense])
             for place in range(len(pushes[0].dense))
         ),
         states=tuple(_weighted_mean(state, shares) for state in states),
-        metrics=_with_losses(metrics, pushes, parts),
+        metrics=_with_losses(metrics, pushes, [part for _, part in parts]),
     )
 
 
@@ -93,7 +93,7 @@ def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequenc
     parts = 1 + len(pushes[0].parts)
     # As `_weighted_parts` lists them: of every push the first, then of every push the second.
     names = [(_number(push), part) for part in range(parts) for push in pushes]
-    terms = tuple(SumTerm(*name, each.share) for name, each in zip(names, weighted, strict=True))
+    terms = tuple(SumTerm(*name, share) for name, (share, _) in zip(names, weighted, strict=True))
     kinds = [pushes[0].divisor, *(part.divisor for part in pushes[0].parts)]
     once = tuple(part for part, kind in enumerate(kinds) if kind is not None and kind.kind is DivisorKind.ROWS)
     return RowSums(version, terms, once, tuple(frozen), sender)
@@ -112,31 +112,24 @@ def _number(push: Push) -> int:
 _MEANT = {"sum": Divisor(DivisorKind.NOTHING), "batches": Divisor(DivisorKind.AMOUNT, 1.0)}
 
 
-@dataclass(frozen=True, slots=True)
-class _WeightedPart:
-    """A part of a push, what it weighs, and what it adds to losses of the version; see `GradientPart`."""
+def _weighted_parts(pushes: Sequence[Push], average: str) -> list[tuple[float, GradientPart]]:
+    """All parts of all pushes, with what each weighs: first of every push the first, in push order, then the second...
 
-    share: float
-    dense: Mapping[int, Tensor]
-    losses: Mapping[int, float]
-
-
-def _weighted_parts(pushes: Sequence[Push], average: str) -> list[_WeightedPart]:
-    """All parts of all pushes: first of every push the first, in push order, then the second, ..."""
+    Their losses are what they add to losses of the version.
+    """
     meant = _MEANT.get(average, Divisor(DivisorKind.RECORDS))
     every = [
         (GradientPart(push.divisor or meant, dict(enumerate(push.dense)), losses=push.losses), *push.parts)
         for push in pushes
     ]
     records = [push.records for push in pushes]
-    found = []
+    found: list[tuple[float, GradientPart]] = []
     for alike in zip(*every, strict=True):
         by_rows = alike[0].divisor.kind is DivisorKind.ROWS
         shares = _shares([part.divisor for part in alike], records)
         losses = _losses_of_rows(alike) if by_rows else _weighted_losses(alike, shares)
-        found += [
-            _WeightedPart(share, part.dense, shown) for share, part, shown in zip(shares, alike, losses, strict=True)
-        ]
+        parts = (replace(part, losses=shown) for part, shown in zip(alike, losses, strict=True))
+        found += zip(shares, parts, strict=True)
     return found
 
 
@@ -173,7 +166,7 @@ def _shares(divisors: Sequence[Divisor], records: Sequence[int]) -> list[float]:
 
 
 def _with_losses(
-    metrics: tuple[Tensor, ...], pushes: Sequence[Push], parts: Sequence[_WeightedPart]
+    metrics: tuple[Tensor, ...], pushes: Sequence[Push], parts: Sequence[GradientPart]
 ) -> tuple[Tensor, ...]:
     """Metric totals of losses as one batch of all records would have counted them.
 

@@ -215,7 +215,8 @@ class Committer:
 
 def _clipped(dense: tuple[Tensor, ...], rows: RowGradients, steps: Sequence[OptimizerStep]) -> tuple[Tensor, ...]:
     """Dense gradients, clipped by every optimizer as it clips what it trains; rows likewise, where they are."""
-    squares = rows.squares() if _clips_by_norm(steps) else dict.fromkeys(rows.tables, 0.0)
+    by_norm = any(clipping.by_norm for step in steps for clipping in (step.clipping, *_own(step).values()))
+    squares = rows.squares() if by_norm else dict.fromkeys(rows.tables, 0.0)
     clips: dict[str, TableClip] = {}
     for step in steps:
         places = range(len(dense)) if step.places is None else step.places
@@ -226,10 +227,6 @@ def _clipped(dense: tuple[Tensor, ...], rows: RowGradients, steps: Sequence[Opti
         clips.update(of_tables)
     rows.clips = clips
     return dense
-
-
-def _clips_by_norm(steps: Sequence[OptimizerStep]) -> bool:
-    return any(clipping.by_norm for step in steps for clipping in (step.clipping, *_own(step).values()))
 
 
 def _own(step: OptimizerStep) -> dict[str, Clipping]:

@@ -188,14 +188,11 @@ class EmbeddedShard:
         self._begun = at_once(None)
 
     def _commit_again(self) -> None:
-        # Only the reply of the attempt before may have been lost.
-        if not self._is_committed():
-            self._store.commit(self._commit)
-
-    def _is_committed(self) -> bool:
-        """Whether the commit was made; of a store that another master took over, that version is not ours."""
+        # Only the reply of the attempt before may have been lost. A version of the same number and another record is of
+        # another master, which took the store over.
         store, commit = self._store, self._commit
-        return store.version() == commit.version and (not store.keeps_records or store.record() == commit.record)
+        if store.version() != commit.version or (store.keeps_records and store.record() != commit.record):
+            store.commit(commit)
 
 
 @contextmanager

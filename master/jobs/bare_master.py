@@ -122,7 +122,9 @@ class BareMaster(ServedMaster):
         name = push.id
         if not isinstance(name, AsyncPushId):
             raise BadInput("a parameter server without a model takes pushes named by (incarnation, sequence)")
-        expected = Expected(tables=self._known_tables(push))
+        if not set(push.slices) <= set(self._tables):
+            self._tables = self._store.specs()
+        expected = Expected(tables=self._tables)
         check_push(push, expected)
         with self._lock:
             if self._sequences.knows(name):
@@ -150,11 +152,6 @@ class BareMaster(ServedMaster):
     def _place_after(self, version: int, name: AsyncPushId, records: int) -> Progress:
         sequences = {**self._sequences.as_dict(), name.incarnation: name.sequence}
         return Progress(version, records=self._records + records, sequences=sequences)
-
-    def _known_tables(self, push: Push) -> Mapping[str, TableSpec]:
-        if not set(push.slices) <= set(self._tables):
-            self._tables = self._store.specs()
-        return self._tables
 
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
         return PushOutcome.STALE

@@ -292,7 +292,7 @@ class Driver:
         Raises:
             JobFailed: there was no worker for longer than the options allow.
         """
-        alone_since = time.monotonic()
+        alone_since, limit = time.monotonic(), self._options.no_worker_timeout_s
         while True:
             self._evaluations.give_up_unreadable()
             self._committer.settle(wait=False)  # nobody reads a store that could not log: workers wait for this
@@ -301,13 +301,9 @@ class Driver:
                     return work
                 if len(self._state.sessions):
                     alone_since = time.monotonic()
-                self._fail_without_workers(time.monotonic() - alone_since)
+                if limit is not None and time.monotonic() - alone_since > limit:
+                    raise JobFailed(f"no worker for {limit} s while work remains")
                 self._changed.wait(_LONGEST_WAIT_S)
-
-    def _fail_without_workers(self, seconds: float) -> None:
-        limit = self._options.no_worker_timeout_s
-        if limit is not None and seconds > limit:
-            raise JobFailed(f"no worker for {limit} s while work remains")
 
 
 # Versions that are evaluated concurrently with training. Training waits before another one starts, so that every

@@ -24,20 +24,13 @@ class _Record:
     throughput: Throughput = field(default_factory=lambda: Throughput(_POINTS))
 
 
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    worker: WorkerIdentity
-    at: float
-    leases: int
-
-
 class WorkerRecords:
     """By incarnation. Not thread-safe: the master's lock guards it. `now` is a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._records: dict[str, _Record] = {}
-        self._gone: OrderedDict[str, _Gone] = OrderedDict()
+        self._gone: OrderedDict[str, tuple[WorkerIdentity, int, float]] = OrderedDict()  # leases, and when
 
     @property
     def contributors(self) -> int:
@@ -62,7 +55,7 @@ class WorkerRecords:
         """The worker's last session has ended while there was work; it held so many leases."""
         if not self._micro_batches(worker):
             self._records.pop(worker.incarnation, None)  # else whoever joins and leaves is remembered for ever
-        self._gone[worker.incarnation] = _Gone(worker, self._now(), leases)
+        self._gone[worker.incarnation] = (worker, leases, self._now())
         while len(self._gone) > _MOST_GONE:
             self._gone.popitem(last=False)
 
@@ -77,8 +70,8 @@ class WorkerRecords:
         """Those that left while there was work and have not come back, the latest last."""
         now = self._now()
         return tuple(
-            GoneWorker(it.worker, it.leases, self._micro_batches(it.worker), max(0.0, now - it.at))
-            for it in self._gone.values()
+            GoneWorker(worker, leases, self._micro_batches(worker), max(0.0, now - at))
+            for worker, leases, at in self._gone.values()
         )
 
     def _micro_batches(self, worker: WorkerIdentity) -> int:

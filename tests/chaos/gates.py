@@ -109,10 +109,9 @@ def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
         _lay_tiers(gates)
         _lay_shards(gates)
         _lay_disk(gates, folders)
-    if role == "store":
-        _lay_store(gates)
+    if role in ("store", "shard"):
+        _lay_store(gates, role)
     if role == "shard":
-        _lay_shard(gates)
         _lay_tiers(gates)
 
 
@@ -207,16 +206,12 @@ def _lay_tiers(gates: Gates) -> None:
         _around(tier, "put_state", after=stated)
 
 
-def _lay_store(gates: Gates) -> None:
+def _lay_store(gates: Gates, role: str) -> None:
     from elastable.embedding_store.engine import MemoryStore
-
-    _around(MemoryStore, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
-
-
-def _lay_shard(gates: Gates) -> None:
     from elastable.embedding_store.shards import Shard
 
-    _around(Shard, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
+    kind = MemoryStore if role == "store" else Shard
+    _around(kind, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
 
 def _lay_shards(gates: Gates) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +20,7 @@ from elastable.embedding_store.tiers.redis.records.record_requests import PART, 
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target, is_named
 from tests.servers import redis_binary, running_server, valkey_binary
+from tests.tcp_proxy import TcpProxy
 
 __all__ = ["LyingRedis", "RedisReplies"]
 
@@ -151,62 +150,22 @@ def _used(store: EmbeddingStore) -> None:
     store.delete("t", ids[:1])
 
 
-class _Liar:
-    """A proxy that changes what the server answers.
-
-    Attributes:
-        port: Where it listens.
-    """
+class _Liar(TcpProxy):
+    """A proxy that changes what the server answers."""
 
     def __init__(self, server: int) -> None:
-        self._server = server
         self._mutator: Mutator | None = None
         self._truths = 0
-        self._lock = threading.Lock()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._open: list[socket.socket] = []
-        threading.Thread(target=self._serve, name="liar", daemon=True).start()
+        super().__init__(server)
 
     def begin(self, m: Mutator | None) -> None:
         """From now on lies are of this mutator; None: the truth. Connections are new ones."""
         with self._lock:
             self._mutator = m
             self._truths = 0 if m is None else m.small(25)
-            for one in self._open:
-                _shut(one)
-            self._open = []
+        self.cut()
 
-    def close(self) -> None:
-        """Listens no more."""
-        _shut(self._listener)
-        self._listener.close()
-        self.begin(None)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._server))
-            with self._lock:
-                self._open += [client, server]
-            threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
-            threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, lies: bool) -> None:
-        try:
-            while said := source.recv(1 << 16):
-                target.sendall(self._told(said) if lies else said)
-        except OSError:
-            pass  # one of them is gone, and so is the other
-        finally:
-            _shut(source)
-            _shut(target)
-            source.close()
-
-    def _told(self, said: bytes) -> bytes:
+    def answer(self, said: bytes) -> bytes:
         with self._lock:
             m = self._mutator
             if m is None:
@@ -245,10 +204,3 @@ def _written(m: Mutator, answer: object, depth: int = 0) -> bytes:
     if isinstance(answer, bytes) or answer is None:
         return _bulk(answer)
     return b"-%s\r\n" % str(answer).encode()
-
-
-def _shut(one: socket.socket) -> None:
-    try:
-        one.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it is closed already

@@ -10,8 +10,8 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
@@ -250,32 +250,39 @@ def _disturb(proxy: TcpProxy, over: threading.Event, chance: random.Random, work
                 proxy.hang_up_on_clients()
 
 
+@contextmanager
+def disturbed(workers: Sequence[Clumsy], post: Post, proxy: TcpProxy) -> Iterator[None]:
+    """Workers, a late post and a bad network, until the job in the block has ended."""
+    over = threading.Event()
+    network = threading.Thread(target=_disturb, args=(proxy, over, random.Random(7), workers), daemon=True)
+    for thread in (post, network, *workers):
+        thread.start()
+    yield
+    over.set()
+    for worker in workers:
+        worker.join(timeout=60)
+    post.letters.put(None)
+    for thread in (post, network):
+        thread.join(timeout=60)
+    assert [worker.failure for worker in workers] == [None] * len(workers)
+
+
 @pytest.mark.parametrize("job", [SYNC, ASYNC, BOUNDED], ids=["sync", "async", "bounded"])
 def test_every_record_is_trained_once_per_epoch(job: JobSpec) -> None:
     """Three clumsy workers, a disturbed network, a late post, and a master that is killed twice."""
     deaths = (17, 33) if job.mode == "async" else (6, 13)  # of 46 versions, and of 16
-    over = threading.Event()
     with tcp_proxy(1) as proxy:
         address = f"127.0.0.1:{proxy.port}"
         life = Life(job, proxy, None, deaths[0])
         post = Post(address)
         workers = [Clumsy(job, address, post, seed) for seed in range(3)]
-        network = threading.Thread(target=_disturb, args=(proxy, over, random.Random(7), workers), daemon=True)
-        for thread in (post, network, *workers):
-            thread.start()
-        for dies_at in (deaths[1], None):
+        with disturbed(workers, post, proxy):
+            for dies_at in (deaths[1], None):
+                life.master.run(life)
+                assert life.saved is not None
+                life = Life(job, proxy, life.saved, dies_at)
             life.master.run(life)
-            assert life.saved is not None
-            life = Life(job, proxy, life.saved, dies_at)
-        life.master.run(life)
-        over.set()
-        for worker in workers:
-            worker.join(timeout=60)
-        post.letters.put(None)
-        for thread in (post, network):
-            thread.join(timeout=60)
         life.server.stop(0)
-    assert [worker.failure for worker in workers] == [None] * 3
     np.testing.assert_array_equal(life.counts(), np.full(RECORDS, EPOCHS))
     assert life.master.status().records_trained == EPOCHS * RECORDS
     # Much of it did happen; who draws which accident depends on how the workers share the micro-batches.

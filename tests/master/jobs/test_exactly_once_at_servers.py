@@ -5,7 +5,6 @@ As in `test_exactly_once`, a row says how often its record was trained.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -39,7 +38,7 @@ from tests.master.jobs.test_exactly_once import (
     SYNC,
     Clumsy,
     Post,
-    _disturb,
+    disturbed,
 )
 from tests.tcp_proxy import TcpProxy, tcp_proxy
 
@@ -132,30 +131,21 @@ class Worker(Clumsy):
 def test_every_record_is_trained_once_per_epoch(tmp_path: Path, job: JobSpec) -> None:
     """Clumsy workers, a disturbed network, two store servers that are killed in turn, and a master that is killed."""
     deaths, kills = ((20, None), {9: 0, 31: 1}) if job.mode == "async" else ((8, None), {4: 0, 11: 1})
-    over, ages = threading.Event(), []
+    ages: list[int] = []
     with tcp_proxy(1) as proxy, served(2, tmp_path) as (servers, rows), ExitStack() as held:
         address = f"127.0.0.1:{proxy.port}"
         post = Post(address)
         workers = [Worker(job, address, post, seed, rows) for seed in range(3)]
-        network = threading.Thread(target=_disturb, args=(proxy, over, random.Random(7), workers), daemon=True)
         life = Life(job, proxy, servers, deaths[0], kills)
-        for thread in (post, network, *workers):
-            thread.start()
-        for dies_at in deaths:
-            life.master.run(life)
-            ages += life.ages
-            if life.master.stop_reason is None:
-                break
-            life.close()
-            life = Life(job, proxy, servers, deaths[1] if dies_at else None, kills)
-        held.callback(life.close)
-        over.set()
-        for worker in workers:
-            worker.join(timeout=60)
-        post.letters.put(None)
-        for thread in (post, network):
-            thread.join(timeout=60)
-        assert [worker.failure for worker in workers] == [None] * 3
+        with disturbed(workers, post, proxy):
+            for dies_at in deaths:
+                life.master.run(life)
+                ages += life.ages
+                if life.master.stop_reason is None:
+                    break
+                life.close()
+                life = Life(job, proxy, servers, deaths[1] if dies_at else None, kills)
+            held.callback(life.close)
         np.testing.assert_array_equal(life.counts(), np.full(RECORDS, EPOCHS))
         assert life.master.status().records_trained == EPOCHS * RECORDS
     assert job.mode == "sync" or (len(ages) == life.master.status().version and min(ages) >= 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -60,6 +61,13 @@ def board_of(
 
 def numbers(tasks: tuple[Task, ...]) -> list[int]:
     return [task.micro_batch for task in tasks]
+
+
+def train(board: TaskBoard, micro_batches: Iterable[int]) -> None:
+    """Completes the current group, which these are what is left of."""
+    for number in micro_batches:
+        board.complete(TaskKind.TRAIN, number)
+    board.training.advance()
 
 
 def test_the_first_to_ask_does_not_get_everything() -> None:
@@ -161,9 +169,7 @@ def test_async_tasks_come_in_order_and_stop_at_the_epochs_end() -> None:
 def test_evaluation_comes_before_training() -> None:
     board = board_of(train_records=4, epochs=2, validation_records=2, workers="a")
     board.lease("a", 4, 0)
-    for number in range(4):
-        board.complete(TaskKind.TRAIN, number)
-    board.training.advance()
+    train(board, range(4))
     board.begin_evaluation(1)
     tasks = board.lease("a", 3, 1)
     assert [(task.kind, task.micro_batch) for task in tasks] == [(TaskKind.EVALUATE, 0), (TaskKind.EVALUATE, 1)]
@@ -180,9 +186,7 @@ def test_evaluation_comes_before_training() -> None:
 
 def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_before_what_is_ahead() -> None:
     board = board_of(train_records=12, validation_records=3, workers="a")
-    for number in range(4):
-        board.complete(TaskKind.TRAIN, number)
-    board.training.advance()
+    train(board, range(4))
     board.begin_evaluation(1, concurrent=True)
     board.open()
     assert [(task.kind, task.version, task.micro_batch) for task in board.lease("a", 6, 1)] == [
@@ -190,9 +194,7 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
         (TaskKind.EVALUATE, 1, 0),
         (TaskKind.TRAIN, 2, 8),
     ]
-    for number in range(4, 8):
-        board.complete(TaskKind.TRAIN, number)
-    board.training.advance()
+    train(board, range(4, 8))
     board.begin_evaluation(2, concurrent=True)
     board.open()
     tasks = board.lease("a", 9, 2)
@@ -209,9 +211,7 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
 def test_whoever_has_nothing_to_do_evaluates_whatever_it_has_fetched_ahead() -> None:
     board = board_of(train_records=12, validation_records=8, workers="a b")
     assert len(board.lease("a", 6, 0)) == 6  # half of each version
-    for number in range(4):
-        board.complete(TaskKind.TRAIN, number)
-    board.training.advance()
+    train(board, range(4))
     board.begin_evaluation(1, concurrent=True)
 
     def evaluated(worker: str) -> list[int]:
@@ -236,9 +236,7 @@ def test_whoever_has_nothing_to_do_evaluates_whatever_it_has_fetched_ahead() -> 
 def test_evaluations_that_training_waits_for_come_a_few_at_a_time() -> None:
     board = board_of(train_records=12, validation_records=8, workers="a")
     assert len(board.lease("a", 8, 0)) == 8
-    for number in range(4):
-        board.complete(TaskKind.TRAIN, number)
-    board.training.advance()
+    train(board, range(4))
     board.begin_evaluation(1)
     assert numbers(board.lease("a", 0, 1)) == [0, 1, 2, 3]
     assert board.lease("a", 0, 1) == ()
@@ -417,9 +415,7 @@ def test_async_tasks_that_a_checkpoint_holds_are_dropped() -> None:
 
 def test_nothing_is_taken_over_between_epochs() -> None:
     board = board_of(mode="async", train_records=2, epochs=2, validation_records=1, workers="a")
-    for number in numbers(board.lease("a", 4, 0)):
-        board.complete(TaskKind.TRAIN, number)
-    board.training.advance()
+    train(board, numbers(board.lease("a", 4, 0)))
     board.begin_evaluation(2)
     early = Schedule(JobSpec(mode="async", micro_batch_size=1, train_records=2, epochs=2)).task(2, 2)
     assert board.reconcile("a", [early], 2).revoked == (early,)

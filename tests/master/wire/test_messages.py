@@ -146,14 +146,6 @@ def test_an_evaluation_comes_back_as_it_was(report: EvaluationReport) -> None:
     assert_same(evaluation_from_frames(evaluation_frames(report)), report)
 
 
-def test_a_large_push_takes_many_frames() -> None:
-    rows = np.random.default_rng(0).normal(size=(70_000, 16)).astype(np.float32)
-    push = Push(SyncPushId(3, 7), 256, (rows[:100],), {"t": Slices(np.arange(70_000), rows)}, (rows[0],), ())
-    frames = list(push_frames(push))
-    assert len(frames) > 3
-    assert_same(push_from_frames(frames), push)
-
-
 JOBS = [
     JobSpec(),
     JobSpec(
