@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 
-__all__ = ["GraphParts", "id_triples", "names_by_id", "read_ogb"]
+__all__ = ["GraphParts", "read_ogb"]
 
 _MOST_NAMES = 1 << 31
 
@@ -41,29 +40,17 @@ class GraphParts:
     types: Names | None = None
 
 
-def id_triples(given: npt.ArrayLike, entities: int, relations: int, where: str) -> Int32:
-    """int32 `[N, 3]`: triples by id, each of them checked.
-
-    Args:
-        given: int `[N, 3]`: head, relation, tail.
-        entities, relations: Numbers of names.
-        where: The file, for errors.
-
-    Raises:
-        BadInput: another shape, or an id without a name; names the triple.
-    """
-    triples = np.asarray(given)
-    if triples.ndim != 2 or triples.shape[1] != 3 or triples.dtype.kind not in "iu":
-        raise BadInput(f"{where}: triples must be integers [N, 3]; got {triples.dtype} {list(triples.shape)}")
+def _checked(given: Array, entities: int, relations: int, where: str) -> Int32:
+    """int32 `[N, 3]`; raises BadInput for an id without a name, and names the triple."""
     for column, (what, count) in enumerate((("head", entities), ("relation", relations), ("tail", entities))):
-        wrong = (triples[:, column] < 0) | (triples[:, column] >= count)
+        wrong = (given[:, column] < 0) | (given[:, column] >= count)
         if wrong.any():
             place = int(np.argmax(wrong))
-            raise BadInput(f"{where}, triple {place}: {what} {triples[place, column]} has no name among {count}")
-    return np.ascontiguousarray(triples, np.int32)
+            raise BadInput(f"{where}, triple {place}: {what} {given[place, column]} has no name among {count}")
+    return np.ascontiguousarray(given, np.int32)
 
 
-def names_by_id(pairs: Iterable[tuple[int, str]], what: str, where: str) -> Names:
+def _names_by_id(pairs: Iterable[tuple[int, str]], what: str, where: str) -> Names:
     """The names in the order of their ids, which must be 0 .. n - 1, each once. Raises BadInput otherwise."""
     found: dict[int, str] = {}
     for place, name in pairs:
@@ -110,7 +97,7 @@ def read_ogb(folder: Path) -> GraphParts:
     for split, arrays in splits.items():
         ends = [arrays[end] + (_offsets(arrays[f"{end}_type"], offsets) if typed else 0) for end in ("head", "tail")]
         stacked = np.stack([ends[0], arrays["relation"], ends[1]], axis=1)
-        triples[split] = id_triples(stacked, len(names), len(relations), str(folder / f"{split}.npz"))
+        triples[split] = _checked(stacked, len(names), len(relations), str(folder / f"{split}.npz"))
     if not typed:
         return GraphParts(folder.resolve().name, names, relations, triples)
     return GraphParts(folder.resolve().name, names, relations, triples, kinds, Names(types, "type"))
@@ -200,6 +187,6 @@ def _mapping(folder: Path, name: str, what: str) -> Names | None:
     try:
         with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
             rows = list(csv.reader(lines))[1:]
-        return names_by_id([(int(row[0]), row[1]) for row in rows], what, str(file))
+        return _names_by_id([(int(row[0]), row[1]) for row in rows], what, str(file))
     except DAMAGED as error:
         raise BadInput(f"{file}: not a mapping of OGB ({error})") from error
