@@ -32,16 +32,14 @@ from elastable.replicas.knowledge_graphs.sampling import (
     TypedNegatives,
     frequency_weights,
 )
-from elastable.replicas.knowledge_graphs.schemes import (
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
     Dropout,
     EmbeddingMoving,
-    KvsAll,
     Scheme,
     ScoreMoving,
     StepGradients,
-    WholeSoftmax,
-    distinct_queries,
 )
+from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, WholeSoftmax, distinct_queries
 from elastable.replicas.knowledge_graphs.scores import Values
 from elastable.replicas.knowledge_graphs.settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 

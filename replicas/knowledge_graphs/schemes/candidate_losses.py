@@ -17,7 +17,7 @@ from elastable.embedding_store.tables import coalesce, unique_ids
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import SIDES, Corruption, Negatives, Side, StepBatch, stream_key
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
 __all__ = [
     "Asked",

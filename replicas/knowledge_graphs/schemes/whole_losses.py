@@ -12,7 +12,7 @@ from elastable.replicas.knowledge_graphs.graph import KnownTriples, Sharding, Si
 from elastable.replicas.knowledge_graphs.losses import exponentials, row_total
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout, StepGradients, masked, require_own
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
 __all__ = ["KvsAll", "WholeSoftmax", "distinct_queries"]
 

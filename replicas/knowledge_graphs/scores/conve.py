@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import Side
 from elastable.replicas.knowledge_graphs.scores.functions import QueryGradients, ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels import Dot
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -14,10 +14,8 @@ from elastable.embedding_store.contract.arrays import Float32, Float64
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import Side
-from elastable.replicas.knowledge_graphs.scores.kernels import (
-    NORMS,
-    Comparison,
-    Dot,
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS, Comparison
+from elastable.replicas.knowledge_graphs.scores.kernels.distances import (
     affine,
     affine_of_two,
     boxes,
@@ -26,6 +24,7 @@ from elastable.replicas.knowledge_graphs.scores.kernels import (
     to_unit_length,
     unit_length_gradients,
 )
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
 __all__ = [
     "CP",

@@ -11,7 +11,7 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, StepBatch
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.sampling import AugmentedNegatives, RigidSampler
-from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, Scored, ScoreMoving
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, Scored, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.graphs import run_epoch

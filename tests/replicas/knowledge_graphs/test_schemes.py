@@ -14,7 +14,13 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph import Corruption, PartitionedTriples, Sharding, Side, StepBatch
 from elastable.replicas.knowledge_graphs.losses import LogSigmoid
 from elastable.replicas.knowledge_graphs.sampling import RandomNegatives, RigidSampler
-from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, Scored, ScoreMoving, StepGradients
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
+    EmbeddingMoving,
+    Scheme,
+    Scored,
+    ScoreMoving,
+    StepGradients,
+)
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 from tests.untyped import Keyword
 
