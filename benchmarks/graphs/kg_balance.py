@@ -22,7 +22,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.sampling import RandomNegatives, RigidSampler, TypedNegatives
-from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, ScoreMoving
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import score_function
 
 __all__ = ["drawn", "main", "measured"]

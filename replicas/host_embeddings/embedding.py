@@ -29,10 +29,9 @@ from elastable.replicas.host_embeddings.exchanges import (
     TokenSums,
     require_integers,
 )
-from elastable.replicas.host_embeddings.host_table import HostTable
+from elastable.replicas.host_embeddings.host_table import HostTable, State
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.options import HostTableOptions, InitialRows
-from elastable.replicas.host_embeddings.state import State
 from elastable.replicas.processes.world import replica_group
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 

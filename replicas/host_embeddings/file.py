@@ -13,8 +13,7 @@ from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.replicas.groups.agreement import fail_together
-from elastable.replicas.host_embeddings.host_table import HostTable
-from elastable.replicas.host_embeddings.state import State
+from elastable.replicas.host_embeddings.host_table import HostTable, State
 
 if TYPE_CHECKING:
     from elastable.replicas.host_embeddings.embedding import HostEmbedding

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -33,30 +32,20 @@ from elastable.replicas.knowledge_graphs.sampling import (
     TypedNegatives,
     frequency_weights,
 )
-from elastable.replicas.knowledge_graphs.schemes import (
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
     Dropout,
     EmbeddingMoving,
-    KvsAll,
     Scheme,
     ScoreMoving,
     StepGradients,
-    WholeSoftmax,
-    distinct_queries,
 )
+from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, WholeSoftmax, distinct_queries
 from elastable.replicas.knowledge_graphs.scores import Values
 from elastable.replicas.knowledge_graphs.settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 
-__all__ = ["EpochLoss", "GraphTrainer"]
+__all__ = ["GraphTrainer"]
 
 _STEP = "step"
-
-
-@dataclass(frozen=True, slots=True)
-class EpochLoss:
-    """The mean loss over an epoch's triples, without penalties, and their number (each direction counts)."""
-
-    loss: float
-    triples: int
 
 
 class GraphTrainer:
@@ -119,24 +108,15 @@ class GraphTrainer:
             self._scheme = kind(group, score, pool, dropout)
             self._loss = self._make_loss(entities)
 
-    def run_epoch(self) -> EpochLoss:
-        """Takes the remaining steps of the current epoch.
+    def run_step(self, wish: int = 0) -> tuple[float, int]:
+        """One step; returns its mean loss, without penalties, and its number of triples (each direction counts).
+
+        Args:
+            wish: What this member wants after the step, a number that all members learn (`wish`).
 
         Raises:
             NotFinite: the loss of a step is NaN or Inf; names the step.
             BadInput: workers read different numbers of rows of their shards.
-        """
-        total, count = 0.0, 0
-        for _ in range(self.step % self.steps_per_epoch, self.steps_per_epoch):
-            loss, present = self.run_step()
-            total, count = total + loss * present, count + present
-        return EpochLoss(total / max(1, count), count)
-
-    def run_step(self, wish: int = 0) -> tuple[float, int]:
-        """One step; returns its mean loss and its number of triples. Raises as `run_epoch`.
-
-        Args:
-            wish: What this member wants after the step, a number that all members learn (`wish`).
         """
         batch = self._sampler.batch(self.step, self.group.rank)
         weight = (batch.weight / np.float32(max(1, batch.present))).astype(np.float32)

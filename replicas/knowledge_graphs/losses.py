@@ -26,7 +26,6 @@ __all__ = [
     "log_sigmoid_rows",
     "loss_function",
     "margin_ranking_rows",
-    "penalty",
     "penalty_gradients",
     "row_total",
     "softmax_rows",
@@ -321,17 +320,8 @@ REGULARIZERS = ("none", "l2", "n3")
 numbers they all have the modulus 1."""
 
 
-def penalty(kind: str, rows: Float32, values: Values = "real") -> Float32:
-    """float32 `[n]`: of each of `rows` `[n, width]`."""
-    if kind == "none" or values == "phase" or not rows.shape[1]:
-        return np.zeros(len(rows), np.float32)
-    if kind == "l2":
-        return np.asarray(np.einsum("nd,nd->n", rows, rows), np.float32)
-    return np.asarray((_sizes(rows, values) ** 3).sum(axis=1), np.float32)
-
-
 def penalty_gradients(kind: str, rows: Float32, values: Values = "real") -> Float32:
-    """float32 `[n, width]`: of the penalties."""
+    """float32 `[n, width]`: of the penalties of `rows`, float32 `[n, width]`."""
     if kind == "none" or values == "phase":
         return np.zeros_like(rows)
     if kind == "l2":

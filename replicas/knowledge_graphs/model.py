@@ -14,7 +14,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import Sharding
-from elastable.replicas.knowledge_graphs.schemes import StepGradients
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import StepGradients
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction, score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 

@@ -16,7 +16,7 @@ from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SampledSoftmax
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
-from elastable.replicas.knowledge_graphs.scores.kernels import Dot
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
 __all__ = [
     "DEFAULT_BUDGET_MINUTES",
@@ -371,7 +371,7 @@ def planned_settings(
     if plan is None:
         plan = _sampled(settings, size, budget, cores)
     if budget_minutes is not None and settings.schedule not in ("linear", "cosine"):
-        ending = f"training ends after {_told(budget_minutes)}, or when validation MRR stops rising"
+        ending = f"training ends after {_duration(budget_minutes)}, or when validation MRR stops rising"
         plan["epochs"] = (_MOST_EPOCHS, ending)
     names = [name for name in plan if name not in chosen and plan[name][0] != getattr(settings, name)]
     settings = settings_of(model, {**{name: plan[name][0] for name in names}, **chosen})
@@ -399,9 +399,9 @@ def _whole(settings: TrainSettings, size: GraphSize, budget: float, cores: int) 
         return {
             "dim": (
                 dim,
-                f"with {settings.dim} values, {_FEWEST_EPOCHS} epochs may take longer than {_told(budget)}",
+                f"with {settings.dim} values, {_FEWEST_EPOCHS} epochs may take longer than {_duration(budget)}",
             ),
-            "epochs": (min(settings.epochs, fit), f"{took}; these fit {_told(budget)}"),
+            "epochs": (min(settings.epochs, fit), f"{took}; these fit {_duration(budget)}"),
         }
     return None
 
@@ -416,13 +416,13 @@ def _sampled(settings: TrainSettings, size: GraphSize, budget: float, cores: int
         "negatives": (_NEGATIVES, "shared by the triples of a step, one matrix product"),
         "dim": (
             settings.dim if fits else min(128, settings.dim),
-            f"with {settings.dim} values, {settings.epochs} epochs may take longer than {_told(budget)}",
+            f"with {settings.dim} values, {settings.epochs} epochs may take longer than {_duration(budget)}",
         ),
         "evaluate_every": (4, "an evaluation scores all entities"),
     }
 
 
-def _told(minutes: float) -> str:
+def _duration(minutes: float) -> str:
     return f"{minutes:g} minutes" if minutes >= 1 else f"{60 * minutes:g} s"
 
 

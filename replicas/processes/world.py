@@ -7,7 +7,7 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -36,9 +36,9 @@ _groups: list[MpiGroup] = []
 _failed = False
 
 
-def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
+def started_by_mpi() -> bool:
     """Whether `elastable replicas` or `mpirun` started this process."""
-    return _world is not None or any(name in environment for name in _SIZES)
+    return _world is not None or any(name in os.environ for name in _SIZES)
 
 
 def replica_group(deadline_s: float | None = None) -> ReplicaGroup:

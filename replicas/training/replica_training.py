@@ -26,8 +26,7 @@ from elastable.replicas.training.variables.optimizer import (
     slots_of,
 )
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables, update_domains
-from elastable.replicas.training.variables.variable_memory import held_bytes, put, value_of
-from elastable.replicas.training.variables.weights import ReplicaWeights, WholeTensors
+from elastable.replicas.training.variables.weights import ReplicaWeights, WholeTensors, held_bytes, put, value_of
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 

@@ -23,7 +23,7 @@ from elastable.master.tasks.progress import Progress
 from elastable.replicas.groups.agreement import require_same, run_at_root
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.embedding import HostEmbedding
-from elastable.replicas.host_embeddings.state import require_state
+from elastable.replicas.host_embeddings.host_table import require_state
 from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
 from elastable.replicas.training.model_refusals import refuse_losses, refuse_model, refuse_scaled_tables

@@ -1,13 +1,20 @@
 """Ranks true answers among all entities."""
 
-from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.classification import (
     ClassificationMetrics,
     Thresholds,
     best_threshold,
 )
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import HITS, Evaluation, QueryRanks, as_asked
-from elastable.replicas.knowledge_graphs.evaluation.queries import Candidates, QueryBatches, TripleCandidates
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
+    HITS,
+    AllScores,
+    Candidates,
+    Evaluation,
+    QueryBatches,
+    QueryRanks,
+    TripleCandidates,
+    as_asked,
+)
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, RankingMetrics, Ranks
 
 __all__ = [

@@ -14,12 +14,13 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
-from elastable.replicas.knowledge_graphs.graph.ogb import GraphParts, read_ogb
 from elastable.replicas.knowledge_graphs.graph.triple_files import (
     TABLE_ENDINGS,
+    GraphParts,
     line_of,
     read_columns,
     read_entity_types,
+    read_ogb,
     read_table_columns,
     without_header,
 )
@@ -189,7 +190,7 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     Args:
         source: A folder with `train.txt` and optionally `valid.txt`, `test.txt` (or `.tsv`; either may end in `.gz`):
             head, relation and tail by name, tab-separated, one triple per line, with or without a header
-            (`triple_file.without_header`); and optionally `entity_types.txt`: entity and type, on several lines for an
+            (`triple_files.without_header`); and optionally `entity_types.txt`: entity and type, on several lines for an
             entity of several types. Files may end in `.csv`, `.csv.gz` or `.parquet`, with columns head,
             relation and tail, or those of `FOLDER?head=A&relation=B&tail=C`. `FOLDER?header=yes` or `header=no` says
             whether text and CSV files begin with a header. Or `ogb:FOLDER`: `read_ogb`.

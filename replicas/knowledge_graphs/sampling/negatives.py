@@ -35,7 +35,6 @@ __all__ = [
     "TripleNegatives",
     "WorkerTriples",
     "mask_each",
-    "mask_rows",
     "mask_shared",
 ]
 
@@ -263,7 +262,6 @@ class AllEntities(NegativeSampler):
         **settings: Any,
     ) -> None:
         super().__init__(sharding, sharding.rows, corruption=corruption, shared=True, exclude=exclude, **settings)
-        self._column_of = sharding.place_of(np.arange(sharding.entities))
 
     @property
     def _pads(self) -> bool:
@@ -272,17 +270,6 @@ class AllEntities(NegativeSampler):
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
         rows = np.broadcast_to(np.arange(self.count, dtype=np.int32), (len(shards), 1, self.count))
         return rows, rows < self.sharding.counts[shards][:, None, None]
-
-    def _mask(self, entities: Int64, step: StepTriples, worker: int) -> Bools:
-        there = self.sharding.entity_at >= 0
-        if self.exclude == "nothing":
-            return there[None]
-        triples = step.of(worker).triples
-        mask = np.repeat(there.reshape(1, -1), len(triples), axis=0)
-        for side in SIDES:
-            which = self.corrupted(side, step.block)
-            mask_rows(self._column_of, which, *self._excluded(side, triples[which]), mask)
-        return mask.reshape(len(triples), *there.shape)
 
 
 class TripleNegatives(NegativeSampler):
@@ -455,11 +442,3 @@ def _mask_shared(
                 place = first_at_least(answers, first[i], last[i], entities[c])
                 if place < last[i] and answers[place] == entities[c]:
                     mask[which[i], column[c]] = False
-
-
-@kernel
-def mask_rows(column_of: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
-    """`mask_each` where every entity is a candidate: that of column `column_of[entity]` (int64 `[E]`)."""
-    for i in range(len(which)):
-        for a in range(first[i], last[i]):
-            mask[which[i], column_of[answers[a]]] = False

@@ -164,33 +164,18 @@ class RigidSampler(ShardedSampler):
 
     An epoch has as many steps as the fullest shardpair needs. The triples of every shardpair are spread evenly over
     them, and short blocks are padded, so steps hardly differ in the number of triples.
-
-    Args:
-        partition, batch_per_worker: As of `ShardedSampler`.
-        shuffle: False: every epoch has the order of the partition.
-        settings: The `seed`, `negatives` and `weights` of `ShardedSampler`.
+    Arguments as of `ShardedSampler`.
     """
 
-    def __init__(
-        self,
-        partition: PartitionedTriples,
-        batch_per_worker: int,
-        *,
-        shuffle: bool = True,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, partition: PartitionedTriples, batch_per_worker: int, **settings: Any) -> None:
         super().__init__(partition, batch_per_worker, **settings)
         self._steps = -(-int(self._counts.max()) // self.block)
-        self._shuffle = shuffle
         self._orders: OrderedDict[int, Int64] = OrderedDict()
         self._making = threading.Lock()
 
     @property
     def steps_per_epoch(self) -> int:
         return self._steps
-
-    def settings(self) -> dict[str, int | str]:
-        return {**super().settings(), "shuffle": int(self._shuffle)}
 
     def _place(self, step: int, pairs: Int64) -> tuple[Int64, Bools]:
         epoch, part = divmod(step, self._steps)
@@ -212,15 +197,11 @@ class RigidSampler(ShardedSampler):
         return np.ones(self._counts.size, np.float32)
 
     def _order(self, epoch: int) -> Int64:
-        if not self._shuffle:
-            epoch = 0
         with self._making:
             order = self._orders.get(epoch)
             if order is None:
                 ends = np.append(self._offsets, len(self.partition))
-                order = np.arange(len(self.partition), dtype=np.int64)
-                if self._shuffle:
-                    order = shuffled_segments(ends, stream_key(self.seed, _RIGID_STREAM, epoch))
+                order = shuffled_segments(ends, stream_key(self.seed, _RIGID_STREAM, epoch))
                 self._orders[epoch] = order
             self._orders.move_to_end(epoch)
             while len(self._orders) > _EPOCHS_HELD:

@@ -17,7 +17,7 @@ from elastable.embedding_store.tables import coalesce, unique_ids
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import SIDES, Corruption, Negatives, Side, StepBatch, stream_key
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
 __all__ = [
     "Asked",
@@ -372,7 +372,7 @@ class TripleScores:
             )
             given, relation = self._ready[_other(part.side)][part.triples], self._relation[part.triples]
             used = masked(given, self._relations[relation], masks)
-            to_given, to_relation, to_dense = self._score.all_gradients(*used, part.side, to_query)
+            to_given, to_relation, to_dense = self._score.query_gradients(*used, part.side, to_query)
             to_given, to_relation = masked(to_given, to_relation, masks)
             add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
             found[part.side][part.triples] += to_answers

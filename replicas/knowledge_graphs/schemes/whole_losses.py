@@ -12,7 +12,7 @@ from elastable.replicas.knowledge_graphs.graph import KnownTriples, Sharding, Si
 from elastable.replicas.knowledge_graphs.losses import exponentials, row_total
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout, StepGradients, masked, require_own
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels import add_rows
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
 __all__ = ["KvsAll", "WholeSoftmax", "distinct_queries"]
 
@@ -123,7 +123,7 @@ class WholeSoftmax:
         loss, slopes = self._loss(side, batch, scores, weights.reshape(-1))
         to_everyone = self.score.comparison.gradients(flat, ready, places, scores, slopes, places, to_all, self.pool)
         to_query = self.group.reduce_scatter(np.ascontiguousarray(to_everyone).reshape(everyone.shape))
-        to_given, to_relation, dense = self.score.all_gradients(mine, related, side, to_query)
+        to_given, to_relation, dense = self.score.query_gradients(mine, related, side, to_query)
         to_given, to_relation = masked(to_given, to_relation, masks)
         to_relations = np.zeros_like(relations)
         add_rows(to_relations, relation, np.ascontiguousarray(to_relation))

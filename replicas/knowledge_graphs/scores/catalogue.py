@@ -24,7 +24,7 @@ from elastable.replicas.knowledge_graphs.scores.functions import (
     TuckER,
 )
 
-__all__ = ["SCORES", "RowLayout", "RowPart", "row_layout", "score_function"]
+__all__ = ["SCORES", "RowPart", "row_layout", "score_function"]
 
 _DISTANCES = (TransE, RotatE, PairRE, TripleRE, BoxE, InterHT, TranS)
 _PRODUCTS = (DistMult, ComplEx, ConvE, CP, TuckER)
@@ -78,21 +78,6 @@ class RowPart:
     meaning: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RowLayout:
-    """The parts of an entity's and of a relation's row, from the first column to the last."""
-
-    entity: tuple[RowPart, ...]
-    relation: tuple[RowPart, ...]
-
-    def as_json(self) -> dict[str, list[dict[str, object]]]:
-        """JSON values: for "entity" and "relation", a list of parts."""
-        return {
-            kind: [{"name": part.name, "columns": [part.first, part.last], "meaning": part.meaning} for part in parts]
-            for kind, parts in (("entity", self.entity), ("relation", self.relation))
-        }
-
-
 _UNIT = "divided by its length before it is used"
 _ELU = "stored as x, used as elu(x) + 1"
 _PLUS_ONE = "used with 1 added"
@@ -126,10 +111,11 @@ _LAYOUTS: dict[str, tuple[_Parts, _Parts]] = {
 }
 
 
-def row_layout(score: ScoreFunction) -> RowLayout:
-    """The layout of a score function's rows."""
+def row_layout(score: ScoreFunction) -> dict[str, tuple[RowPart, ...]]:
+    """The parts of an "entity"'s and of a "relation"'s row, from the first column to the last."""
     entity, relation = _LAYOUTS[score.name]
-    return RowLayout(_parts(entity, score.entity_width), _parts(relation, score.relation_width))
+    widths = score.entity_width, score.relation_width
+    return {"entity": _parts(entity, widths[0]), "relation": _parts(relation, widths[1])}
 
 
 def _parts(named: _Parts, width: int) -> tuple[RowPart, ...]:

@@ -12,8 +12,8 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import Side
-from elastable.replicas.knowledge_graphs.scores.functions import RowPair, ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels import Dot
+from elastable.replicas.knowledge_graphs.scores.functions import QueryGradients, ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -62,14 +62,7 @@ class ConvE(ScoreFunction):
         dense = [value.astype(given.dtype, copy=False) for value in self.dense.values()]  # also in double precision
         return np.asarray(forward(given[:, :-1], relation, *dense))
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
-        """Without those of the variables; see `all_gradients`."""
-        to_given, to_relation, _ = self.all_gradients(given, relation, side, gradients)
-        return to_given, to_relation
-
-    def all_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32, dict[str, Float32]]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         _, backward = self._compiled()
         found = [np.asarray(value) for value in backward(given[:, :-1], relation, gradients, *self.dense.values())]
         to_given = np.concatenate([found[0], np.zeros((len(given), 1), np.float32)], axis=1)

@@ -14,10 +14,8 @@ from elastable.embedding_store.contract.arrays import Float32, Float64
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph import Side
-from elastable.replicas.knowledge_graphs.scores.kernels import (
-    NORMS,
-    Comparison,
-    Dot,
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS, Comparison
+from elastable.replicas.knowledge_graphs.scores.kernels.distances import (
     affine,
     affine_of_two,
     boxes,
@@ -26,6 +24,7 @@ from elastable.replicas.knowledge_graphs.scores.kernels import (
     to_unit_length,
     unit_length_gradients,
 )
+from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
 __all__ = [
     "CP",
@@ -34,8 +33,8 @@ __all__ = [
     "DistMult",
     "InterHT",
     "PairRE",
+    "QueryGradients",
     "RotatE",
-    "RowPair",
     "ScoreFunction",
     "TranS",
     "TransE",
@@ -49,8 +48,8 @@ __all__ = [
 # Balažević et al., 2019 (TuckER); Bordes et al., 2013 (TransE); Sun et al., 2019 (RotatE); Chao et al., 2021 (PairRE);
 # Yu et al., 2022 (TripleRE); Wang et al., 2022 (InterHT); Zhang et al., 2022 (TranS); Abboud et al., 2020 (BoxE).
 
-RowPair = tuple[Float32, Float32]
-"""Rows of given entities, and of relations."""
+QueryGradients = tuple[Float32, Float32, dict[str, Float32]]
+"""Gradients of given entities, of relations, and of further variables by name."""
 
 Values = Literal["real", "complex", "phase"]
 """What a row holds: real numbers; complex ones, all real parts before all imaginary ones; or the phases of complex
@@ -114,14 +113,8 @@ class ScoreFunction(ABC):
         """
 
     @abstractmethod
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
-        """Gradients of `given` and `relation`, from those of `query`'s result (float32 `[b, query_width]`)."""
-
-    def all_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32, dict[str, Float32]]:
-        """`query_gradients`, and the gradients of further variables by name."""
-        return *self.query_gradients(given, relation, side, gradients), {}
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
+        """Gradients of `given`, `relation` and further variables, from those of the queries, `[b, query_width]`."""
 
     def exact_rows(self, rows: Float32) -> Float64:
         """`prepared(rows)` in double precision, float64 `[n, entity_width]`."""
@@ -166,8 +159,8 @@ class DistMult(ScoreFunction):
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         return given * relation
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
-        return gradients * relation, gradients * given
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
+        return gradients * relation, gradients * given, {}
 
 
 class ComplEx(ScoreFunction):
@@ -201,12 +194,12 @@ class ComplEx(ScoreFunction):
             real[:], imaginary[:] = a * c + b * d, b * c - a * d
         return query
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         (a, b), (c, d), (x, y) = halves(given), halves(relation), halves(gradients)
         sign = np.float32(1 if side == "tail" else -1)
         to_given = np.concatenate([x * c + sign * (y * d), y * c - sign * (x * d)], axis=1)
         to_relation = np.concatenate([x * a + y * b, sign * (y * a - x * b)], axis=1)
-        return to_given, to_relation
+        return to_given, to_relation, {}
 
 
 def halves(rows: Float32) -> tuple[Float32, Float32]:
@@ -233,12 +226,12 @@ class CP(ScoreFunction):
         empty = np.zeros_like(asked)
         return np.concatenate([empty, asked] if side == "tail" else [asked, empty], axis=1)
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         (as_head, as_tail), (to_head, to_tail) = halves(given), halves(gradients)
         mine, asked = (as_head, to_tail) if side == "tail" else (as_tail, to_head)
         to_mine, empty = asked * relation, np.zeros_like(relation)
         parts = [to_mine, empty] if side == "tail" else [empty, to_mine]
-        return np.concatenate(parts, axis=1), asked * mine
+        return np.concatenate(parts, axis=1), asked * mine, {}
 
 
 class TuckER(ScoreFunction):
@@ -267,14 +260,7 @@ class TuckER(ScoreFunction):
         asked: Float32 = np.matmul(relation[:, None], matrices)[:, 0]
         return asked
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
-        """Without those of the core; see `all_gradients`."""
-        to_given, to_relation, _ = self.all_gradients(given, relation, side, gradients)
-        return to_given, to_relation
-
-    def all_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32, dict[str, Float32]]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         core, dim = self._core(side, given.dtype), self.dim
         matrices = (given @ core.reshape(dim, -1)).reshape(-1, dim, dim)
         to_relation: Float32 = np.matmul(matrices, gradients[:, :, None])[:, :, 0]
@@ -306,8 +292,8 @@ class TransE(ScoreFunction):
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         return given + relation if side == "tail" else given - relation
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
-        return gradients, gradients if side == "tail" else -gradients
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
+        return gradients, gradients if side == "tail" else -gradients, {}
 
 
 class RotatE(ScoreFunction):
@@ -341,12 +327,12 @@ class RotatE(ScoreFunction):
         c, d = self._turn(relation, side)
         return np.concatenate([a * c - b * d, a * d + b * c], axis=1)
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         (a, b), (x, y) = halves(given), halves(gradients)
         c, d = self._turn(relation, side)
         to_given = np.concatenate([x * c + y * d, y * c - x * d], axis=1)
         to_angle = x * -(a * d + b * c) + y * (a * c - b * d)
-        return to_given, to_angle if side == "tail" else -to_angle
+        return to_given, to_angle if side == "tail" else -to_angle, {}
 
     @staticmethod
     def _turn(relation: Float32, side: Side) -> tuple[Float32, Float32]:
@@ -386,7 +372,7 @@ class PairRE(ScoreFunction):
             fixed += relation[:, 2 * self.dim :]
         return np.concatenate([fixed, -sign * other], axis=1)
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         mine, _ = self._scales(relation, side)
         to_fixed, to_other = gradients[:, : self.dim], gradients[:, self.dim :]
         sign = np.float32(1 if side == "tail" else -1)
@@ -395,7 +381,7 @@ class PairRE(ScoreFunction):
             parts.reverse()
         if self._middle:
             parts.append(to_fixed)
-        return sign * to_fixed * mine, np.concatenate(parts, axis=1)
+        return sign * to_fixed * mine, np.concatenate(parts, axis=1), {}
 
     def _scales(self, relation: Float32, side: Side) -> tuple[Float32, Float32]:
         """The scales of the given and of the queried entity."""
@@ -446,10 +432,10 @@ class InterHT(ScoreFunction):
         sign = np.float32(1 if side == "tail" else -1)
         return np.concatenate([sign * entity + relation, -sign * (aid + _ONE), sign * entity], axis=1)
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         sign = np.float32(1 if side == "tail" else -1)
         a, b, c = np.split(gradients, 3, axis=1)
-        return np.concatenate([sign * (a + c), -sign * b], axis=1), a
+        return np.concatenate([sign * (a + c), -sign * b], axis=1), a, {}
 
 
 class TranS(InterHT):
@@ -472,13 +458,13 @@ class TranS(InterHT):
         query[:, self.dim : 2 * self.dim] += other
         return query
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         r1, r2, r3 = np.split(relation, 3, axis=1)
-        to_given, to_middle = super().query_gradients(given, r2, side, gradients)
+        to_given, to_middle, _ = super().query_gradients(given, r2, side, gradients)
         to_mine, to_other = to_middle * halves(given)[0], gradients[:, self.dim : 2 * self.dim]
         to_given[:, : self.dim] += to_middle * (r1 if side == "tail" else r3)
         outer = (to_mine, to_other) if side == "tail" else (to_other, to_mine)
-        return to_given, np.concatenate([outer[0], to_middle, outer[1]], axis=1)
+        return to_given, np.concatenate([outer[0], to_middle, outer[1]], axis=1), {}
 
 
 class BoxE(ScoreFunction):
@@ -506,13 +492,13 @@ class BoxE(ScoreFunction):
         (middle, width), (other_middle, other_width) = self._boxes(relation, side)
         return np.concatenate([bump - middle, _positive(width), point - other_middle, _positive(other_width)], axis=1)
 
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         (_, width), (_, other_width) = self._boxes(relation, side)
         to_bump, to_width, to_point, to_other = np.split(gradients, 4, axis=1)
         asked = [-to_bump, to_width * _slope(width)]
         known = [-to_point, to_other * _slope(other_width)]
         parts = [*known, *asked] if side == "tail" else [*asked, *known]
-        return np.concatenate([to_point, to_bump], axis=1), np.concatenate(parts, axis=1)
+        return np.concatenate([to_point, to_bump], axis=1), np.concatenate(parts, axis=1), {}
 
     @staticmethod
     def _boxes(relation: Float32, side: Side) -> tuple[tuple[Float32, Float32], tuple[Float32, Float32]]:

@@ -301,7 +301,10 @@ def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, obj
         "entities": len(trained.entities),
         "relations": len(trained.relations),
         "inverse_relations": trained.settings.reciprocal,
-        "rows": row_layout(score).as_json(),
+        "rows": {
+            kind: [{"name": part.name, "columns": [part.first, part.last], "meaning": part.meaning} for part in parts]
+            for kind, parts in row_layout(score).items()
+        },
         "further_variables": {name: list(value.shape) for name, value in dense.items()},
     }
 

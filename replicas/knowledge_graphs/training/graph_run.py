@@ -198,13 +198,8 @@ class TrainingLoop:
         place: RunProgress,
         best: Mapping[str, Array],
     ) -> None:
-        self._run, self._trainer, self._evaluation, self._tell, self._identity = (
-            run,
-            trainer,
-            evaluation,
-            tell,
-            identity,
-        )
+        self._run, self._trainer, self._evaluation = run, trainer, evaluation
+        self._tell, self._identity = tell, identity
         self._place, self._best = place, best
         self._first = trainer.group.rank == 0
         self._began = (run.clock() if run.began is None else run.began) - place.seconds

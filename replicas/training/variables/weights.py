@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec, CheckpointError
@@ -18,9 +19,39 @@ from elastable.replicas.training.variables.exchange import Exchange, Layout
 from elastable.replicas.training.variables.optimizer import PartOptimizer
 from elastable.replicas.training.variables.placement import VariablePlacement, update_domains
 from elastable.replicas.training.variables.split import VariableSplit
-from elastable.replicas.training.variables.variable_memory import give_back, held_bytes, put, value_of
 
-__all__ = ["ReplicaWeights", "WholeTensors"]
+__all__ = ["ReplicaWeights", "WholeTensors", "give_back", "held_bytes", "put", "value_of"]
+
+
+def value_of(variable: keras.Variable) -> Array:
+    """The variable's values, read-only."""
+    value = variable.value
+    # No copy: TensorFlow copies a shared buffer only when it changes.
+    array: Array = np.asarray(tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype))
+    view = array.view()
+    view.setflags(write=False)
+    return view
+
+
+def put(variable: keras.Variable, array: Array) -> None:
+    """Replaces the values of a variable, which may have been freed, with as many elements."""
+    value = variable.value
+    tensor = tf.convert_to_tensor(array.reshape(tuple(variable.shape)), value.dtype)
+    tf.raw_ops.AssignVariableOp(resource=value.handle, value=tensor, validate_shape=False)
+
+
+def give_back(variable: keras.Variable) -> None:
+    """Frees a variable's memory; it must not be read until the next `put`."""
+    value = variable.value
+    nothing = tf.zeros([0], value.dtype)
+    # Graphs keep the static shape; only the resource behind the handle becomes empty.
+    tf.raw_ops.AssignVariableOp(resource=value.handle, value=nothing, validate_shape=False)
+
+
+def held_bytes(variable: keras.Variable) -> int:
+    """Bytes of the variable's values now, measured on its buffer."""
+    return int(value_of(variable).nbytes)
+
 
 _MARK = "_elastable_sharded_by"
 
@@ -57,7 +88,10 @@ class ReplicaWeights:
         self._kept = [_layout(variable, weights[variable.path]) for variable in variables]
         every = [*self.layouts, *self._kept]
         self.exchange = Exchange(group, [layout.domain for layout in every if layout.domain is not None])
-        self._in_parts = [kept.split is not None for kept in self._kept]
+        updated = [place for place, layout in enumerate(self.layouts) if layout.split is not None]
+        # Of the variables that are updated in parts: those with a sharded weight, and those with a whole one.
+        self._apart = [place for place in updated if self._kept[place].split is not None]
+        self._copied = [place for place in updated if self._kept[place].split is None]
         self.targets = [
             variable if layout.split is None else _buffer(variable, self._part(layout, value_of(variable)))
             for variable, layout in zip(variables, self.layouts, strict=True)
@@ -87,7 +121,7 @@ class ReplicaWeights:
 
     def give_back(self) -> None:
         """Frees the gathered copies of weights that are updated in parts."""
-        for place in self._places(self._in_parts):
+        for place in self._apart:
             give_back(self.variables[place])
             self._whole = False
 
@@ -104,12 +138,12 @@ class ReplicaWeights:
 
     def forget_buffers(self) -> None:
         """Frees the buffers that only copy whole variables."""
-        for place in self._places([not apart for apart in self._in_parts]):
+        for place in self._copied:
             give_back(self.targets[place])
 
     def begin_update(self) -> None:
         """Copies the variables into the buffers; call before updating `targets`."""
-        for place in self._places([not apart for apart in self._in_parts]):
+        for place in self._copied:
             put(self.targets[place], self.part_of(place, value_of(self.variables[place])))
 
     def end_update(self, constrained: Sequence[bool] | None = None) -> None:
@@ -119,10 +153,9 @@ class ReplicaWeights:
             constrained: For every variable, whether its constraint applies now: Keras applies those of variables that
                 an optimizer step has updated.
         """
-        places = self._places([not apart for apart in self._in_parts])
-        self._gather(places, self.targets, self.layouts)
+        self._gather(self._copied, self.targets, self.layouts)
         self.forget_buffers()
-        for place in places:
+        for place in self._copied:
             variable = self.variables[place]
             if variable.constraint is not None and (constrained is None or constrained[place]):
                 variable.assign(variable.constraint(variable.value))
@@ -149,10 +182,6 @@ class ReplicaWeights:
         assert layout.split is not None
         assert layout.domain is not None
         return layout.split.take(self.exchange.part(layout.domain), array)
-
-    def _places(self, among: Sequence[bool]) -> list[int]:
-        """Positions of the chosen variables that are updated in parts."""
-        return [place for place, meant in enumerate(among) if meant and self.layouts[place].split is not None]
 
     def _gather(
         self,

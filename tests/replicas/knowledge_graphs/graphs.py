@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
-from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph import (
+    KnowledgeGraph,
+    KnownTriples,
+    PartitionedTriples,
+    Sharding,
+    Side,
+    StepBatch,
+)
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.sampling import ShardedSampler
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
 
@@ -26,11 +34,23 @@ def typed_sharding(shards: int = SHARDS, seed: int = 1) -> Sharding:
     return Sharding.create(ENTITIES, shards, seed=seed, entity_types=types)
 
 
+def named(graph: KnowledgeGraph, split: str) -> list[tuple[str, str, str]]:
+    """A split's triples by name."""
+    triples = getattr(graph, split).tolist()
+    return [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in triples]
+
+
 def is_known(known: KnownTriples, triples: Int32) -> Bools:
     """Whether each of `triples` is known: bool `[N]`."""
     first, last = known.tails.spans(triples[:, 0], triples[:, 1])
     spans = zip(first, last, triples[:, 2], strict=True)
     return np.array([tail in known.tails.answers[start:stop] for start, stop, tail in spans], np.bool_)
+
+
+def run_epoch(trainer: GraphTrainer) -> float:
+    """Takes the steps of an epoch; the mean loss of its triples."""
+    steps = [trainer.run_step() for _ in range(trainer.steps_per_epoch)]
+    return sum(loss * present for loss, present in steps) / sum(present for _, present in steps)
 
 
 def everyones(sampler: ShardedSampler, step: int) -> list[StepBatch]:

@@ -11,9 +11,10 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, StepBatch
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.sampling import AugmentedNegatives, RigidSampler
-from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, Scored, ScoreMoving
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, Scored, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from tests.replicas.knowledge_graphs.graphs import run_epoch
 from tests.untyped import Keyword
 
 ENTITIES, RELATIONS, DIM, DRAWN = 40, 3, 8, 5
@@ -69,7 +70,7 @@ def _losses(**settings: Keyword) -> list[float]:
 
     def work(group: ReplicaGroup) -> list[float]:
         trainer = GraphTrainer(group, made, ENTITIES, RELATIONS, TRIPLES)
-        return [trainer.run_epoch().loss for _ in range(2)]
+        return [run_epoch(trainer) for _ in range(2)]
 
     return run_threads(2, work)[0]
 

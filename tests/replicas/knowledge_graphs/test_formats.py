@@ -13,7 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import GraphSource, KnowledgeGraph, load_graph, save_graph
+from elastable.replicas.knowledge_graphs.graph import GraphSource, load_graph, save_graph
+from tests.replicas.knowledge_graphs.graphs import named
 
 ENTITIES = [f'entity {k}, or "so"' if k == 3 else f"e{k}" for k in range(12)]
 RELATIONS = ["near", "part of", "42"]
@@ -26,11 +27,6 @@ Named = list[tuple[str, str, str]]
 
 def _named(split: str) -> Named:
     return [(ENTITIES[h], RELATIONS[r], ENTITIES[t]) for h, r, t in TRIPLES[split].tolist()]
-
-
-def _read(graph: KnowledgeGraph, split: str) -> Named:
-    triples = getattr(graph, split).tolist()
-    return [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in triples]
 
 
 def _gz(file: Path, rows: list[list[object]], delimiter: str) -> None:
@@ -95,12 +91,12 @@ def test_the_same_graph(name: str, tmp_path: Path) -> None:
     source = FORMATS[name](tmp_path)
     graph = load_graph(source)
     for split in TRIPLES:
-        assert _read(graph, split) == _named(split)
+        assert named(graph, split) == _named(split)
     if name == "ogb":  # ids are those of the files
         assert list(graph.entities) == ENTITIES
         np.testing.assert_array_equal(graph.test, TRIPLES["test"])
     again = GraphSource.parse(str(GraphSource.parse(source).absolute()))
-    assert _read(load_graph(str(again)), "train") == _named("train")
+    assert named(load_graph(str(again)), "train") == _named("train")
 
 
 def test_types_of_ogb_have_ids_of_their_own(tmp_path: Path) -> None:
@@ -110,7 +106,7 @@ def test_types_of_ogb_have_ids_of_their_own(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{split}.npz", head=h, relation=r, tail=t, head_type=kinds[h % 2], tail_type=kinds[t % 2])
     graph = load_graph(f"ogb:{tmp_path}")
     for split, triples in TRIPLES.items():
-        assert _read(graph, split) == [
+        assert named(graph, split) == [
             (f"{kinds[h % 2]}:{h}", str(r), f"{kinds[t % 2]}:{t}") for h, r, t in triples.tolist()
         ]
     assert graph.types is not None
@@ -138,7 +134,7 @@ def test_unseen_names_of_files_of_ids(tmp_path: Path) -> None:
 def test_a_graph_is_written_and_read_again(tmp_path: Path) -> None:
     save_graph(load_graph(_text(tmp_path)), tmp_path / "text")
     graph = load_graph(tmp_path / "text")
-    assert all(_read(graph, split) == _named(split) for split in TRIPLES)
+    assert all(named(graph, split) == _named(split) for split in TRIPLES)
     with pytest.raises(BadInput, match="exists"):
         save_graph(graph, tmp_path / "text")
 
@@ -192,7 +188,7 @@ def test_names_in_columns_of_floats_are_integers(tmp_path: Path) -> None:
 
     write([1e10, 16_777_217.0])
     graph = load_graph(tmp_path)
-    assert _read(graph, "train") == [("10000000000", "r", "10000000000"), ("16777217", "r", "10000000001")]
+    assert named(graph, "train") == [("10000000000", "r", "10000000000"), ("16777217", "r", "10000000001")]
     for heads, told in (
         ([1.0, 1.5], r"train\.parquet, row 1 \(from 0\): column 'head': 1\.5"),
         ([1.0, 2.0**53], "row 1 .* column 'head'"),

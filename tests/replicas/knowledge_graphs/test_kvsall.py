@@ -10,13 +10,14 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, Side
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.sampling import RigidSampler
-from elastable.replicas.knowledge_graphs.schemes import Dropout, KvsAll, StepGradients, WholeSoftmax, distinct_queries
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout, StepGradients
+from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, WholeSoftmax, distinct_queries
 from elastable.replicas.knowledge_graphs.scores import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from tests.untyped import Keyword, Keywords
+from tests.replicas.knowledge_graphs.graphs import run_epoch
 
 ENTITIES, RELATIONS, DIM = 31, 3, 8
 
@@ -29,15 +30,18 @@ def _triples() -> Array:
 
 @pytest.mark.parametrize("share", [0.0, 0.4])
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("loss", ["kvsall", "whole-softmax"])
+@pytest.mark.parametrize(("loss", "sides"), [("kvsall", "t"), ("whole-softmax", "t"), ("whole-softmax", "ht")])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_loss_and_gradients_are_those_of_the_whole(workers: int, loss: str, smoothing: float, share: float) -> None:
+def test_loss_and_gradients_are_those_of_the_whole(
+    workers: int, loss: str, sides: str, smoothing: float, share: float
+) -> None:
     draw, score, triples = np.random.default_rng(1), score_function("DistMult", DIM), _triples()
     entities = draw.standard_normal((ENTITIES, DIM)).astype(np.float32)
     relations = draw.standard_normal((RELATIONS, DIM)).astype(np.float32)
     sharding, known = Sharding.create(ENTITIES, workers), KnownTriples.create(ENTITIES, RELATIONS, triples)
     partition = PartitionedTriples.create(distinct_queries(triples) if loss == "kvsall" else triples, sharding)
     sampler, dropout = RigidSampler(partition, 12), Dropout(share, 3) if share else None
+    asked: tuple[Side, ...] = ("tail",) if sides == "t" else ("head", "tail")
 
     def work(group: ReplicaGroup) -> tuple[float, StepGradients]:
         batch, held = sampler.batch(0, group.rank), int(sharding.counts[group.rank])
@@ -45,7 +49,7 @@ def test_loss_and_gradients_are_those_of_the_whole(workers: int, loss: str, smoo
         if loss == "kvsall":
             scheme = KvsAll(group, score, held, sharding, known, smoothing, dropout=dropout)
         else:
-            scheme = WholeSoftmax(group, score, held, smoothing=smoothing, count=ENTITIES, dropout=dropout)
+            scheme = WholeSoftmax(group, score, held, asked, smoothing=smoothing, count=ENTITIES, dropout=dropout)
         return scheme.step(batch, sharding.shard_table(entities, group.rank), relations, batch.weight)
 
     found = run_threads(workers, work)
@@ -53,24 +57,27 @@ def test_loss_and_gradients_are_those_of_the_whole(workers: int, loss: str, smoo
     met = np.concatenate([partition.triples[batch.triple.reshape(-1)] for batch in batches])
     weights = np.concatenate([batch.weight.reshape(-1) for batch in batches])
     ones = np.ones((len(met) // workers, DIM), np.float32)
-    masks = [dropout.masks(batch, "tail", ones, ones) for batch in batches] if dropout else []
     e, r = tf.Variable(entities, dtype=tf.float64), tf.Variable(relations, dtype=tf.float64)
     with tf.GradientTape() as tape:
-        given, relation = tf.gather(e, met[:, 0]), tf.gather(r, met[:, 1])
-        if dropout:
-            given *= np.concatenate([each.given for each in masks])
-            relation *= np.concatenate([each.relation for each in masks])
-        logits = tf.matmul(given * relation, e, transpose_b=True)
-        if loss == "kvsall":
-            labels = np.zeros((len(met), ENTITIES))
-            for b, (h, k, _) in enumerate(met):
-                labels[b, triples[(triples[:, 0] == h) & (triples[:, 1] == k), 2]] = 1
+        total: tf.Tensor | float = 0.0
+        for side in asked:
+            known_end, answer = (0, 2) if side == "tail" else (2, 0)
+            given, relation = tf.gather(e, met[:, known_end]), tf.gather(r, met[:, 1])
+            if dropout:
+                masks = [dropout.masks(batch, side, ones, ones) for batch in batches]
+                given *= np.concatenate([each.given for each in masks])
+                relation *= np.concatenate([each.relation for each in masks])
+            logits = tf.matmul(given * relation, e, transpose_b=True)
+            labels = np.eye(ENTITIES)[met[:, answer]]
+            if loss == "kvsall":
+                for b, (h, k, _) in enumerate(met):
+                    labels[b, triples[(triples[:, 0] == h) & (triples[:, 1] == k), 2]] = 1
             labels = (1 - smoothing) * labels + smoothing / ENTITIES
-            losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits), 1)
-        else:
-            labels = (1 - smoothing) * np.eye(ENTITIES)[met[:, 2]] + smoothing / ENTITIES
-            losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
-        total = tf.reduce_sum(losses * weights)
+            if loss == "kvsall":
+                losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits), 1)
+            else:
+                losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+            total += tf.reduce_sum(losses * weights)
     to_e, to_r = (tf.convert_to_tensor(gradient).numpy() for gradient in tape.gradient(total, [e, r]))
     assert sum(part for part, _ in found) == pytest.approx(float(total), rel=1e-5)
     mine = np.zeros_like(to_e)
@@ -89,7 +96,8 @@ def test_an_epoch_visits_every_query_once() -> None:
     settings = TrainSettings(model="DistMult", dim=DIM, loss="kvsall", batch=16, epochs=1, learning_rate=0.05)
 
     def work(group: ReplicaGroup) -> int:
-        return GraphTrainer(group, settings, ENTITIES, RELATIONS, triples).run_epoch().triples
+        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, triples)
+        return sum(trainer.run_step()[1] for _ in range(trainer.steps_per_epoch))
 
     both = np.concatenate([triples, triples[:, ::-1] + [0, RELATIONS, 0]])
     assert run_threads(2, work)[0] == len(np.unique(both[:, :2], axis=0))
@@ -106,13 +114,13 @@ def test_training_with_everything_lowers_the_loss_and_resumes_to_the_bit(loss: s
 
     def work(group: ReplicaGroup) -> tuple[list[float], dict[str, Array], dict[str, Array]]:
         whole = GraphTrainer(group, settings, ENTITIES, RELATIONS, triples)
-        losses = [whole.run_epoch().loss for _ in range(3)]
+        losses = [run_epoch(whole) for _ in range(3)]
         half = whole.state()
-        losses += [whole.run_epoch().loss for _ in range(3)]
+        losses += [run_epoch(whole) for _ in range(3)]
         again = GraphTrainer(group, settings, ENTITIES, RELATIONS, triples)
         again.restore(half)
         for _ in range(3):
-            again.run_epoch()
+            run_epoch(again)
         return losses, dict(whole.state()), dict(again.state())
 
     losses, straight, resumed = run_threads(2, work)[0]
@@ -138,34 +146,6 @@ def test_dropout_keeps_the_expectation_and_differs_by_step_worker_and_side() -> 
     assert all((other != first.given).any() for other in others)
 
 
-def test_schedules() -> None:
-    def rates(**settings: Keyword) -> list[float]:
-        made = TrainSettings(learning_rate=0.4, epochs=4, **settings)
-        return [made.rate(step, 40) for step in range(40)]
-
-    assert rates(schedule="exponential", decay=0.5)[::10] == pytest.approx([0.4, 0.2, 0.1, 0.05])
-    assert rates(warmup_epochs=2)[:20] == pytest.approx([0.4 * (k + 1) / 20 for k in range(20)])
-    assert set(rates(warmup_epochs=2)[20:]) == {0.4}
-    assert rates(schedule="linear", warmup_epochs=1)[5] == pytest.approx(0.4 * 0.6 * (1 - 5 / 40))
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"loss": "kvsall", "reciprocal": False}, "reciprocal relations"),
-        ({"loss": "kvsall", "weighting": "frequency"}, "equal weights"),
-        ({"loss": "softmax", "label_smoothing": 0.1}, "label_smoothing is of losses over all entities"),
-        ({"label_smoothing": 1.0}, "from 0 to below 1"),
-        ({"dropout": 1.0}, "from 0 to below 1"),
-        ({"augment_negative": True}, "has none"),
-        ({"augment_negative": True, "loss": "softmax", "shared": False}, "shared"),
-        ({"augment_negative": True, "loss": "softmax", "reciprocal": False}, "reciprocal=False"),
-        ({"loss_scale": 0.0}, "loss_scale"),
-        ({"schedule": "plateau"}, "schedule"),
-    ],
-)
-def test_settings_that_cannot_be(settings: Keywords, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
-        TrainSettings(**settings)
+def test_a_share_below_0_is_refused() -> None:
     with pytest.raises(BadInput, match="dropout"):
         Dropout(-0.1, 0)

@@ -23,7 +23,6 @@ from elastable.replicas.knowledge_graphs.losses import (
     SampledSoftmax,
     exponentials,
     loss_function,
-    penalty,
     penalty_gradients,
     row_total,
 )
@@ -136,14 +135,13 @@ def test_a_row_is_summed() -> None:
 
 @pytest.mark.parametrize("values", ["real", "complex", "phase"])
 @pytest.mark.parametrize("kind", ["none", "l2", "n3"])
-def test_penalties_and_gradients_are_those_of_the_formula(kind: str, values: Values) -> None:
+def test_gradients_of_penalties_are_those_of_the_formula(kind: str, values: Values) -> None:
     rows = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
     x = tf.Variable(rows, dtype=tf.float64)
     with tf.GradientTape() as tape:
         sizes = tf.abs(tf.complex(*tf.split(x, 2, axis=1))) if values == "complex" else tf.abs(x)
         expected = {"none": 0.0 * sizes, "l2": sizes**2, "n3": sizes**3}[kind] * float(values != "phase")
         total = tf.reduce_sum(expected)
-    np.testing.assert_allclose(penalty(kind, rows, values), tf.reduce_sum(expected, 1), rtol=1e-5)
     np.testing.assert_allclose(penalty_gradients(kind, rows, values), tape.gradient(total, x), rtol=1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,10 @@ def negatives_of(batch: StepBatch) -> Any:
     return batch.negatives
 
 
+def rigid(negatives: NegativeSampler, batch: int = 50) -> RigidSampler:
+    return RigidSampler(PARTITION, batch, negatives=negatives)
+
+
 def received(batches: list[StepBatch], worker: int) -> Int64:
     """What a worker's triples are scored with after the all-to-all, from the rows alone: int64 `[B, n, m]`."""
     entity_at = SHARDING.entity_at
@@ -90,15 +95,15 @@ def known_among(triples: Int64) -> Array:
 def kinds() -> list[tuple[str, object]]:
     lists = np.random.default_rng(2).integers(ENTITIES, size=(2, len(TRIPLES), 9))
     return [
-        ("random", lambda **k: RandomNegatives(SHARDING, 7, **k)),
-        ("random, local", lambda **k: RandomNegatives(SHARDING, 7, local=True, **k)),
-        ("random, shared", lambda **k: RandomNegatives(SHARDING, 7, shared=True, **k)),
-        ("random, shared, local", lambda **k: RandomNegatives(SHARDING, 7, shared=True, local=True, **k)),
-        ("typed", lambda **k: TypedNegatives(SHARDING, 7, **k)),
-        ("typed, local", lambda **k: TypedNegatives(SHARDING, 7, local=True, **k)),
-        ("listed", lambda **k: TripleNegatives(SHARDING, heads=lists[0], tails=lists[1], **k)),
-        ("listed, shared", lambda **k: TripleNegatives(SHARDING, heads=lists[0, 0], tails=lists[1, 0], **k)),
-        ("all", lambda **k: AllEntities(SHARDING, **{"exclude": "nothing", **k})),
+        ("random", partial(RandomNegatives, SHARDING, 7)),
+        ("random, local", partial(RandomNegatives, SHARDING, 7, local=True)),
+        ("random, shared", partial(RandomNegatives, SHARDING, 7, shared=True)),
+        ("random, shared, local", partial(RandomNegatives, SHARDING, 7, shared=True, local=True)),
+        ("typed", partial(TypedNegatives, SHARDING, 7)),
+        ("typed, local", partial(TypedNegatives, SHARDING, 7, local=True)),
+        ("listed", partial(TripleNegatives, SHARDING, heads=lists[0], tails=lists[1])),
+        ("listed, shared", partial(TripleNegatives, SHARDING, heads=lists[0, 0], tails=lists[1, 0])),
+        ("all", partial(AllEntities, SHARDING)),
     ]
 
 
@@ -109,7 +114,7 @@ every_corruption = pytest.mark.parametrize("corruption", CORRUPTIONS)
 @every_kind
 @every_corruption
 def test_a_worker_knows_what_it_receives(make: Callable[..., NegativeSampler], corruption: Corruption) -> None:
-    sampler = RigidSampler(PARTITION, 30, negatives=make(corruption=corruption, tell_entities=True))
+    sampler = rigid(make(corruption=corruption, exclude="nothing", tell_entities=True), 30)
     for step in (0, 3):
         batches = everyones(sampler, step)
         for batch in batches:
@@ -133,10 +138,10 @@ def test_a_worker_knows_what_it_receives(make: Callable[..., NegativeSampler], c
 def test_true_triples_are_masked_and_nothing_else(
     make: Callable[..., NegativeSampler], corruption: Corruption, exclude: str
 ) -> None:
-    sampler = RigidSampler(PARTITION, 20, negatives=make(corruption=corruption, exclude=exclude, known=KNOWN))
+    sampler = rigid(make(corruption=corruption, exclude=exclude, known=KNOWN), 20)
     met = 0
     batches = everyones(sampler, 1)
-    plain = everyones(RigidSampler(PARTITION, 20, negatives=make(corruption=corruption)), 1)
+    plain = everyones(RigidSampler(PARTITION, 20, negatives=make(corruption=corruption, exclude="nothing")), 1)
     for batch, unmasked in zip(batches, plain, strict=True):
         triples = made(batch, candidates(batch, received(batches, batch.worker)), corruption)
         own = (triples == PARTITION.triples[batch.triple].reshape(-1, 1, 1, 3)).all(-1)
@@ -165,7 +170,7 @@ def test_known_answers_are_found_in_long_lists_too() -> None:
 @pytest.mark.parametrize("local", [False, True])
 def test_typed_candidates_are_of_the_type_they_replace(local: bool) -> None:
     negatives = TypedNegatives(SHARDING, 6, corruption="ht", local=local)
-    sampler = RigidSampler(PARTITION, 60, negatives=negatives)
+    sampler = rigid(negatives, 60)
     masked = 0
     for step in range(sampler.steps_per_epoch):
         batches = everyones(sampler, step)
@@ -205,7 +210,7 @@ def test_an_entity_of_several_types_is_replaced_by_entities_of_each() -> None:
 def test_the_last_entity_of_a_type_is_drawn_like_the_others() -> None:
     """The peer's sampling by type never draws it."""
     negatives = TypedNegatives(SHARDING, 64, corruption="t", tell_entities=True)
-    sampler = RigidSampler(PARTITION, 200, negatives=negatives)
+    sampler = rigid(negatives, 200)
     drawn = np.zeros(ENTITIES, np.int64)
     for step in range(sampler.steps_per_epoch):
         for batch in everyones(sampler, step):
@@ -218,7 +223,7 @@ def test_the_last_entity_of_a_type_is_drawn_like_the_others() -> None:
 
 
 def test_random_candidates_are_drawn_evenly_and_never_of_the_padding() -> None:
-    sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 40, corruption="h"))
+    sampler = rigid(RandomNegatives(SHARDING, 40, corruption="h"), 50)
     drawn = np.zeros((SHARDS, SHARDING.rows), np.int64)
     for step in range(4):
         for batch in everyones(sampler, step):
@@ -233,19 +238,15 @@ def _blocks(batches: list[StepBatch]) -> list[tuple[int, ...]]:
     return [tuple(rows.reshape(-1)) for batch in batches for rows in negatives_of(batch).rows]
 
 
-def test_draws_differ_from_step_to_step_and_from_pair_to_pair() -> None:
-    sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, seed=3))
+def test_draws_differ_by_step_and_pair_and_shared_ones_by_step_and_shard() -> None:
+    sampler = rigid(RandomNegatives(SHARDING, 20, seed=3), 50)
     blocks = _blocks(everyones(sampler, 0)) + _blocks(everyones(sampler, 1))
     assert len(set(blocks)) == len(blocks) == 2 * SHARDS * SHARDS
-    other = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, seed=4))
-    assert _blocks(everyones(other, 0))[0] not in blocks
-
-
-def test_shared_draws_are_the_same_for_all_workers() -> None:
-    sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, shared=True, seed=3))
-    blocks = _blocks(everyones(sampler, 0)) + _blocks(everyones(sampler, 1))
+    assert _blocks(everyones(rigid(RandomNegatives(SHARDING, 20, seed=4)), 0))[0] not in blocks
+    shared = rigid(RandomNegatives(SHARDING, 20, shared=True, seed=3))
+    blocks = _blocks(everyones(shared, 0)) + _blocks(everyones(shared, 1))
     assert len(blocks) == 2 * SHARDS * SHARDS
-    assert len(set(blocks)) == 2 * SHARDS  # one of each shard in each step
+    assert len(set(blocks)) == 2 * SHARDS  # one of each shard in each step: the same for all workers
 
 
 @every_corruption
@@ -255,7 +256,7 @@ def test_a_total_counts_for_every_triple_and_shards_take_turns(
     total: int, shared: bool, corruption: Corruption
 ) -> None:
     negatives = RandomNegatives(SHARDING, 7, corruption=corruption, shared=shared, total=total)
-    sampler = RigidSampler(PARTITION, 50, negatives=negatives)
+    sampler = rigid(negatives, 50)
     padding = np.zeros(SHARDS, np.int64)
     for step in range(SHARDS):
         for batch in everyones(sampler, step):
@@ -271,13 +272,10 @@ def test_a_total_counts_for_every_triple_and_shards_take_turns(
 def test_listed_candidates_come_back_in_their_columns() -> None:
     lists = np.random.default_rng(5).integers(-1, ENTITIES, size=(2, len(TRIPLES), 9))
     negatives = TripleNegatives(SHARDING, heads=lists[0], tails=lists[1], tell_entities=True)
-    sampler = RigidSampler(PARTITION, 30, negatives=negatives)
+    sampler = rigid(negatives, 30)
     for batch in everyones(sampler, 2):
-        wanted = np.where(
-            ends(batch, "ht")[:, None] == 0,
-            lists[0][PARTITION.source[batch.triple.reshape(-1)]],
-            lists[1][PARTITION.source[batch.triple.reshape(-1)]],
-        )
+        source = PARTITION.source[batch.triple.reshape(-1)]
+        wanted = np.where(ends(batch, "ht")[:, None] == 0, lists[0][source], lists[1][source])
         found = np.full(wanted.shape, -1)
         triple, shard, k = np.nonzero(negatives_of(batch).column >= 0)
         found[triple, negatives_of(batch).column[triple, shard, k]] = negatives_of(batch).entities[triple, shard, k]
@@ -286,41 +284,36 @@ def test_listed_candidates_come_back_in_their_columns() -> None:
 
 
 def test_all_entities_are_every_row_once() -> None:
-    batch = RigidSampler(PARTITION, 10, negatives=AllEntities(SHARDING, tell_entities=True)).batch(0, 1)
+    batch = rigid(AllEntities(SHARDING, tell_entities=True), 10).batch(0, 1)
     negatives = negatives_of(batch)
     np.testing.assert_array_equal(negatives.rows[:, 0], np.tile(np.arange(SHARDING.rows), (SHARDS, 1)))
     np.testing.assert_array_equal(np.sort(negatives.entities[negatives.entities >= 0]), np.arange(ENTITIES))
     assert (negatives.mask.sum((1, 2)) == ENTITIES - 1).all()  # its own answer does not count
 
 
-def _one(sampler: NegativeSampler) -> StepBatch:
-    return RigidSampler(PARTITION, 10, negatives=sampler).batch(0, 0)
-
-
-def test_mismatched_arguments_are_refused() -> None:
-    with pytest.raises(BadInput, match="at least 1 from each shard"):
-        RandomNegatives(SHARDING, 0)
-    with pytest.raises(BadInput, match="known are h, t, ht"):
-        RandomNegatives(SHARDING, 1, corruption="th")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="known are nothing, answer, known"):
-        RandomNegatives(SHARDING, 1, exclude="all")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="need `known`"):
-        RandomNegatives(SHARDING, 1, exclude="known")
-    with pytest.raises(BadInput, match="cannot be shared"):
-        TypedNegatives(SHARDING, 1, shared=True)
-    for total in (5, 11):
-        with pytest.raises(BadInput, match=f"{total} candidates from 5 shards are not 2 from each, or one fewer"):
-            RandomNegatives(SHARDING, 2, total=total)
-    with pytest.raises(BadInput, match="no tails are given"):
-        TripleNegatives(SHARDING, heads=[[1]], corruption="ht")
-    with pytest.raises(BadInput, match="3 lists of heads for 2000 triples"):
-        _one(TripleNegatives(SHARDING, heads=[[1], [2], [3]], corruption="h"))
-    with pytest.raises(BadInput, match="both be"):
-        TripleNegatives(SHARDING, heads=[1], tails=[[1]])
-    with pytest.raises(BadInput, match="integers"):
-        TripleNegatives(SHARDING, heads=[0.5], corruption="h")
-    with pytest.raises(IdOutOfRange, match="501 entities"):
-        TripleNegatives(SHARDING, tails=[ENTITIES], corruption="t")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: RandomNegatives(SHARDING, 0), "at least 1 from each shard"),
+        (lambda: RandomNegatives(SHARDING, 1, corruption="th"), "known are h, t, ht"),  # type: ignore[arg-type]
+        (lambda: RandomNegatives(SHARDING, 1, exclude="all"), "known are nothing, answer, known"),  # type: ignore[arg-type]
+        (lambda: RandomNegatives(SHARDING, 1, exclude="known"), "need `known`"),
+        (lambda: TypedNegatives(SHARDING, 1, shared=True), "cannot be shared"),
+        (lambda: RandomNegatives(SHARDING, 2, total=5), "5 candidates from 5 shards are not 2 from each"),
+        (lambda: RandomNegatives(SHARDING, 2, total=11), "11 candidates from 5 shards are not 2 from each"),
+        (lambda: TripleNegatives(SHARDING, heads=[[1]]), "no tails are given"),
+        (
+            lambda: rigid(TripleNegatives(SHARDING, heads=[[1]] * 3, corruption="h")),
+            "3 lists of heads for 2000 triples",
+        ),
+        (lambda: TripleNegatives(SHARDING, heads=[1], tails=[[1]]), "both be"),
+        (lambda: TripleNegatives(SHARDING, heads=[0.5], corruption="h"), "integers"),
+        (lambda: TripleNegatives(SHARDING, tails=[ENTITIES], corruption="t"), "501 entities"),
+    ],
+)
+def test_mismatched_arguments_are_refused(make: Callable[[], object], reason: str) -> None:
+    with pytest.raises((BadInput, IdOutOfRange), match=reason):
+        make()
 
 
 def test_one_entity_a_worker() -> None:

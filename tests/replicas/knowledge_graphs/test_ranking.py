@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -212,26 +213,23 @@ def test_exclusions_of_a_hub_are_cut_to_the_window() -> None:
     np.testing.assert_array_equal(np.sort(found), np.arange(400))
 
 
-def test_mismatched_arguments_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"true scores must be \[q\]"):
-        RankCounts(np.zeros((2, 2)))
-    with pytest.raises(BadInput, match=r"scores must be \[2, c\]"):
-        RankCounts(np.zeros(2)).add(np.zeros((3, 4)))
-    with pytest.raises(BadInput, match="known are average"):
-        RankingMetrics(ties="mean")
-    with pytest.raises(BadInput, match="k counts from 1"):
-        RankingMetrics(hits=(0,))
-    with pytest.raises(BadInput, match="no queries at all"):
-        RankingMetrics().result()
-    with pytest.raises(BadInput, match="known are average"):
-        RankCounts(np.zeros(2)).ranks().of("mean")
-    sharding = Sharding.create(10, 2)
-    with pytest.raises(BadInput, match="not for 'both'"):
-        QueryBatches(TRIPLES[:0], sharding, "both", 4)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="at least 1 query"):
-        QueryBatches(TRIPLES[:0], sharding, "tail", 0)
-    with pytest.raises(BadInput, match="there are 0"):
-        QueryBatches(TRIPLES[:0], sharding, "tail", 1).batch(0, 0)
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: RankCounts(np.zeros((2, 2))), r"true scores must be \[q\]"),
+        (lambda: RankCounts(np.zeros(2)).add(np.zeros((3, 4))), r"scores must be \[2, c\]"),
+        (lambda: RankingMetrics(ties="mean"), "known are average"),
+        (lambda: RankingMetrics(hits=(0,)), "k counts from 1"),
+        (lambda: RankingMetrics().result(), "no queries at all"),
+        (lambda: RankCounts(np.zeros(2)).ranks().of("mean"), "known are average"),
+        (lambda: QueryBatches(TRIPLES, typed_sharding(), "both", 4), "not for 'both'"),  # type: ignore[arg-type]
+        (lambda: QueryBatches(TRIPLES, typed_sharding(), "tail", 0), "at least 1 query"),
+        (lambda: QueryBatches(TRIPLES[:0], typed_sharding(), "tail", 1).batch(0, 0), "there are 0"),
+    ],
+)
+def test_mismatched_arguments_are_refused(make: Callable[[], object], reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        make()
 
 
 def test_near_candidates_are_decided_by_their_exact_scores() -> None:

@@ -83,22 +83,18 @@ def test_parts_make_the_score(name: str) -> None:
     head, tail = (draw.standard_normal((TRIPLES, score.entity_width)).astype(np.float32) for _ in range(2))
     relation = draw.standard_normal((TRIPLES, score.relation_width)).astype(np.float32)
     layout = row_layout(score)
-    found = SCORED[name](_named(layout.entity, head), _named(layout.relation, relation), _named(layout.entity, tail))
+    found = SCORED[name](
+        _named(layout["entity"], head), _named(layout["relation"], relation), _named(layout["entity"], tail)
+    )
     np.testing.assert_allclose(score.score_triples(head, relation, tail), found, rtol=2e-5, atol=2e-5)
 
 
 def test_the_bias_of_conve_is_the_last_column() -> None:
     score, draw = score_function("ConvE", DIM), np.random.default_rng(4)
     layout = row_layout(score)
-    assert [(part.name, part.first, part.last) for part in layout.entity] == [("embedding", 0, 8), ("bias", 8, 9)]
+    assert [(part.name, part.first, part.last) for part in layout["entity"]] == [("embedding", 0, 8), ("bias", 8, 9)]
     rows = draw.standard_normal((2, 9)).astype(np.float32)
     relation = draw.standard_normal((1, score.relation_width)).astype(np.float32)
     query = score.query(rows[:1], relation, "tail")
     expected = query[0] @ rows[1, :8] + rows[1, 8]
     assert score.score_triples(rows[:1], relation, rows[1:])[0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_layout_as_json() -> None:
-    found = row_layout(score_function("RotatE", 4)).as_json()
-    assert found["entity"][1] == {"name": "imaginary", "columns": [2, 4], "meaning": ""}
-    assert found["relation"][0]["columns"] == [0, 2]

@@ -14,7 +14,13 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph import Corruption, PartitionedTriples, Sharding, Side, StepBatch
 from elastable.replicas.knowledge_graphs.losses import LogSigmoid
 from elastable.replicas.knowledge_graphs.sampling import RandomNegatives, RigidSampler
-from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, Scored, ScoreMoving, StepGradients
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
+    EmbeddingMoving,
+    Scheme,
+    Scored,
+    ScoreMoving,
+    StepGradients,
+)
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 from tests.untyped import Keyword
 
@@ -136,7 +142,7 @@ def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, sha
             to_rows = np.zeros_like(rows)
             scores = score.comparison.scores(query, rows, places)
             to_query = score.comparison.gradients(query, rows, places, scores, slopes, places, to_rows)
-            to_given, to_relation, _ = score.all_gradients(mine, graph.relations[[relation]], side, to_query)
+            to_given, to_relation, _ = score.query_gradients(mine, graph.relations[[relation]], side, to_query)
             np.add.at(to_entities, against, score.unprepared(raw, to_rows))
             to_entities[tail if heads else head] += score.unprepared(given, to_given)[0]
             to_relations[relation] += to_relation[0]

@@ -129,18 +129,14 @@ def test_made_up_sharding_files_are_refused_by_name(tmp_path: Path, wrong: dict[
 
 def test_a_damaged_sharding_file_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "sharding.npz"
-    with np.load(_saved(path)) as saved:
+    typed_sharding().save(path)
+    with np.load(path) as saved:
         np.savez_compressed(path, **saved)
     content = path.read_bytes()
     for place in range(0, len(content), 37):
         path.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
         with suppress(BadInput):  # where only a time stamp is another, it can be read
             Sharding.load(path)
-
-
-def _saved(path: Path) -> Path:
-    typed_sharding().save(path)
-    return path
 
 
 def test_more_workers_than_entities_are_refused() -> None:
@@ -206,15 +202,17 @@ def test_the_queried_end_may_be_unknown() -> None:
         PartitionedTriples.create(asked, sharding)
 
 
-def test_malformed_triples_are_refused() -> None:
-    sharding = typed_sharding()
-    with pytest.raises(IdOutOfRange, match=f"triple 1: head {ENTITIES} is not one of {ENTITIES} entities"):
-        PartitionedTriples.create([[0, 0, 0], [ENTITIES, 0, 0]], sharding)
-    with pytest.raises(BadInput, match="triple 0: relation -1"):
-        PartitionedTriples.create([[0, -1, 0]], sharding)
-    with pytest.raises(BadInput, match="integers"):
-        PartitionedTriples.create([[0.0, 1.0, 2.0]], sharding)
-    with pytest.raises(BadInput, match="integers"):
-        PartitionedTriples.create([[0, 1]], sharding)
+@pytest.mark.parametrize(
+    ("triples", "reason"),
+    [
+        ([[0, 0, 0], [ENTITIES, 0, 0]], f"triple 1: head {ENTITIES} is not one of {ENTITIES} entities"),
+        ([[0, -1, 0]], "triple 0: relation -1"),
+        ([[0.0, 1.0, 2.0]], "integers"),
+        ([[0, 1]], "integers"),
+    ],
+)
+def test_malformed_triples_are_refused(triples: object, reason: str) -> None:
+    with pytest.raises((BadInput, IdOutOfRange), match=reason):
+        PartitionedTriples.create(triples, typed_sharding())  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="known are pair, head, tail"):
-        PartitionedTriples.create([[0, 1, 2]], sharding, "both")  # type: ignore[arg-type]
+        PartitionedTriples.create([[0, 1, 2]], typed_sharding(), "both")  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from tests.replicas.knowledge_graphs.graphs import run_epoch
+from tests.untyped import Keywords
 
 ENTITIES, RELATIONS = 60, 3
 
@@ -35,19 +37,41 @@ SAMPLED = TrainSettings(
 )  # fmt: skip
 
 
-def _trained(group: ReplicaGroup, settings: TrainSettings, epochs: int) -> tuple[GraphTrainer, float]:
+def _trainer(group: ReplicaGroup, settings: TrainSettings = WHOLE, steps: int = 0) -> GraphTrainer:
     trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
-    for _ in range(epochs):
-        trainer.run_epoch()
-    evaluation = Evaluation(trainer.model, settings.reciprocal, RELATIONS, TRIPLES)
-    return trainer, evaluation.metrics(HELD_OUT)["mrr"]
+    for _ in range(steps):
+        trainer.run_step()
+    return trainer
+
+
+def _states(workers: int, settings: TrainSettings = WHOLE, steps: int = 0) -> list[dict[str, Array]]:
+    return run_threads(workers, lambda group: _trainer(group, settings, steps).state())
+
+
+def _mrr(group: ReplicaGroup, settings: TrainSettings, types: Int32 | None = None) -> float:
+    trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT, entity_types=types)
+    if types is not None:
+        np.testing.assert_array_equal(trainer.sharding.entity_types, types)
+        assert (np.ptp(trainer.sharding.type_counts, axis=0) <= 1).all()
+    for _ in range(settings.epochs):
+        run_epoch(trainer)
+    return Evaluation(trainer.model, settings.reciprocal, RELATIONS, TRIPLES).metrics(HELD_OUT)["mrr"]
+
+
+def _same(one: dict[str, Array], other: dict[str, Array]) -> None:
+    assert set(one) == set(other)
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name])
+
+
+def _close(one: dict[str, Array], other: dict[str, Array], rtol: float, atol: float) -> None:
+    for name, value in one.items():
+        np.testing.assert_allclose(value, other[name], rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("settings", [WHOLE, SAMPLED], ids=["whole-softmax", "sampled"])
 def test_any_number_of_workers_gives_a_model_of_the_same_quality(settings: TrainSettings) -> None:
-    found = [
-        run_threads(workers, lambda group: _trained(group, settings, settings.epochs)[1]) for workers in (1, 2, 3, 4)
-    ]
+    found = [run_threads(workers, lambda group: _mrr(group, settings)) for workers in (1, 2, 3, 4)]
     assert all(len(set(mrr)) == 1 for mrr in found)  # every worker tells the same
     assert min(mrr[0] for mrr in found) > 0.6  # 0.08 by chance
     assert np.ptp([mrr[0] for mrr in found]) < 0.35
@@ -58,42 +82,9 @@ def test_typed_candidates_and_drawn_triples_train_as_well(workers: int) -> None:
     settings = TrainSettings.from_json({**SAMPLED.as_json(), "candidates": "typed", "sampling": "random"})
     types = (np.arange(ENTITIES) % 2).astype(np.int32)  # whose ends relations 0 and 2 change, and relation 1 keeps
 
-    def work(group: ReplicaGroup) -> float:
-        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT, entity_types=types)
-        np.testing.assert_array_equal(trainer.sharding.entity_types, types)
-        per_type = trainer.sharding.type_counts
-        assert (np.ptp(per_type, axis=0) <= 1).all()
-        for _ in range(settings.epochs):
-            trainer.run_epoch()
-        return Evaluation(trainer.model, settings.reciprocal, RELATIONS, TRIPLES).metrics(HELD_OUT)["mrr"]
-
-    found = run_threads(workers, work)
+    found = run_threads(workers, lambda group: _mrr(group, settings, types))
     # Entities of the other type are never told apart from the answer in training: chance among them, and no more.
     assert min(found) > 0.35
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"candidates": "typed", "shared": True}, "drawn for each triple.*got shared=True"),
-        ({"candidates": "typed", "loss": "whole-softmax"}, "of a loss with negatives.*'whole-softmax'"),
-        ({"candidates": "near"}, "'near'.*random"),
-        ({"sampling": "sorted"}, "'sorted'.*rigid"),
-    ],
-)
-def test_invalid_sampling_is_refused(changes: dict[str, object], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
-        TrainSettings.from_json({**SAMPLED.as_json(), **changes})
-
-
-def test_both_schemes_train_the_same_model() -> None:
-    def state(scheme: str) -> dict[str, Array]:
-        settings = TrainSettings.from_json({**SAMPLED.as_json(), "scheme": scheme})
-        return run_threads(3, lambda group: _trained(group, settings, 2)[0].state())[0]
-
-    moving, scoring = state("embedding-moving"), state("score-moving")
-    for name, value in moving.items():
-        np.testing.assert_allclose(value, scoring[name], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("regularizer", ["none", "n3", "l2"])
@@ -101,72 +92,44 @@ def test_both_schemes_train_the_same_model() -> None:
 def test_resuming_is_bit_identical(settings: TrainSettings, regularizer: str) -> None:
     settings = TrainSettings.from_json({**settings.as_json(), "regularizer": regularizer, "regularization": 0.01})
 
-    def straight(group: ReplicaGroup) -> dict[str, Array]:
-        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
-        for _ in range(7):
-            trainer.run_step()
-        return trainer.state()
-
     def broken(group: ReplicaGroup) -> dict[str, Array]:
-        first = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
-        for _ in range(3):
-            first.run_step()
-        state = first.state()
-        second = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
-        second.restore(state)
+        second = _trainer(group, settings)
+        second.restore(_trainer(group, settings, 3).state())
         for _ in range(4):
             second.run_step()
         return second.state()
 
-    one, other = run_threads(2, straight)[0], run_threads(2, broken)[0]
-    assert set(one) == set(other)
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name])
+    _same(_states(2, settings, 7)[0], run_threads(2, broken)[0])
 
 
 def test_a_state_is_loaded_by_any_number_of_workers() -> None:
-    state = run_threads(3, lambda group: _trained(group, WHOLE, 2)[0].state())[0]
+    state = _states(3, steps=2)[0]
 
     def again(group: ReplicaGroup) -> dict[str, Array]:
-        trainer = GraphTrainer(group, WHOLE, ENTITIES, RELATIONS, KEPT)
+        trainer = _trainer(group)
         trainer.restore(state)
         return trainer.state()
 
     for workers in (1, 4):
         for found in run_threads(workers, again):
-            for name, value in state.items():
-                np.testing.assert_array_equal(found[name], value)
-
-
-def test_initial_values_do_not_depend_on_the_workers() -> None:
-    def entities(group: ReplicaGroup) -> Array:
-        return GraphTrainer(group, WHOLE, ENTITIES, RELATIONS, KEPT).state()["entities"]
-
-    np.testing.assert_array_equal(run_threads(1, entities)[0], run_threads(4, entities)[2])
+            _same(state, found)
 
 
 def test_one_worker_and_four_take_the_same_steps_where_nothing_is_drawn() -> None:
     # All triples in one step, and all entities as candidates: the same sums, in another order.
     settings = TrainSettings.from_json({**WHOLE.as_json(), "batch": 4 * 4 * len(KEPT), "optimizer": "sgd"})
 
-    def one_step(group: ReplicaGroup) -> dict[str, Array]:
-        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
-        assert trainer.steps_per_epoch == 1
-        trainer.run_step()
-        return trainer.state()
-
-    alone, four = run_threads(1, one_step)[0], run_threads(4, one_step)[0]
-    for name, value in alone.items():
-        np.testing.assert_allclose(value, four[name], rtol=1e-5, atol=1e-6)
+    assert run_threads(1, lambda group: _trainer(group, settings).steps_per_epoch) == [1]
+    _close(_states(1, settings, 1)[0], _states(4, settings, 1)[0], 1e-5, 1e-6)
 
 
 def test_conve_trains_with_its_variables() -> None:
     settings = TrainSettings(model="ConvE", dim=16, batch=64, epochs=2, learning_rate=0.01, optimizer="adam")
 
     def work(group: ReplicaGroup) -> tuple[float, float, dict[str, Array], dict[str, Array]]:
-        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
+        trainer = _trainer(group, settings)
         start = trainer.state()
-        losses = [trainer.run_epoch().loss for _ in range(4)]
+        losses = [run_epoch(trainer) for _ in range(4)]
         return losses[0], losses[-1], start, trainer.state()
 
     for first, last, start, end in run_threads(2, work):
@@ -175,18 +138,17 @@ def test_conve_trains_with_its_variables() -> None:
 
 
 def test_a_state_of_another_model_is_refused_and_nothing_changes() -> None:
-    state = run_threads(1, lambda group: _trained(group, WHOLE, 1)[0].state())[0]
+    state = _states(1, steps=1)[0]
 
     def work(group: ReplicaGroup) -> None:
         wider = TrainSettings.from_json({**WHOLE.as_json(), "dim": 34})
-        trainer = GraphTrainer(group, wider, ENTITIES, RELATIONS, KEPT)
+        trainer = _trainer(group, wider)
         before = trainer.state()
         with pytest.raises(BadInput, match=r"entities must be \[60, 34\], found \[60, 32\]"):
             trainer.restore(state)
         with pytest.raises(BadInput, match="step is missing"):
             trainer.restore({})
-        for name, value in trainer.state().items():
-            np.testing.assert_array_equal(value, before[name])
+        _same(trainer.state(), before)
 
     run_threads(1, work)
 
@@ -195,7 +157,7 @@ def test_a_state_of_another_model_is_refused_and_nothing_changes() -> None:
 def test_a_non_finite_loss_stops_training_and_names_the_step() -> None:
     settings = TrainSettings.from_json({**WHOLE.as_json(), "optimizer": "sgd", "learning_rate": 1e20})
     with pytest.raises(NotFinite, match="smaller learning rate"):
-        run_threads(1, lambda group: _trained(group, settings, 3))
+        _states(1, settings, 3 * 5)
 
 
 def test_more_workers_than_entities_are_refused() -> None:
@@ -218,6 +180,19 @@ def test_more_workers_than_entities_are_refused() -> None:
         ({"batch": "512"}, "batch='512': must be at least 1"),
         ({"shared": 1}, "shared=1: must be of type bool"),
         ({"epoch": 3}, "have no epoch"),
+        ({"candidates": "typed", "loss": "softmax"}, "drawn for each triple.*got shared=True"),
+        ({"candidates": "typed", "shared": False}, "of a loss with negatives.*'whole-softmax'"),
+        ({"candidates": "near"}, "'near'.*random"),
+        ({"sampling": "sorted"}, "'sorted'.*rigid"),
+        ({"loss": "kvsall", "reciprocal": False}, "reciprocal relations"),
+        ({"loss": "kvsall", "weighting": "frequency"}, "equal weights"),
+        ({"loss": "softmax", "label_smoothing": 0.1}, "label_smoothing is of losses over all entities"),
+        ({"label_smoothing": 1.0}, "from 0 to below 1"),
+        ({"dropout": 1.0}, "from 0 to below 1"),
+        ({"augment_negative": True}, "has none"),
+        ({"augment_negative": True, "loss": "softmax", "shared": False}, "shared"),
+        ({"augment_negative": True, "loss": "softmax", "reciprocal": False}, "reciprocal=False"),
+        ({"loss_scale": 0.0}, "loss_scale"),
     ],
 )
 def test_invalid_settings_are_refused(change: dict[str, object], told: str) -> None:
@@ -225,11 +200,21 @@ def test_invalid_settings_are_refused(change: dict[str, object], told: str) -> N
         TrainSettings.from_json({**TrainSettings().as_json(), **change})
 
 
-def test_learning_rates_fall_as_their_schedule_says() -> None:
-    settings = TrainSettings(learning_rate=2.0, schedule="linear")
-    assert [settings.rate(step, 4) for step in (0, 1, 4, 9)] == [2.0, 1.5, 0.0, 0.0]
-    cosine = TrainSettings(learning_rate=2.0, schedule="cosine")
-    assert [cosine.rate(step, 4) for step in (0, 2, 4)] == pytest.approx([2.0, 1.0, 0.0])
+@pytest.mark.parametrize(
+    ("settings", "steps", "rates"),
+    [
+        ({"schedule": "linear"}, (0, 10, 40, 90), (0.4, 0.3, 0.0, 0.0)),
+        ({"schedule": "cosine"}, (0, 20, 40), (0.4, 0.2, 0.0)),
+        ({"schedule": "exponential", "decay": 0.5}, (0, 10, 20, 30), (0.4, 0.2, 0.1, 0.05)),
+        ({"warmup_epochs": 2}, (0, 1, 18, 19, 20, 39), (0.02, 0.04, 0.38, 0.4, 0.4, 0.4)),
+        ({"schedule": "linear", "warmup_epochs": 1}, (5,), (0.4 * 0.6 * (1 - 5 / 40),)),
+    ],
+)
+def test_learning_rates_follow_their_schedule(
+    settings: Keywords, steps: tuple[int, ...], rates: tuple[float, ...]
+) -> None:
+    made = TrainSettings(learning_rate=0.4, epochs=4, **settings)
+    assert [made.rate(step, 40) for step in steps] == pytest.approx(rates)
 
 
 def test_workers_that_read_different_numbers_of_rows_are_refused() -> None:

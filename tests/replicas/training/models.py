@@ -50,6 +50,20 @@ def records(count: int = 22) -> tuple[Array, Array]:
     return x, (2 * x[:, :1] - x[:, 1:2] * x[:, 2:3]).astype(np.float32)
 
 
+def compiled(
+    make: Callable[[], keras.Model],
+    locations: LocationSettings | None,
+    group: ReplicaGroup,
+    optimizer: object = "adam",
+    loss: object = "mse",
+    **named: Keyword,
+) -> ReplicaTrainer:
+    """A replica's trainer of a seeded model; `named` as of `compile`."""
+    trainer = ReplicaTrainer(seeded(make), locations, group, seed=7)
+    trainer.compile(optimizer, loss, **named)
+    return trainer
+
+
 def trained(
     size: int,
     locations: LocationSettings | None = None,
@@ -62,10 +76,8 @@ def trained(
     """Of every replica: the weights, the history, and what `then` returns."""
 
     def work(group: ReplicaGroup) -> tuple[list[Array], Parsed, object]:
-        trainer = ReplicaTrainer(seeded(make), locations, group, seed=7)
-        trainer.compile(optimizer(), "mse", metrics=metrics)
-        x, y = records()
-        history = trainer.fit(x, y, **{"batch_size": 4, "epochs": 2, "verbose": 0, **fit}).history
+        trainer = compiled(make, locations, group, optimizer(), metrics=metrics)
+        history = trainer.fit(*records(), **{"batch_size": 4, "epochs": 2, "verbose": 0, **fit}).history
         return [np.array(weight) for weight in trainer.model.get_weights()], history, then(trainer)
 
     return run_threads(size, work)

@@ -13,7 +13,7 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.embedding import create_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.training.trainer import ReplicaTrainer
-from tests.replicas.training.models import STATE, same_bits, seeded
+from tests.replicas.training.models import STATE, compiled, same_bits
 
 RANDOM = np.random.default_rng(3)
 IDS = RANDOM.integers(0, 20, (12, 2))
@@ -27,9 +27,7 @@ def trainer_of(group: ReplicaGroup, table: keras.layers.Layer) -> ReplicaTrainer
         ids = keras.Input((2,), dtype="int64")
         return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
 
-    trainer = ReplicaTrainer(seeded(make), STATE, group)
-    trainer.compile(keras.optimizers.Adam(0.01), "mse")
-    return trainer
+    return compiled(make, STATE, group, keras.optimizers.Adam(0.01))
 
 
 def test_a_host_embedding_learns_with_the_dense_part_and_is_saved_with_it() -> None:

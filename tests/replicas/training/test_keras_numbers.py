@@ -12,7 +12,7 @@ from elastable.embedding_store.composite import LocationSettings
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.trainer import ReplicaTrainer
-from tests.replicas.training.models import BOTH, STATE, WEIGHTS, perceptron, records, seeded, trained
+from tests.replicas.training.models import BOTH, STATE, WEIGHTS, compiled, perceptron, records, seeded, trained
 from tests.untyped import Keyword, Keywords, Parsed
 
 X, Y = records()
@@ -43,8 +43,7 @@ def test_metrics_are_those_of_all_replicas_also_if_the_state_was_asked_for_first
     """As `load` does, which needs the state before any batch has made the metrics of `compile`."""
 
     def work(group: ReplicaGroup) -> tuple[list[object], Parsed]:
-        trainer = ReplicaTrainer(seeded(perceptron), STATE, group)
-        trainer.compile(sgd()(), "mse", metrics=["mae"])
+        trainer = compiled(perceptron, STATE, group, sgd()(), metrics=["mae"])
         assert trainer.placements
         told = trainer.fit(X, Y, 4, epochs=2, verbose=0, shuffle=False).history
         return trainer.model.get_weights(), told

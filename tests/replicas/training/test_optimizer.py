@@ -21,8 +21,7 @@ from elastable.replicas.training.variables.optimizer import (
     slots_of,
 )
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables
-from elastable.replicas.training.variables.variable_memory import value_of
-from elastable.replicas.training.variables.weights import ReplicaWeights
+from elastable.replicas.training.variables.weights import ReplicaWeights, value_of
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS
 
 kinds = keras.optimizers

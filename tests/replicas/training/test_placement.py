@@ -66,18 +66,15 @@ def test_a_plan() -> None:
     )
 
 
-def test_state_alone() -> None:
-    lines = plan_variables([KERNEL], LocationSettings(optimizer_state=WEIGHTS), 2)
-    assert [line.domain for line in lines] == [None, ReplicaGrouping(2, 1, 2)]
-
-
-def test_weight_alone() -> None:
-    lines = plan_variables([KERNEL], LocationSettings(WEIGHTS), 2)
-    assert [line.domain for line in lines] == [ReplicaGrouping(2, 1, 2), None]
-    assert update_domains(lines) == {KERNEL.name: None}
-    assert update_domains(plan_variables([KERNEL], LocationSettings(optimizer_state=WEIGHTS), 2)) == {
-        KERNEL.name: ReplicaGrouping(2, 1, 2)
-    }
+def test_state_alone_and_weight_alone() -> None:
+    halves = ReplicaGrouping(2, 1, 2)
+    for settings, domains in (
+        (LocationSettings(optimizer_state=WEIGHTS), [None, halves]),
+        (LocationSettings(WEIGHTS), [halves, None]),
+    ):
+        lines = plan_variables([KERNEL], settings, 2)
+        assert [line.domain for line in lines] == domains
+        assert update_domains(lines) == {KERNEL.name: domains[1]}
 
 
 def test_a_domain_without_sharding_has_no_effect() -> None:

@@ -15,7 +15,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
 from elastable.replicas.training.trainer import ReplicaTrainer
-from tests.replicas.training.models import BOTH, perceptron, records, same_bits, seeded
+from tests.replicas.training.models import BOTH, compiled, perceptron, records, same_bits, seeded
 from tests.untyped import Keyword
 
 X, Y = records()
@@ -49,8 +49,7 @@ class Halves(keras.callbacks.Callback):
 def fitted(
     group: ReplicaGroup, callbacks: list[object], locations: LocationSettings | None = BOTH, **named: Keyword
 ) -> tuple[ReplicaTrainer, keras.callbacks.History]:
-    trainer = ReplicaTrainer(seeded(perceptron), locations, group, seed=7)
-    trainer.compile(keras.optimizers.SGD(0.1), "mse")
+    trainer = compiled(perceptron, locations, group, keras.optimizers.SGD(0.1))
     return trainer, trainer.fit(X, Y, **{"batch_size": 4, "epochs": 2, "verbose": 0, "callbacks": callbacks, **named})
 
 

@@ -17,11 +17,9 @@ def distance(norm: int) -> Comparison:
     Raises:
         BadInput: another norm.
     """
-    return pair_comparison(_distance_score, _distance_add, _distance_size, 1, norm)
-
-
-def _distance_size(queries: Float64, highest: Float64, norm: int) -> Float64:
-    return length(np.abs(queries) + highest, norm)
+    return pair_comparison(
+        _distance_score, _distance_add, lambda queries, highest, norm: length(np.abs(queries) + highest, norm), 1, norm
+    )
 
 
 def _distance_score(query: Float32, row: Float32, norm: int) -> np.float32:

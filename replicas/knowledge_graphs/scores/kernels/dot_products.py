@@ -37,7 +37,9 @@ class Dot(Comparison):
     """
 
     def __init__(self, bias: bool = False) -> None:
-        super().__init__(*pair_kernels(_dot_score, _dot_add), _dot_size, 1)
+        super().__init__(
+            *pair_kernels(_dot_score, _dot_add), lambda queries, highest, norm: np.abs(queries) @ highest, 1
+        )
         self._bias = bias
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
@@ -85,11 +87,6 @@ class Dot(Comparison):
         if not self._bias:
             return queries
         return np.concatenate([queries, np.ones((len(queries), 1), queries.dtype)], axis=1)
-
-
-def _dot_size(queries: Float64, highest: Float64, norm: int) -> Float64:
-    found: Float64 = np.abs(queries) @ highest
-    return found
 
 
 def _dot_score(query: Float32, row: Float32, norm: int) -> np.float32:
