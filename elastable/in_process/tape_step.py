@@ -30,10 +30,9 @@ from elastable.models.tables_in_store import optimizer_of_layer, seeded_as_read,
 from elastable.worker.keras.same_optimizer import Hyperparameters
 from elastable.worker.keras.seeds import global_seed, layers_of
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.rows.scope import entered
+from elastable.worker.rows.scope import TapeLookup, TapeScope, entered, slices_of
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.traced.step_plan import Collector, current_collector
-from elastable.worker.step.traced.tape_scope import TapeLookup, TapeScope, slices_of
 from elastable.worker.step.trainable import is_trained
 
 __all__ = ["CollectedStep", "TapeStep", "step"]

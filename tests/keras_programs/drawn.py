@@ -41,41 +41,12 @@ _OPTIMIZERS: dict[str, tuple[str, Callable[[dict[str, object]], keras.Optimizer]
 }
 _CLIPPED: tuple[dict[str, object], ...] = ({"clipnorm": 0.1}, {"global_clipnorm": 0.2}, {"clipvalue": 0.02})
 _MORE: tuple[dict[str, object], ...] = ({"use_ema": True}, {"gradient_accumulation_steps": 3}, {"weight_decay": 0.01})
-_REGRESSION = (
-    "mse",
-    "mae",
-    "huber",
-    "log_cosh",
-    "mean_squared_logarithmic_error",
-    "cosine_similarity",
-    "own",
-    "masked",
-)
-_BINARY = (
-    "binary_crossentropy",
-    "hinge",
-    "squared_hinge",
-    "poisson",
-    "binary_focal_crossentropy",
-    "dice",
-    "kl_divergence",
-)
+_REGRESSION = "mse mae huber log_cosh mean_squared_logarithmic_error cosine_similarity own masked"
+_BINARY = "binary_crossentropy hinge squared_hinge poisson binary_focal_crossentropy dice kl_divergence"
 _METRICS = {"regression": ("mae", "mse", "r2_score", "cosine_similarity"), "binary": ("auc", "accuracy", "precision")}
-_BODIES = ("flat", "mean", "sum", "lstm", "attention", "norm", "conv", "max", "masked_mean", "multiply")
-_USES = (
-    "nothing",
-    "folds",
-    "copy",
-    "clone",
-    "file",
-    "weights_file",
-    "polyak",
-    "frozen",
-    "checkpoint",
-    "halved",
-    "again",
-)
-_CALLBACKS = ("none", "schedule", "best", "averages", "plateau", "stop", "halving", "best_weights")
+_BODIES = "flat mean sum lstm attention norm conv max masked_mean multiply"
+_USES = "nothing folds copy clone file weights_file polyak frozen checkpoint halved again"
+_CALLBACKS = "none schedule best averages plateau stop halving best_weights"
 
 
 @dataclass(frozen=True)
@@ -100,8 +71,8 @@ class DrawnProgram:
     def __post_init__(self) -> None:
         draw = np.random.default_rng(self.seed)
 
-        def one(of: tuple[str, ...]) -> str:
-            return str(draw.choice(of))
+        def one(of: str | tuple[str, ...]) -> str:
+            return str(draw.choice(of.split() if isinstance(of, str) else of))
 
         self.waits = int(draw.integers(1, 5))
         self.kind = one(("regression", "regression", "binary"))
@@ -168,11 +139,8 @@ class DrawnProgram:
             self.x = {"one": self.x, "two": other.astype(np.int64)}
         elif self.second == "numbers":
             self.x = {"one": self.x, "two": draw.normal(size=(RECORDS, 2)).astype(np.float32)}
-        y = (
-            draw.normal(size=(RECORDS, self.units))
-            if self.kind == "regression"
-            else draw.integers(0, 2, (RECORDS, self.units))
-        )
+        size = (RECORDS, self.units)
+        y = draw.normal(size=size) if self.kind == "regression" else draw.integers(0, 2, size)
         self.y = np.abs(y).astype(np.float32) if "logarithmic" in self.loss else y.astype(np.float32)
         self.y[draw.random(RECORDS) < (0.4 if self.loss == "masked" else 0.0)] = -1.0
         self.weights = draw.uniform(0.0, 2.0, RECORDS).astype(np.float32) if self.sample_weight else None
@@ -192,15 +160,11 @@ class DrawnProgram:
         """One of its tables, with the rows that it begins with."""
         import elastable as et
 
-        options: dict[str, Any] = {
-            "mask_zero": self.mask_zero,
-            "name": f"table_{number}",
-            "weights": self.matrix[number],
-        }
+        options: dict[str, Any] = {"mask_zero": self.mask_zero, "name": f"table_{number}"}
+        options["weights"] = self.matrix[number]
         if self.constraint != "none":
-            options["embeddings_constraint"] = {"non_neg": "non_neg", "unit_norm": keras.constraints.UnitNorm(axis=1)}[
-                self.constraint
-            ]
+            unit_norm = keras.constraints.UnitNorm(axis=1)
+            options["embeddings_constraint"] = unit_norm if self.constraint == "unit_norm" else self.constraint
         if self.regularizer != "none":
             options["embeddings_regularizer"] = self.regularizer
         ours = side.stored and self.layer == "et"

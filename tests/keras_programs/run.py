@@ -6,8 +6,8 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -16,14 +16,12 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import ElastableError, JobFailed
 from tests.keras_programs.drawn import BATCH, DrawnProgram, Side
+from tests.keras_table.case import Different, dense_gradients, difference
+from tests.keras_table.weight_cases import Averaging, Best, Halving
 
-__all__ = ["Different", "kind_of_refusal", "ran", "verdict"]
+__all__ = ["kind_of_refusal", "ran", "verdict"]
 
 _NOT_LOADED = "objects could not be loaded. Example error message"
-
-
-class Different(AssertionError):
-    """The store's side came out differently, and said nothing; or failed without a refusal."""
 
 
 def verdict(program: DrawnProgram) -> str:
@@ -44,15 +42,13 @@ def verdict(program: DrawnProgram) -> str:
             return str(error).split("\n\n")[1]
         raise Different(f"{type(error).__name__}: {error}") from error
     half = program.policy != "float32"
-    try:
-        for name, value in expected.items():
-            _require_same(name, value, found[name], half)
-    except Different:
-        if not half:
-            raise
+    unlike = difference(expected, found, *((0.05, 0.05) if half else (3e-4, 1e-4)))
+    if unlike and half:
         # 16 bits round sums in another order; what is not rounding differs in 32 bits, too.
         program.policy = "float32"
         return verdict(program)
+    if unlike:
+        raise Different(unlike)
     return "same"
 
 
@@ -75,51 +71,11 @@ def kind_of_refusal(message: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", re.sub(r"'[^']*'", "'...'", message)).split("\n")[0]
 
 
-def _require_same(name: str, expected: object, found: object, half: bool) -> None:
-    if isinstance(expected, dict):
-        if not isinstance(found, dict) or expected.keys() != found.keys():
-            raise Different(f"{name}: keys {sorted(expected)}, with a store {found}")
-        for key, value in expected.items():
-            _require_same(f"{name}/{key}", value, found[key], half)
-        return
-    if isinstance(expected, list) and expected and not np.isscalar(expected[0]):
-        assert isinstance(found, list)
-        if len(expected) != len(found):
-            raise Different(f"{name}: {len(expected)}, with a store {len(found)}")
-        for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-            _require_same(f"{name}/{number}", one, other, half)
-        return
-    one, other = np.asarray(expected, np.float64), np.asarray(found, np.float64)
-    if one.shape != other.shape:
-        raise Different(f"{name}: shape {one.shape}, with a store {other.shape}")
-    rtol, atol = (0.05, 0.05) if half else (3e-4, 1e-4)
-    if not np.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
-        raise Different(
-            f"{name} differs by {np.nanmax(np.abs(one - other)):.2e}: {one.reshape(-1)[:6]} {other.reshape(-1)[:6]}"
-        )
-
-
-@contextmanager
-def _summed_gradients() -> Iterator[None]:
-    """Plain Keras' embedding as a product with one-hot rows: gradients of ids that repeat are summed."""
-    plain = keras.layers.Embedding.call
-
-    def call(self: keras.layers.Layer, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        ids = keras.ops.one_hot(keras.ops.cast(inputs, "int32"), self.input_dim, dtype=self.compute_dtype)
-        return keras.ops.matmul(ids, keras.ops.cast(self.embeddings, self.compute_dtype))
-
-    keras.layers.Embedding.call = call
-    try:
-        yield
-    finally:
-        keras.layers.Embedding.call = plain
-
-
 def _run(program: DrawnProgram, side: Side) -> dict[str, object]:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(program.policy)
     try:
-        with nullcontext() if side.stored else _summed_gradients(), tempfile.TemporaryDirectory() as folder:
+        with nullcontext() if side.stored else dense_gradients(), tempfile.TemporaryDirectory() as folder:
             return _USES[program.use](_Runner(program, side, folder))
     finally:
         keras.config.set_dtype_policy(before)
@@ -177,8 +133,7 @@ class _Runner:
 def _folds(runner: _Runner) -> dict[str, object]:
     model = runner.model()
     start = model.get_weights()
-    runner.fit(model)
-    model.set_weights(start)
+    runner.fit(model).set_weights(start)
     return runner.outcome(runner.fit(model))
 
 
@@ -236,16 +191,13 @@ def _checkpoint(runner: _Runner) -> dict[str, object]:
     return runner.outcome(runner.fit(model))
 
 
-def _halved(runner: _Runner) -> dict[str, object]:
-    model = runner.fit(runner.model())
-    model.set_weights([weight * 0.5 for weight in model.get_weights()])
-    return runner.outcome(runner.fit(model))
+def _fitted_again(between: Callable[[_Runner, keras.Model], object]) -> Callable[[_Runner], dict[str, object]]:
+    def use(runner: _Runner) -> dict[str, object]:
+        model = runner.fit(runner.model())
+        between(runner, model)
+        return runner.outcome(runner.fit(model))
 
-
-def _again(runner: _Runner) -> dict[str, object]:
-    model = runner.fit(runner.model())
-    runner.program.compiled(model, runner.side)
-    return runner.outcome(runner.fit(model))
+    return use
 
 
 _USES: dict[str, Callable[[_Runner], dict[str, object]]] = {
@@ -258,38 +210,9 @@ _USES: dict[str, Callable[[_Runner], dict[str, object]]] = {
     "polyak": _polyak,
     "frozen": _frozen,
     "checkpoint": _checkpoint,
-    "halved": _halved,
-    "again": _again,
+    "halved": _fitted_again(lambda _, model: model.set_weights([weight * 0.5 for weight in model.get_weights()])),
+    "again": _fitted_again(lambda runner, model: runner.program.compiled(model, runner.side)),
 }
-
-
-class _Averages(keras.callbacks.Callback):
-    def on_train_begin(self, logs: object = None) -> None:
-        self.seen = [self.model.get_weights()]
-
-    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-        self.seen.append(self.model.get_weights())
-
-    def on_train_end(self, logs: object = None) -> None:
-        self.model.set_weights([np.mean(each, axis=0) for each in zip(*self.seen, strict=True)])
-
-
-class _Best(keras.callbacks.Callback):
-    def on_train_begin(self, logs: object = None) -> None:
-        self.best, self.kept = np.inf, self.model.get_weights()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        if logs is not None and logs["loss"] < self.best:
-            self.best, self.kept = logs["loss"], self.model.get_weights()
-
-    def on_train_end(self, logs: object = None) -> None:
-        self.model.set_weights(self.kept)
-
-
-class _Halving(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-        for weight in self.model.trainable_variables:
-            weight.assign(weight * 0.9)
 
 
 class _LoadsBest(keras.callbacks.ModelCheckpoint):
@@ -301,11 +224,11 @@ class _LoadsBest(keras.callbacks.ModelCheckpoint):
 _CALLBACKS: dict[str, Callable[[str], list[keras.callbacks.Callback]]] = {
     "none": lambda folder: [],
     "schedule": lambda folder: [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5**epoch)],
-    "best": lambda folder: [_Best()],
-    "averages": lambda folder: [_Averages()],
+    "best": lambda folder: [Best()],
+    "averages": lambda folder: [Averaging()],
     "plateau": lambda folder: [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10)],
     "stop": lambda folder: [keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)],
-    "halving": lambda folder: [_Halving()],
+    "halving": lambda folder: [Halving()],
     "best_weights": lambda folder: [
         _LoadsBest(f"{folder}/best.weights.h5", "loss", save_best_only=True, save_weights_only=True)
     ],

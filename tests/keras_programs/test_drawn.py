@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.keras_programs.drawn import DrawnProgram, Side
-from tests.keras_programs.run import Different, kind_of_refusal, ran, verdict
+from tests.keras_programs.run import kind_of_refusal, ran, verdict
+from tests.keras_table.case import Different
 
 SEEDS = range(12)
 

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -32,28 +33,19 @@ def _calls_of(side: Side) -> list[object]:
     """Which hooks are called, with what, and how often."""
     seen: list[object] = []
 
-    class Told(keras.callbacks.Callback):
-        def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-            seen.append("train begins")
+    def noting(hook: str) -> Callable[..., None]:
+        def noted(*given: Any) -> None:
+            *numbers, logs = given
+            seen.append(f"{hook} {numbers} {sorted(logs) if hook.endswith(('epoch_end', 'batch_end')) else ''}")
 
-        def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            seen.append(f"epoch {epoch} begins")
+        return noted
 
-        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            assert logs is not None
-            seen.append(f"epoch {epoch} ends with {sorted(logs)}")
-
-        def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-            seen.append(f"batch {batch} begins")
-
-        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-            assert logs is not None
-            seen.append(f"batch {batch} ends with {sorted(logs)}")
-
-        def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-            seen.append("train ends")
-
-    result = trained(side, fit={"epochs": 2, "callbacks": [Told()]})
+    callback = keras.callbacks.Callback()
+    for hook in ("train", "epoch", "train_batch"):
+        for end in ("begin", "end"):
+            name = f"on_{hook}_{end}"
+            setattr(callback, name, noting(name))
+    result = trained(side, fit={"epochs": 2, "callbacks": [callback]})
     return [result, seen]
 
 
@@ -89,13 +81,9 @@ def _whole(folder: Path, side: Side) -> object:
 
 
 def _swapped(side: Side) -> object:
-    model = small(side)
-    return trained(
-        side,
-        model,
-        optimizer=keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5),
-        fit={"epochs": 2, "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]},
-    )
+    optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+    swapping = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    return trained(side, optimizer=optimizer, fit={"epochs": 2, "callbacks": [swapping]})
 
 
 def _not_a_number(side: Side) -> object:
@@ -116,11 +104,11 @@ def _remote(side: Side) -> list[object]:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
-    told: list[object] = []
+    received: list[object] = []
 
     class Listener(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.end_headers()
 
@@ -136,7 +124,7 @@ def _remote(side: Side) -> list[object]:
         finally:
             server.shutdown()
             thread.join()
-    return [result, told]
+    return [result, received]
 
 
 def _c(name: str, program: Callable[[Side], object], *covers: str, meaning: str = "") -> Case:

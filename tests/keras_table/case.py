@@ -14,7 +14,7 @@ from keras.src.utils.naming import reset_uids
 from elastable.embedding_store.errors import ElastableError, JobFailed
 from tests.keras_table.sides import Side
 
-__all__ = ["SAME_NUMBERS", "Case", "Different", "verdict"]
+__all__ = ["SAME_NUMBERS", "Case", "Different", "dense_gradients", "difference", "verdict"]
 
 SAME_NUMBERS = "same numbers"
 _TOLERANCE = 1e-5
@@ -57,7 +57,7 @@ def verdict(case: Case) -> str:
     except TypeError as error:
         if "IndexedSlices" not in str(error):
             raise
-        with _dense_gradients():
+        with dense_gradients():
             expected = _run(case, Side(dense=True))
         dense = "; plain Keras needs dense gradients for it"
     try:
@@ -67,33 +67,34 @@ def verdict(case: Case) -> str:
     except ElastableError as error:
         return f"refused: {_shown(error)}"
     same = f"same meaning: {case.meaning}" if case.meaning else SAME_NUMBERS
-    difference = _difference(expected, found)
-    if not difference:
+    unlike = difference(expected, found)
+    if not unlike:
         return same + dense
     if case.meaning:
-        raise Different(f"{case.name}: {difference}")
-    return _without_laziness(case, expected, difference)
+        raise Different(f"{case.name}: {unlike}")
+    return _without_laziness(case, expected, unlike)
 
 
 def _as_elsewhere(case: Case) -> str:
     """For ids that repeat in a batch."""
     found = _run(case, Side(stored=True))
-    if not _difference(_run(case, Side()), found):
+    if not difference(_run(case, Side()), found):
         raise Different(f"{case.name}: plain Keras on TensorFlow has the same numbers by now; say so in docs/lazy.md")
-    with _dense_gradients():
+    with dense_gradients():
         expected = _run(case, Side(dense=True))
-    if difference := _difference(expected, found):
-        raise Different(f"{case.name}: {difference}")
+    if unlike := difference(expected, found):
+        raise Different(f"{case.name}: {unlike}")
     return "the numbers of Keras on JAX and PyTorch, [not those on TensorFlow](lazy.md#ids-that-repeat-in-a-batch)"
 
 
 @contextmanager
-def _dense_gradients() -> Iterator[None]:
-    """Plain Keras' embedding as a product with one-hot rows: the gradient of the table is dense."""
+def dense_gradients() -> Iterator[None]:
+    """Plain Keras' embedding as a product with one-hot rows: gradients are dense, and those of an id are summed."""
     plain = keras.layers.Embedding.call
 
     def call(self: keras.layers.Layer, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        return keras.ops.matmul(keras.ops.one_hot(inputs, self.input_dim), self.embeddings)
+        ids = keras.ops.one_hot(keras.ops.cast(inputs, "int32"), self.input_dim, dtype=self.compute_dtype)
+        return keras.ops.matmul(ids, keras.ops.cast(self.embeddings, self.compute_dtype))
 
     keras.layers.Embedding.call = call
     try:
@@ -105,14 +106,14 @@ def _dense_gradients() -> Iterator[None]:
 def _without_laziness(case: Case, expected: object, lazily: str) -> str:
     """For optimizers that move rows which a batch does not touch."""
     try:
-        difference = _difference(expected, _run(case, Side(stored=True, lazy=False)))
+        unlike = difference(expected, _run(case, Side(stored=True, lazy=False)))
     except ElastableError as error:
-        every_row = _difference(_run(case, Side(every_row=True)), _run(case, Side(stored=True, every_row=True)))
+        every_row = difference(_run(case, Side(every_row=True)), _run(case, Side(stored=True, every_row=True)))
         if every_row:
             raise Different(f"{case.name}: {every_row}") from error
         return f"{SAME_NUMBERS} on the rows that a batch touches; `lazy=False` is refused: {_shown(error)}"
-    if difference:
-        raise Different(f"{case.name}: {lazily}; with lazy=False: {difference}")
+    if unlike:
+        raise Different(f"{case.name}: {lazily}; with lazy=False: {unlike}")
     return f"{SAME_NUMBERS} with `lazy=False`; else on the rows that a batch touches"
 
 
@@ -133,7 +134,7 @@ def _shown(error: ElastableError) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
-def _difference(expected: object, found: object) -> str:
+def difference(expected: object, found: object, rtol: float = _TOLERANCE, atol: float = _TOLERANCE) -> str:
     """Where the two differ first; empty: nowhere."""
     one, other = dict(_leaves(expected)), dict(_leaves(found))
     if one.keys() != other.keys():
@@ -147,8 +148,9 @@ def _difference(expected: object, found: object) -> str:
         value, mine = np.asarray(value, np.float64), np.asarray(mine, np.float64)
         if value.shape != mine.shape:
             return f"{path} has the shape {mine.shape}, with plain Keras {value.shape}"
-        if not np.allclose(mine, value, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
-            return f"{path} differs by {np.nanmax(np.abs(mine - value)):.2e}"
+        if not np.allclose(mine, value, rtol=rtol, atol=atol, equal_nan=True):
+            largest = np.nanmax(np.abs(mine - value))
+            return f"{path} differs by {largest:.2e}: {value.reshape(-1)[:6]}, ours {mine.reshape(-1)[:6]}"
     return ""
 
 

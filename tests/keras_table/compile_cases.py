@@ -8,77 +8,34 @@ import keras
 import numpy as np
 
 from tests.keras_table.case import Case
-from tests.keras_table.sides import LENGTH, Outcome, Side, small, trained
+from tests.keras_table.sides import Outcome, Side, around, small, trained
 
 __all__ = ["CASES", "two_outputs"]
 
-_BINARY_LOSSES = [
-    "BinaryCrossentropy",
-    "BinaryFocalCrossentropy",
-    "Hinge",
-    "SquaredHinge",
-    "Poisson",
-    "Dice",
-    "Tversky",
-]
-_REGRESSION_LOSSES = [
-    "MeanSquaredError",
-    "MeanAbsoluteError",
-    "MeanAbsolutePercentageError",
-    "MeanSquaredLogarithmicError",
-    "LogCosh",
-    "Huber",
-    "CosineSimilarity",
-]
-_CLASS_LOSSES = [
-    "CategoricalCrossentropy",
-    "CategoricalFocalCrossentropy",
-    "CategoricalHinge",
-    "KLDivergence",
-]
+_BINARY_LOSSES = "BinaryCrossentropy BinaryFocalCrossentropy Hinge SquaredHinge Poisson Dice Tversky"
+_REGRESSION_LOSSES = (
+    "MeanSquaredError MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredLogarithmicError LogCosh Huber "
+    "CosineSimilarity"
+)
+_CLASS_LOSSES = "CategoricalCrossentropy CategoricalFocalCrossentropy CategoricalHinge KLDivergence"
 _REDUCTIONS = ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"]
-_BINARY_METRICS = [
-    "AUC",
-    "BinaryAccuracy",
-    "BinaryCrossentropy",
-    "FalseNegatives",
-    "FalsePositives",
-    "Hinge",
-    "Precision",
-    "Recall",
-    "SquaredHinge",
-    "TrueNegatives",
-    "TruePositives",
-    "Poisson",
-]
-_THRESHOLD_METRICS = ["PrecisionAtRecall", "RecallAtPrecision", "SensitivityAtSpecificity", "SpecificityAtSensitivity"]
-_REGRESSION_METRICS = [
-    "MeanSquaredError",
-    "RootMeanSquaredError",
-    "MeanAbsoluteError",
-    "MeanAbsolutePercentageError",
-    "MeanSquaredLogarithmicError",
-    "LogCoshError",
-    "CosineSimilarity",
-    "R2Score",
-    "PearsonCorrelation",
-    "ConcordanceCorrelation",
-]
-_CLASS_METRICS = [
-    "CategoricalAccuracy",
-    "CategoricalCrossentropy",
-    "CategoricalHinge",
-    "KLDivergence",
-    "TopKCategoricalAccuracy",
-]
+_BINARY_METRICS = (
+    "AUC BinaryAccuracy BinaryCrossentropy FalseNegatives FalsePositives Hinge Precision Recall SquaredHinge "
+    "TrueNegatives TruePositives Poisson"
+)
+_THRESHOLD_METRICS = "PrecisionAtRecall RecallAtPrecision SensitivityAtSpecificity SpecificityAtSensitivity"
+_REGRESSION_METRICS = (
+    "MeanSquaredError RootMeanSquaredError MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredLogarithmicError "
+    "LogCoshError CosineSimilarity R2Score PearsonCorrelation ConcordanceCorrelation"
+)
+_CLASS_METRICS = "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge KLDivergence TopKCategoricalAccuracy"
 
 
 def two_outputs(side: Side, **dense: object) -> keras.Model:
     """One embedding, outputs "one" and "two"."""
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = keras.layers.Embedding(side.vocabulary, 4, name="items")(ids)
-    flat = keras.layers.Flatten()(rows)
-    return keras.Model(ids, {name: keras.layers.Dense(1, name=name, **dense)(flat) for name in ("one", "two")})
+    model = around(keras.layers.Embedding(side.vocabulary, 4, name="items"), keras.layers.Flatten())
+    outputs = {name: keras.layers.Dense(1, name=name, **dense)(model.output) for name in ("one", "two")}
+    return keras.Model(model.input, outputs)
 
 
 def _two(side: Side, **options: object) -> object:
@@ -98,15 +55,17 @@ def _classes(side: Side, y: object = None, **options: object) -> Outcome:
     return trained(side, small(side, 3, "softmax"), y=one_hot(side) if y is None else y, **options)
 
 
-def _losses(names: list[str], run: Callable[..., object]) -> list[Case]:
+def _losses(names: str, run: Callable[..., object]) -> list[Case]:
     def case(name: str) -> Case:
         covers = (f"losses.{name}", "compile.loss")
         return Case(f"`loss={name}()`", lambda side: run(side, loss=getattr(keras.losses, name)()), covers)
 
-    return [case(name) for name in names]
+    return [case(name) for name in names.split()]
 
 
-def _metrics(names: list[str], run: Callable[..., object], *arguments: object) -> Case:
+def _metrics(all_of_them: str, run: Callable[..., object], *arguments: object) -> Case:
+    names = all_of_them.split()
+
     def program(side: Side) -> object:
         return run(side, metrics=[getattr(keras.metrics, name)(*arguments) for name in names])
 
@@ -116,21 +75,12 @@ def _metrics(names: list[str], run: Callable[..., object], *arguments: object) -
 
 def _reduction(reduction: str) -> Case:
     def program(side: Side) -> object:
-        return [
-            trained(
-                side,
-                loss=keras.losses.MeanSquaredError(reduction=reduction),
-                fit=fit,
-                optimizer=keras.optimizers.SGD(0.05),
-            )
-            for fit in ({}, {"sample_weight": side.weights})
-        ]
+        loss, rate = keras.losses.MeanSquaredError(reduction=reduction), 0.05
+        weights: list[dict[str, object]] = [{}, {"sample_weight": side.weights}]
+        return [trained(side, loss=loss, fit=fit, optimizer=keras.optimizers.SGD(rate)) for fit in weights]
 
-    return Case(
-        f"`loss=MeanSquaredError(reduction={reduction!r})`, also with `sample_weight`",
-        program,
-        (f"reduction.{reduction}",),
-    )
+    name = f"`loss=MeanSquaredError(reduction={reduction!r})`, also with `sample_weight`"
+    return Case(name, program, (f"reduction.{reduction}",))
 
 
 def _squared(y: object, predicted: keras.KerasTensor) -> keras.KerasTensor:
@@ -146,22 +96,17 @@ def _circle(side: Side) -> object:
 
 
 def _ctc(side: Side) -> object:
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = keras.layers.Embedding(side.vocabulary, 4, name="items")(ids)
-    model = keras.Model(ids, keras.layers.Dense(4)(rows))
+    model = around(keras.layers.Embedding(side.vocabulary, 4, name="items"), keras.layers.Dense(4))
     return trained(side, model, y=side.x[:, :2] % 3 + 1, loss=keras.losses.CTC())
 
 
 def _iou(side: Side) -> list[object]:
     metrics = keras.metrics
-    kinds = [metrics.OneHotIoU(3, [0, 1]), metrics.OneHotMeanIoU(3)]
+    of_classes = [metrics.OneHotIoU(3, [0, 1]), metrics.OneHotMeanIoU(3)]
+    binary = [metrics.BinaryIoU([0, 1]), metrics.MeanIoU(2), metrics.IoU(2, [0])]
     return [
-        _classes(side, loss="categorical_crossentropy", metrics=kinds),
-        _binary(
-            side,
-            loss="binary_crossentropy",
-            metrics=[metrics.BinaryIoU([0, 1]), metrics.MeanIoU(2), metrics.IoU(2, [0])],
-        ),
+        _classes(side, loss="categorical_crossentropy", metrics=of_classes),
+        _binary(side, loss="binary_crossentropy", metrics=binary),
     ]
 
 
@@ -276,16 +221,19 @@ CASES = [
         lambda side: trained(side, metrics=[_Largest()]),
         ("metrics.Metric",),
     ),
-    Case("`run_eagerly=True`", lambda side: trained(side, run_eagerly=True), ("compile.run_eagerly",)),
-    Case("`run_eagerly=False`", lambda side: trained(side, run_eagerly=False), ("compile.run_eagerly",)),
-    Case(
-        "`jit_compile=True`", lambda side: trained(side, run_eagerly=False, jit_compile=True), ("compile.jit_compile",)
+    *(
+        Case(
+            f"`{name}={value}`",
+            lambda side, options=options: trained(side, **options),  # type: ignore[misc]
+            (f"compile.{name}",),
+        )
+        for name, value, options in (
+            ("run_eagerly", True, {"run_eagerly": True}),
+            ("run_eagerly", False, {"run_eagerly": False}),
+            ("jit_compile", True, {"run_eagerly": False, "jit_compile": True}),
+            ("steps_per_execution", 3, {"run_eagerly": False, "steps_per_execution": 3}),
+            ("auto_scale_loss", False, {"auto_scale_loss": False}),
+        )
     ),
-    Case(
-        "`steps_per_execution=3`",
-        lambda side: trained(side, run_eagerly=False, steps_per_execution=3),
-        ("compile.steps_per_execution",),
-    ),
-    Case("`auto_scale_loss=False`", lambda side: trained(side, auto_scale_loss=False), ("compile.auto_scale_loss",)),
     Case("`optimizer='rmsprop'`, by its name", lambda side: trained(side, optimizer="rmsprop"), ("compile.optimizer",)),
 ]

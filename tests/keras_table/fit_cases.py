@@ -66,40 +66,21 @@ def _shuffled(side: Side) -> object:
     return [len(history["loss"]), int(model.optimizer.iterations)]
 
 
-def _one_batch(side: Side) -> object:
-    return trained(side, fit={"shuffle": True, "epochs": 3, "batch_size": RECORDS})
-
-
 def _class_weights(side: Side) -> object:
-    return trained(
-        side,
-        small(side, activation="sigmoid"),
-        y=side.labels,
-        loss="binary_crossentropy",
-        fit={"class_weight": {0: 0.5, 1: 3.0}},
-    )
+    model, fit = small(side, activation="sigmoid"), {"class_weight": {0: 0.5, 1: 3.0}}
+    return trained(side, model, y=side.labels, loss="binary_crossentropy", fit=fit)
 
 
 def _weights_of_outputs(side: Side) -> object:
     weights = {"one": side.weights, "two": side.weights[::-1].copy()}
-    model = two_outputs(side)
-    return trained(
-        side,
-        model,
-        y={"one": side.y, "two": side.y * 2},
-        loss={"one": "mse", "two": "mae"},
-        fit={"sample_weight": weights},
-    )
+    y, loss = {"one": side.y, "two": side.y * 2}, {"one": "mse", "two": "mae"}
+    return trained(side, two_outputs(side), y=y, loss=loss, fit={"sample_weight": weights})
 
 
 def _twice(side: Side) -> object:
     model = small(side)
     trained(side, model, fit={"epochs": 2})
     return [dict(side.fit(model, side.x, side.y, epochs=4, initial_epoch=2).history), model.predict(side.x, verbose=0)]
-
-
-def _nothing(side: Side) -> object:
-    return _running_out(side, x=side.x[:0], y=side.y[:0])
 
 
 def _running_out(side: Side, **given: object) -> object:
@@ -124,7 +105,7 @@ CASES = [
     Case(
         "`shuffle=True`", _shuffled, ("fit.shuffle",), "each record once an epoch, in an order that belongs to `seed`"
     ),
-    Case("`shuffle=True`, one batch an epoch", _one_batch, ("fit.shuffle",)),
+    _c("`shuffle=True`, one batch an epoch", "shuffle", shuffle=True, epochs=3, batch_size=RECORDS),
     _with(
         "`validation_data=(x, y)`",
         lambda side: {"validation_data": (side.x, side.y * 2), "epochs": 2},
@@ -137,25 +118,18 @@ CASES = [
         "validation_data",
     ),
     _c("`validation_split=0.25`", "validation_split", validation_split=0.25),
-    _with(
-        "`validation_batch_size=6`",
-        lambda side: {"validation_data": (side.x, side.y), "validation_batch_size": 6},
-        "validation_batch_size",
-    ),
-    _with(
-        "`validation_steps=2`",
-        lambda side: {"validation_data": (side.x, side.y), "validation_steps": 2, "epochs": 3},
-        "validation_steps",
-    ),
-    _with(
-        "`validation_freq=2`",
-        lambda side: {"validation_data": (side.x, side.y), "validation_freq": 2, "epochs": 4},
-        "validation_freq",
-    ),
-    _with(
-        "`validation_freq=[1, 3]`",
-        lambda side: {"validation_data": (side.x, side.y), "validation_freq": [1, 3], "epochs": 3},
-        "validation_freq",
+    *(
+        _with(
+            f"`{name}={value}`",
+            lambda side, options=options: {"validation_data": (side.x, side.y), **options},
+            name,
+        )
+        for name, value, options in (
+            ("validation_batch_size", 6, {"validation_batch_size": 6}),
+            ("validation_steps", 2, {"validation_steps": 2, "epochs": 3}),
+            ("validation_freq", 2, {"validation_freq": 2, "epochs": 4}),
+            ("validation_freq", [1, 3], {"validation_freq": [1, 3], "epochs": 3}),
+        )
     ),
     Case("`class_weight={0: 0.5, 1: 3.0}`", _class_weights, ("fit.class_weight",)),
     _with("`sample_weight=w`", lambda side: {"sample_weight": side.weights}, "sample_weight", metrics=["mae"]),
@@ -188,5 +162,5 @@ CASES = [
         lambda side: _fitted(side, _generator(side), steps_per_epoch=3),
         ("fit.x",),
     ),
-    Case("no records", _nothing, ("fit.x",)),
+    Case("no records", lambda side: _running_out(side, x=side.x[:0], y=side.y[:0]), ("fit.x",)),
 ]

@@ -42,19 +42,8 @@ def keras_names() -> set[str]:
 
 # Methods that have rows under another name, or that programs override or call for Keras' own sake.
 _PLUMBING = {
-    *(
-        "compile",
-        "fit",
-        "evaluate",
-        "predict",
-        "add_metric",
-        "add_variable",
-        "add_weight",
-        "from_config",
-        "get_layer",
-        "summary",
-        "loss",
-    ),
+    *("compile", "fit", "evaluate", "predict", "add_metric", "add_variable", "add_weight", "from_config", "get_layer"),
+    *("summary", "loss"),
     *("build", "build_from_config", "get_build_config", "get_compile_config", "compile_from_config"),
     *("compute_mask", "compute_output_shape", "compute_output_spec", "symbolic_call", "rematerialized_call"),
     *("get_metrics_result", "compiled_loss", "compiled_metrics", "load_own_variables", "save_own_variables"),

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Side, small, trained
+from tests.keras_table.sides import BATCH, DIM, LENGTH, Side, around, flat, small, trained
 from tests.untyped import Keywords
 
 __all__ = ["CASES"]
 
 
-def _own(side: Side, *arguments: object, **options: object) -> object:
+def _own(side: Side, *arguments: object, **options: object) -> keras.Model:
     """A model around `et.Embedding`; with the rows of `weights=` where they are to be the same."""
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = side.embedding(*(arguments or (side.vocabulary, DIM)), **{"name": "items", **options})(ids)
-    return keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+    table = side.embedding(*(arguments or (side.vocabulary, DIM)), **{"name": "items", **options})
+    return around(table, keras.layers.Flatten(), keras.layers.Dense(1, name="out"))
 
 
 def _rows(side: Side) -> np.ndarray:
@@ -56,13 +56,8 @@ def _initializer(initializer: Callable[[], object], name: str, meaning: str) -> 
 def _masked(side: Side, layer: Callable[..., keras.layers.Layer]) -> object:
     """Zeros are padding; the mask goes through a recurrent layer to the loss."""
     ids = keras.Input((None,), dtype="int64", name="ids")
-    rows = layer(
-        side.vocabulary,
-        DIM,
-        mask_zero=True,
-        name="items",
-        **({} if layer is keras.layers.Embedding else {"weights": [_rows(side)]}),
-    )(ids)
+    own = {} if layer is keras.layers.Embedding else {"weights": [_rows(side)]}
+    rows = layer(side.vocabulary, DIM, mask_zero=True, name="items", **own)(ids)
     states = keras.layers.SimpleRNN(3, return_sequences=True, name="states")(rows)
     model = keras.Model(ids, keras.layers.Dense(1, name="out")(states))
     x = side.x.copy()
@@ -95,25 +90,19 @@ def _with_losses(side: Side) -> object:
             self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
             return inputs
 
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids)
-    model = keras.Model(ids, keras.layers.Dense(1, name="out")(Penalty()(keras.layers.Flatten()(rows))))
-    return trained(side, model)
+    return trained(side, flat(side, Penalty()))
 
 
 def _regularized(side: Side) -> object:
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids)
+    table = keras.layers.Embedding(side.vocabulary, DIM, name="items")
     dense = keras.layers.Dense(
         1, name="out", kernel_regularizer="l2", activity_regularizer="l1", kernel_constraint="unit_norm"
     )
-    return trained(side, keras.Model(ids, dense(keras.layers.Flatten()(rows))))
+    return trained(side, around(table, keras.layers.Flatten(), dense))
 
 
 def _penalised(side: Side) -> keras.Model:
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = side.embedding(side.vocabulary, DIM, name="items", weights=[_rows(side)], embeddings_regularizer="l2")(ids)
-    return keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+    return _own(side, weights=[_rows(side)], embeddings_regularizer="l2")
 
 
 def _evaluated_with_a_penalty(side: Side) -> object:
@@ -123,38 +112,21 @@ def _evaluated_with_a_penalty(side: Side) -> object:
 
 def _without_losses(side: Side) -> object:
     model = _penalised(side)
-    inner = OwnLoss(model.inputs, model.outputs)
-    return trained(side, inner, loss=None)
+    return trained(side, OwnLoss(model.inputs, model.outputs), loss=None)
 
 
 class OwnLoss(keras.Model):
     """Its loss has no `self.losses` in it."""
 
     def compute_loss(
-        self,
-        x: object = None,
-        y: keras.KerasTensor | None = None,
-        y_pred: keras.KerasTensor | None = None,
-        sample_weight: object = None,
-        training: bool = True,
-    ) -> keras.KerasTensor:
-        return keras.ops.mean(keras.ops.abs(y - y_pred))  # type: ignore[operator]
-
-
-def _with_state(side: Side) -> object:
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = keras.layers.Flatten()(keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids))
-    return trained(
-        side, keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.BatchNormalization(name="normal")(rows)))
-    )
+        self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
+    ) -> tf.Tensor:
+        return keras.ops.mean(keras.ops.abs(y - y_pred))
 
 
 def _dropout(side: Side) -> list[object]:
     """Half of the outputs are dropped; the loss stays one, and the weights move."""
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = keras.layers.Flatten()(keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids))
-    model = keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Dropout(0.5, seed=1)(rows)))
-    result = trained(side, model, fit={"epochs": 2})
+    result = trained(side, flat(side, keras.layers.Dropout(0.5, seed=1)), fit={"epochs": 2})
     return [float(np.isfinite(result["history"]["loss"]).all()), sorted(result["weights"])]
 
 
@@ -170,9 +142,7 @@ def _added_weight(side: Side) -> object:
             self.calls.assign_add(1.0)
             return inputs * self.scale
 
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = keras.layers.Flatten()(keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids))
-    return trained(side, keras.Model(ids, keras.layers.Dense(1, name="out")(Scaled(name="scaled")(rows))))
+    return trained(side, flat(side, Scaled(name="scaled")))
 
 
 def _policy(policy: str) -> Callable[[Side], object]:
@@ -196,10 +166,9 @@ def _float_ids(own: bool, dtype: str, cut: float = 0.0) -> Callable[[Side], obje
     """Ids as floats, in front of an input of that dtype."""
 
     def program(side: Side) -> object:
-        ids = keras.Input((LENGTH,), dtype=dtype, name="ids")
         layer = side.embedding if own else keras.layers.Embedding
-        rows = layer(side.vocabulary, DIM, name="items", **({"weights": [_rows(side)]} if own else {}))(ids)
-        model = keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+        table = layer(side.vocabulary, DIM, name="items", **({"weights": [_rows(side)]} if own else {}))
+        model = around(table, keras.layers.Flatten(), keras.layers.Dense(1, name="out"), dtype=dtype)
         return trained(side, model, x=side.x.astype("float32" if dtype == "float32" else "float64") + cut)
 
     return program
@@ -209,14 +178,6 @@ def _lora(side: Side) -> object:
     model = small(side)
     model.get_layer("items").enable_lora(2)
     return trained(side, model)
-
-
-def _lora_offloaded(side: Side) -> object:
-    return trained(side, small(side, lora_rank=2, lora_alpha=4))
-
-
-def _lora_own(side: Side) -> object:
-    return trained(side, _own(side, lora_rank=2, lora_alpha=4))
 
 
 def _quantized(side: Side) -> object:
@@ -260,23 +221,25 @@ CASES = [
     *_both("dtype='float64'", "Layer.dtype", lambda: {"dtype": "float64"}),
     *_both("autocast=False", "Layer.autocast", lambda: {"autocast": False}),
     *(
-        Case(f"`{kind}.Embedding(lora_rank=2, lora_alpha=4)`", program, ("Embedding.lora_rank", "Embedding.lora_alpha"))
-        for kind, program in (("keras.layers", _lora_offloaded), ("et", _lora_own))
+        Case(
+            f"`{kind}.Embedding(lora_rank=2, lora_alpha=4)`",
+            lambda side, model=model: trained(side, model(side, lora_rank=2, lora_alpha=4)),  # type: ignore[misc]
+            ("Embedding.lora_rank", "Embedding.lora_alpha"),
+        )
+        for kind, model in (("keras.layers", small), ("et", _own))
     ),
     *_both(
         "quantization_config",
         "Embedding.quantization_config",
         lambda: {"quantization_config": keras.quantizers.Int8QuantizationConfig()},
     ),
-    Case(
-        "`keras.layers.Embedding(mask_zero=True)`, a recurrent layer, outputs with a mask",
-        lambda side: _masked(side, keras.layers.Embedding),
-        ("Embedding.mask_zero",),
-    ),
-    Case(
-        "`et.Embedding(mask_zero=True)`, a recurrent layer, outputs with a mask",
-        lambda side: _masked(side, side.embedding),
-        ("Embedding.mask_zero",),
+    *(
+        Case(
+            f"`{name}.Embedding(mask_zero=True)`, a recurrent layer, outputs with a mask",
+            lambda side, own=own: _masked(side, side.embedding if own else keras.layers.Embedding),  # type: ignore[misc]
+            ("Embedding.mask_zero",),
+        )
+        for name, own in (("keras.layers", False), ("et", True))
     ),
     Case("`layer.enable_lora(2)`", _lora, ("Embedding.enable_lora",)),
     Case("`layer.quantize('int8')`", _quantized, ("Embedding.quantize",)),
@@ -303,7 +266,10 @@ CASES = [
         _regularized,
         ("Layer.activity_regularizer",),
     ),
-    Case("`BatchNormalization`, with `grads_to_wait=1`", _with_state),
+    Case(
+        "`BatchNormalization`, with `grads_to_wait=1`",
+        lambda side: trained(side, flat(side, keras.layers.BatchNormalization(name="normal"))),
+    ),
     Case(
         "`Dropout(0.5, seed=1)`",
         _dropout,

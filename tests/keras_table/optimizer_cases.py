@@ -57,21 +57,10 @@ _COMMON: list[tuple[str, dict[str, object]]] = [
     ("SGD", {"learning_rate": 0.5, "gradient_accumulation_steps": 3}),
     ("SGD", {"learning_rate": 0.5, "name": "mine"}),
 ]
+_HALF = {"initial_learning_rate": 0.5}
 _SCHEDULES = {
-    "CosineDecay": {
-        "initial_learning_rate": 0.5,
-        "decay_steps": 4,
-        "alpha": 0.1,
-        "warmup_target": 0.8,
-        "warmup_steps": 1,
-    },
-    "CosineDecayRestarts": {
-        "initial_learning_rate": 0.5,
-        "first_decay_steps": 2,
-        "t_mul": 1.5,
-        "m_mul": 0.5,
-        "alpha": 0.1,
-    },
+    "CosineDecay": dict(_HALF, decay_steps=4, alpha=0.1, warmup_target=0.8, warmup_steps=1),
+    "CosineDecayRestarts": dict(_HALF, first_decay_steps=2, t_mul=1.5, m_mul=0.5, alpha=0.1),
     "ExponentialDecay": {"initial_learning_rate": 0.5, "decay_steps": 2, "decay_rate": 0.5, "staircase": True},
     "InverseTimeDecay": {"initial_learning_rate": 0.5, "decay_steps": 2, "decay_rate": 0.5},
     "PiecewiseConstantDecay": {"boundaries": [1, 2], "values": [0.5, 0.3, 0.1]},

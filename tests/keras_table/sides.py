@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -11,7 +12,7 @@ import numpy as np
 import elastable as et
 from tests.untyped import Keyword
 
-__all__ = ["BATCH", "DIM", "RECORDS", "Side", "outcome", "small", "trained"]
+__all__ = ["BATCH", "DIM", "LENGTH", "RECORDS", "Side", "around", "flat", "outcome", "small", "trained"]
 
 RECORDS, BATCH, LENGTH, DIM = 24, 8, 3, 4
 
@@ -85,9 +86,20 @@ class Side:
 
 def small(side: Side, units: int = 1, activation: str | None = None, **embedding: Keyword) -> keras.Model:
     """ids [3] -> an embedding -> a dense layer."""
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = keras.layers.Embedding(side.vocabulary, DIM, name="items", **embedding)(ids)
-    return keras.Model(ids, keras.layers.Dense(units, activation, name="out")(keras.layers.Flatten()(rows)))
+    table = keras.layers.Embedding(side.vocabulary, DIM, name="items", **embedding)
+    return around(table, keras.layers.Flatten(), keras.layers.Dense(units, activation, name="out"))
+
+
+def around(*layers: keras.layers.Layer, dtype: str = "int64", kind: type[keras.Model] = keras.Model) -> keras.Model:
+    """ids [3] -> the layers, one after another."""
+    ids = keras.Input((LENGTH,), dtype=dtype, name="ids")
+    return kind(ids, functools.reduce(lambda value, layer: layer(value), layers, ids))
+
+
+def flat(side: Side, *layers: keras.layers.Layer) -> keras.Model:
+    """ids [3] -> a plain embedding -> the layers -> a dense layer of one unit."""
+    table = keras.layers.Embedding(side.vocabulary, DIM, name="items")
+    return around(table, keras.layers.Flatten(), *layers, keras.layers.Dense(1, name="out"))
 
 
 def trained(

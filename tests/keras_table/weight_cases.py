@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, outcome, small
+from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, around, outcome, small
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "Averaging", "Best", "Halving"]
 
 _SGD = 0.2
 
@@ -26,9 +26,8 @@ def _matrix(side: Side) -> Array:
 def _model(side: Side, name: str = "items", loss: object = "mse", kind: type[keras.Model] = keras.Model) -> keras.Model:
     """A model that begins with the same weights on both sides, its table in a store from the beginning."""
     keras.utils.set_random_seed(5)
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
-    rows = side.embedding(side.vocabulary, DIM, weights=_matrix(side), name=name)(ids)
-    model = kind(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+    table = side.embedding(side.vocabulary, DIM, weights=_matrix(side), name=name)
+    model = around(table, keras.layers.Flatten(), keras.layers.Dense(1, name="out"), kind=kind)
     model.compile(keras.optimizers.SGD(_SGD), loss)
     return model
 
@@ -97,10 +96,9 @@ def _folds_by_file(side: Side) -> object:
     return [found, outcome(model)]
 
 
-class _Averaging(keras.callbacks.Callback):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[list[Array]] = []
+class Averaging(keras.callbacks.Callback):
+    def on_train_begin(self, logs: object = None) -> None:
+        self.seen = [self.model.get_weights()]
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.seen.append(self.model.get_weights())
@@ -109,13 +107,13 @@ class _Averaging(keras.callbacks.Callback):
         self.model.set_weights([np.mean(each, axis=0) for each in zip(*self.seen, strict=True)])
 
 
-class _Halving(keras.callbacks.Callback):
+class Halving(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         for weight in self.model.trainable_variables:
-            weight.assign(weight * 0.5)
+            weight.assign(weight * 0.9)
 
 
-class _Best(keras.callbacks.Callback):
+class Best(keras.callbacks.Callback):
     def on_train_begin(self, logs: object = None) -> None:
         self.best, self.weights = np.inf, self.model.get_weights()
 
@@ -169,15 +167,8 @@ class Penalised(keras.Model):
     """Its loss has a penalty over all that is trained."""
 
     def compute_loss(
-        self,
-        x: object = None,
-        y: keras.KerasTensor | None = None,
-        y_pred: keras.KerasTensor | None = None,
-        sample_weight: object = None,
-        training: bool = True,
-    ) -> keras.KerasTensor:
-        assert y is not None
-        assert y_pred is not None
+        self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
+    ) -> tf.Tensor:
         fit = keras.ops.mean(keras.ops.square(y - y_pred))
         return fit + 0.01 * sum(keras.ops.sum(keras.ops.square(each)) for each in self.trainable_variables)
 
@@ -223,10 +214,9 @@ def _set_after_build(side: Side) -> object:
 
 def _constant(side: Side, value: object) -> object:
     keras.utils.set_random_seed(5)
-    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
     constant = keras.initializers.Constant(value)
-    rows = side.embedding(side.vocabulary, DIM, embeddings_initializer=constant, name="items")(ids)
-    model = keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+    table = side.embedding(side.vocabulary, DIM, embeddings_initializer=constant, name="items")
+    model = around(table, keras.layers.Flatten(), keras.layers.Dense(1, name="out"))
     model.compile(keras.optimizers.SGD(_SGD), "mse")
     before = [model.get_layer("items").get_weights(), model.predict(side.x, verbose=0)]
     with tempfile.TemporaryDirectory() as folder:
@@ -275,9 +265,9 @@ CASES = [
     Case("`embeddings_initializer=Constant(row)`", lambda side: _constant(side, _matrix(side)[0])),
     Case("k folds that begin with `set_weights(start)`", _folds),
     Case("k folds that begin with `load_weights(start)`", _folds_by_file),
-    Case("a callback that averages `get_weights()` of each epoch", _with(_Averaging)),
-    Case("a callback that keeps the best `get_weights()`", _with(_Best)),
-    Case("a callback that assigns every trainable variable, `on_epoch_begin`", _with(_Halving)),
+    Case("a callback that averages `get_weights()` of each epoch", _with(Averaging)),
+    Case("a callback that keeps the best `get_weights()`", _with(Best)),
+    Case("a callback that assigns every trainable variable, `on_epoch_begin`", _with(Halving)),
     Case("`fresh.set_weights(trained.get_weights())`, then trained on", _copied),
     Case("`clone_model(model)` and `set_weights`, then trained on", _cloned),
     Case("a target network that follows by Polyak averaging", _polyak),

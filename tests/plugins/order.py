@@ -49,7 +49,6 @@ DEAREST = (
     "tests/worker/models/test_export.py",
     "tests/master/checkpoints/test_crash_points.py",
     "tests/worker/layers/test_distributed_embedding.py",
-    "tests/worker/runtime/test_restart.py",
     "tests/elastable/jobs/test_workers.py",
     "tests/test_plugins.py",
     "tests/consistency/test_protocol.py",

@@ -32,10 +32,10 @@ def wrap_model_methods() -> None:
     is registered (`register_trainers`). An optimizer is built for the variables alone: slots of tables are the store's.
     """
     for name in _WRAPPED:
-        wrap_method(name, functools.partial(_training, name))
+        wrap_method(name, functools.partial(_train, name))
     wrap_method("set_weights", _set_weights)
     for name in _STATE_TREES:
-        wrap_method(name, functools.partial(_refused, name))
+        wrap_method(name, functools.partial(_refuse, name))
     optimizer = keras.optimizers.Optimizer
     for kind in optimizer.__mro__:
         _wrap_build(kind)
@@ -54,31 +54,27 @@ def built_with(optimizer: keras.optimizers.Optimizer) -> tuple[object, ...]:
     return weights
 
 
-def _refused(name: str, plain: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(plain)
-    def method(self: keras.Model, *args: object, **kwargs: object) -> object:
-        if has_tables_in_store(self):
-            raise Unsupported(
-                f"model {self.name!r}: {name} takes the variables of the model and its optimizer, and the slots of "
-                "tables are in their store; use model.save and keras.models.load_model, or tf.train.Checkpoint(model)"
-            )
-        return plain(self, *args, **kwargs)
-
-    return method
+def _refuse(name: str, plain: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    if has_tables_in_store(model):
+        raise Unsupported(
+            f"model {model.name!r}: {name} takes the variables of the model and its optimizer, and the slots of tables "
+            "are in their store; use model.save and keras.models.load_model, or tf.train.Checkpoint(model)"
+        )
+    return plain(model, *args, **kwargs)
 
 
-def _set_weights(plain: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(plain)
-    def method(self: keras.Model, weights: Sequence[object]) -> None:
-        try:
-            plain(self, weights)
-        except ValueError:
-            for layer in layers_of(self):
-                if hasattr(layer, "table_spec") and layer.input_dim is None:
-                    layer.set_weights(weights)  # refuses, and names what to write
-            raise
+def _set_weights(plain: Callable[..., object], model: keras.Model, weights: Sequence[object]) -> None:
+    try:
+        plain(model, weights)
+    except ValueError:
+        for layer in layers_of(model):
+            if hasattr(layer, "table_spec") and layer.input_dim is None:
+                layer.set_weights(weights)  # refuses, and names what to write
+        raise
 
-    return method
+
+def _train(name: str, plain: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    return (trainer(name) if has_tables_in_store(model) else plain)(model, *args, **kwargs)
 
 
 def _wrap_build(kind: type[keras.optimizers.Optimizer]) -> None:
@@ -101,20 +97,20 @@ def _build_of_variables(plain: Callable[..., None]) -> Callable[..., None]:
     return build
 
 
-def wrap_method(name: str, made: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
-    """Replaces a method of `keras.Model` by what `made` makes of it; a second call changes nothing."""
+def wrap_method(name: str, replacement: Callable[..., object]) -> None:
+    """Replaces a method of `keras.Model`; a second call changes nothing.
+
+    Args:
+        name: The method.
+        replacement: Called with the plain method, the model, and the arguments of the call.
+    """
     plain = getattr(keras.Model, name)
-    if not hasattr(plain, _MARK):
-        method = made(plain)
-        setattr(method, _MARK, plain)
-        setattr(keras.Model, name, method)
+    if hasattr(plain, _MARK):
+        return
 
-
-def _training(name: str, plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
     def method(self: keras.Model, *args: object, **kwargs: object) -> object:
-        if not has_tables_in_store(self):
-            return plain(self, *args, **kwargs)
-        return trainer(name)(self, *args, **kwargs)
+        return replacement(plain, self, *args, **kwargs)
 
-    return method
+    setattr(method, _MARK, plain)
+    setattr(keras.Model, name, method)

@@ -15,8 +15,14 @@ from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.readers.records.pytrees import Structure
-from elastable.worker.rows.combine import flatten_ids, shape_rows
-from elastable.worker.rows.id_values import as_int64, plain_ids, require_id_dtype, require_in_vocabulary
+from elastable.worker.rows.id_values import (
+    as_int64,
+    flatten_ids,
+    plain_ids,
+    require_id_dtype,
+    require_in_vocabulary,
+    shape_rows,
+)
 from elastable.worker.rows.saved_rows import rows_in_memory
 
 __all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig"]
@@ -26,7 +32,6 @@ _Packed: TypeAlias = dict[str, dict[str, _ByPart]]
 
 # keras-rs' own mark of inputs that `preprocess` has packed; there is one placement here.
 _PREPROCESSED, _PLACEMENT = "preprocessed_inputs_per_placement", "default_device"
-_BLOCK_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +56,11 @@ class _Features:
     """The user's configuration, hidden from Keras' tracking, which would change its types.
 
     Attributes:
-        configs: The user's structure.
-        leaves: The same structure with a `_Feature` for each description.
-        flat: The leaves in the order of the structure.
+        leaves: Its structure with a `_Feature` for each description.
         tables: The tables, each once.
     """
 
-    configs: Structure[FeatureConfig]
     leaves: Structure[_Feature]
-    flat: tuple[_Feature, ...]
     tables: tuple[TableConfig, ...]
 
 
@@ -165,7 +166,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         return {
             **super().get_config(),
             "feature_configs": features,
-            "tables": [config_of_table(table) for table in self._features.tables],
+            "tables": [_config_of_table(table) for table in self._features.tables],
         }
 
     @classmethod
@@ -201,21 +202,14 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 def _leaves_of(
     structure: TensorStructure, features: Structure[_Feature], where: str
 ) -> Iterator[tuple[_Feature, TensorLike]]:
-    """Each feature with its value; lists and tuples are equivalent, as in a saved model.
-
-    Raises:
-        BadInput: names where the structures differ.
-    """
+    """Each feature with its value; lists and tuples are equivalent, as in a saved model. Raises `BadInput`."""
     if isinstance(features, _Feature):
         yield features, structure
         return
     if isinstance(features, Mapping):
         if not isinstance(structure, Mapping) or set(structure) != set(features):
-            message = (
-                f"the keys {sorted(map(str, structure))}"
-                if isinstance(structure, Mapping)
-                else type(structure).__name__
-            )
+            named = isinstance(structure, Mapping)
+            message = f"the keys {sorted(map(str, structure))}" if named else type(structure).__name__
             raise BadInput(f"{where}: feature_configs have the keys {sorted(map(str, features))}, got {message}")
         for key, part in features.items():
             yield from _leaves_of(structure[key], part, f"{where}[{key!r}]")
@@ -232,7 +226,7 @@ def _read(feature_configs: Structure[FeatureConfig]) -> _Features:
     flat = []
     for keys, config in keras.tree.flatten_with_path(feature_configs):
         path = ".".join(str(key) for key in keys)
-        refuse_feature(path, config)
+        _refuse_feature(path, config)
         # As in keras-rs it is the object that features share.
         place = next((place for place, table in enumerate(tables) if table is config.table), len(tables))
         if place == len(tables):
@@ -240,24 +234,22 @@ def _read(feature_configs: Structure[FeatureConfig]) -> _Features:
         flat.append(_Feature(path, place, getattr(config, "max_sequence_length", 0), config))
     if not flat:
         raise BadSpec("feature_configs: there are no features; give an et.FeatureConfig, or a structure of them")
-    described = tuple(map(table_config, tables))
+    described = tuple(map(_table_config, tables))
     names = [table.name for table in described]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadSpec(f"two tables have the name {twice!r}: features that share a table are given the same TableConfig")
-    leaves = keras.tree.pack_sequence_as(feature_configs, flat)
-    return _Features(feature_configs, leaves, tuple(flat), described)
+    return _Features(keras.tree.pack_sequence_as(feature_configs, flat), described)
 
 
 def _table_layer(table: TableConfig) -> TableFeatures:
-    # keras-rs trains a table on the default device with the model's optimizer, and any other with the table's own.
-    own = None if table.placement == "default_device" else table.optimizer
     return TableFeatures(
         table.vocabulary_size,
         table.embedding_dim,
         embeddings_initializer=table.initializer,
         combiner=table.combiner,
-        optimizer=own,
+        # keras-rs trains a table on the default device with the model's optimizer, and any other with the table's own.
+        optimizer=None if table.placement == "default_device" else table.optimizer,
         name=table.name,
     )
 
@@ -276,7 +268,7 @@ def _config_of_feature(feature: _Feature) -> dict[str, object]:
 # `et.TableConfig` and `et.FeatureConfig`, which describe the tables and features of `et.DistributedEmbedding`
 
 
-PLACEMENTS = ("auto", "default_device", "sparsecore")
+_PLACEMENTS = ("auto", "default_device", "sparsecore")
 
 
 @dataclass
@@ -309,7 +301,7 @@ class TableConfig:
 
     @classmethod
     def from_config(cls, config: DocumentFields) -> TableConfig:
-        """The inverse of `config_of_table`."""
+        """The inverse of `_config_of_table`."""
         return cls(
             **{
                 **config,
@@ -340,7 +332,7 @@ class FeatureConfig:
     max_sequence_length: int = 0
 
 
-def refuse_feature(path: str, feature: object) -> None:
+def _refuse_feature(path: str, feature: object) -> None:
     """Raises `BadSpec` if a leaf of the configuration does not describe a feature."""
     table = getattr(feature, "table", None)
     missing = [name for name in ("name", "vocabulary_size", "embedding_dim") if not hasattr(table, name)]
@@ -355,22 +347,18 @@ def refuse_feature(path: str, feature: object) -> None:
         raise BadSpec(f"feature {path!r}: max_sequence_length must be 0 or a positive integer, got {length!r}")
 
 
-def table_config(table: object) -> TableConfig:
-    """A table description of any class as `et.TableConfig`.
-
-    Raises:
-        BadSpec: a combiner or placement that keras-rs does not have.
-    """
+def _table_config(table: object) -> TableConfig:
+    """A table description of any class as `et.TableConfig`; raises `BadSpec`."""
     said = {part.name: getattr(table, part.name) for part in fields(TableConfig) if hasattr(table, part.name)}
     own = TableConfig(**said)
     if own.combiner not in COMBINERS:
         raise BadSpec(f"table {own.name!r}: combiner {own.combiner!r}; known ones are {', '.join(COMBINERS)}")
-    if own.placement not in PLACEMENTS:
-        raise BadSpec(f"table {own.name!r}: placement {own.placement!r}; known ones are {', '.join(PLACEMENTS)}")
+    if own.placement not in _PLACEMENTS:
+        raise BadSpec(f"table {own.name!r}: placement {own.placement!r}; known ones are {', '.join(_PLACEMENTS)}")
     return own
 
 
-def config_of_table(table: TableConfig) -> dict[str, object]:
+def _config_of_table(table: TableConfig) -> dict[str, object]:
     """The table as JSON values."""
     return {
         **{part.name: getattr(table, part.name) for part in fields(table)},
@@ -417,8 +405,8 @@ class TableFeatures(Embedding):
 
     def _single(self, ids: tf.Tensor, weights: TensorLike | None, training: bool | None) -> tf.Tensor:
         """The mean of one id is its row, whatever its weight; a sum applies the weight."""
-        flat = flatten_ids(self.name, ids, None, None, False, self.input_dim, self._vocabulary_here())
-        found = self._rows_of(flat.ids, training)
+        flat = flatten_ids(self.name, ids, None, None, False, self.input_dim, self.vocabulary_here())
+        found = self.rows_of(flat.ids, training)
         self.add_penalty(flat.ids, found)
         rows = shape_rows(flat, found, None, self.output_dim)
         if weights is not None and self.combiner == "sum":
@@ -434,10 +422,10 @@ class TableFeatures(Embedding):
             )
         sparse = _positions(ids, length)
         require_id_dtype(self.name, ids.dtype.name, self.input_dim)
-        flat, vocabulary = as_int64(self.name, sparse.values, sparse), self._vocabulary_here()
+        flat, vocabulary = as_int64(self.name, sparse.values, sparse), self.vocabulary_here()
         if vocabulary is not None:
             flat = require_in_vocabulary(self.name, flat, sparse, vocabulary)
-        rows = self._rows_of(flat, training)
+        rows = self.rows_of(flat, training)
         self.add_penalty(flat, rows)
         shape = tf.stack([sparse.dense_shape[0], tf.constant(length, tf.int64), self.output_dim])
         placed = tf.scatter_nd(sparse.indices, rows, shape)

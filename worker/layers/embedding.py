@@ -97,10 +97,10 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         optimizer: keras.optimizers.Optimizer | str | dict[str, object] | None = None,
         **kwargs: object,
     ) -> None:
-        refuse_keras_only(kwargs)
+        _refuse_keras_only(kwargs)
         super().__init__(**kwargs)
-        output_dim = require_arguments(self.name, input_dim, output_dim, mask_zero, combiner, table_dtype)
-        refuse_half_variables(self)
+        output_dim = _require_arguments(self.name, input_dim, output_dim, mask_zero, combiner, table_dtype)
+        _refuse_half_variables(self)
         self.output_dim = output_dim
         self.input_dim = input_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -110,11 +110,11 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.mask_zero = mask_zero
         self.table = table
         self.table_dtype = table_dtype
-        self.admission = membership_spec(self.name, AdmissionSpec, admission, input_dim)
-        self.eviction = membership_spec(self.name, EvictionSpec, eviction, input_dim)
+        self.admission = _membership_spec(self.name, AdmissionSpec, admission, input_dim)
+        self.eviction = _membership_spec(self.name, EvictionSpec, eviction, input_dim)
         self.lazy = lazy
-        self.optimizer = None if optimizer is None else keras_optimizer_of(self.name, optimizer)
-        self.pretrained = None if weights is None else initial_weights(self.name, weights, input_dim, output_dim)
+        self.optimizer = None if optimizer is None else _keras_optimizer_of(self.name, optimizer)
+        self.pretrained = None if weights is None else _initial_weights(self.name, weights, input_dim, output_dim)
         if self.pretrained is not None:
             self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
         self.supports_masking = mask_zero
@@ -131,7 +131,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
 
     def __call__(self, inputs: TensorLike, *args: object, **kwargs: object) -> tf.Tensor | tf.RaggedTensor:
         """Calls the layer, also on lists and objects; a Sequential model that starts with it takes integer ids."""
-        take_integer_ids(inputs)
+        _take_integer_ids(inputs)
         masked_or_objects = isinstance(inputs, np.ma.MaskedArray) or getattr(inputs, "dtype", None) is _OBJECTS
         if masked_or_objects or isinstance(inputs, list | tuple | int | float):
             inputs = plain_ids(self.name, inputs)
@@ -155,14 +155,13 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         """Symbolic output of symbolic ids."""
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         if dtype == "string" or "int" in dtype:  # floats are refused when the layer is called on values
-            self._note_ids(dtype)
+            self.note_ids(dtype)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
-        shape = self.output_shape_of(tuple(inputs.shape))
-        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype, ragged=ragged)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Shape of the output for ids of `input_shape`."""
-        return self.output_shape_of(tuple(input_shape))
+        return (*(input_shape if self.combiner is None else input_shape[:-1]), self.output_dim)
 
     def get_config(self) -> dict[str, object]:
         """Everything needed to create the layer again."""
@@ -200,7 +199,7 @@ Spec = TypeVar("Spec", AdmissionSpec, EvictionSpec)
 _TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def refuse_keras_only(arguments: dict[str, object]) -> None:
+def _refuse_keras_only(arguments: dict[str, object]) -> None:
     """Removes arguments that only Keras' layer supports; refuses them if they are set."""
     for name in ("lora_rank", "lora_alpha", "quantization_config"):
         value = arguments.pop(name, None)
@@ -211,7 +210,7 @@ def refuse_keras_only(arguments: dict[str, object]) -> None:
             )
 
 
-def refuse_half_variables(layer: keras.Layer) -> None:
+def _refuse_half_variables(layer: keras.Layer) -> None:
     """Raises `Unsupported` for a layer whose rows would be a variable of 16 bits: Keras rounds it at every step."""
     if layer.variable_dtype in ("float16", "bfloat16"):
         raise Unsupported(
@@ -221,7 +220,7 @@ def refuse_half_variables(layer: keras.Layer) -> None:
         )
 
 
-def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
+def _initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
     """The initial rows from Keras' argument `weights`: an array, or a list of one array."""
     only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
     rows = np.ascontiguousarray(only, dtype=np.float32)
@@ -233,7 +232,7 @@ def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, o
     return rows
 
 
-def require_arguments(
+def _require_arguments(
     layer: str,
     input_dim: int | None,
     output_dim: int | None,
@@ -274,16 +273,8 @@ def _require_size(layer: str, argument: str, value: object) -> None:
         raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")
 
 
-def keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
-    """The Keras optimizer from an instance, a name or a config.
-
-    Args:
-        layer: Name of the embedding layer, for messages.
-        optimizer: The layer's argument.
-
-    Raises:
-        BadSpec: Keras cannot create an optimizer from it.
-    """
+def _keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
+    """The Keras optimizer from an instance, a name or a config; raises `BadSpec` if Keras cannot make one."""
     try:
         return keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
@@ -293,18 +284,8 @@ def keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimi
         ) from error
 
 
-def membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int | None) -> Spec | None:
-    """The `admission` or `eviction` of a layer as a spec.
-
-    Args:
-        layer: Its name, for errors.
-        kind: `AdmissionSpec` or `EvictionSpec`.
-        value: None, a spec of that kind, or a dict of its fields.
-        input_dim: The layer's vocabulary; a fixed one allows neither.
-
-    Raises:
-        BadSpec: anything else, fields that cannot be, or a fixed vocabulary.
-    """
+def _membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int | None) -> Spec | None:
+    """`admission` or `eviction` of a table of any ids, from None, a spec, or a dict of its fields; raises `BadSpec`."""
     argument = "admission" if kind is AdmissionSpec else "eviction"
     message = f"embedding layer {layer!r}: {argument}"
     if value is None:
@@ -327,12 +308,8 @@ def membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int 
 _SEQUENTIAL_BUILD = keras.Sequential.build.__code__
 
 
-def take_integer_ids(ids: TensorLike) -> None:
-    """Makes the symbolic input int64 of every Sequential model that is being built and passes `ids` on unchanged.
-
-    Args:
-        ids: The layer's argument; anything but a float `KerasTensor` is ignored.
-    """
+def _take_integer_ids(ids: TensorLike) -> None:
+    """Makes the symbolic float input int64 of every Sequential model that is being built and passes it on unchanged."""
     if not isinstance(ids, keras.KerasTensor) or not ids.dtype.startswith("float"):
         return
     for local in _sequentials_being_built():

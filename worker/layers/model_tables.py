@@ -33,10 +33,7 @@ def pretrained_rows(layers: Sequence[StoreBacked], unseeded: bool = False) -> di
         BadInput: layers that share a table were given different rows.
     """
     new = [layer for layer in reversed(layers) if layer.source is None]
-    new = [
-        *(layer for layer in new if layer.pretrained is None),
-        *(layer for layer in new if layer.pretrained is not None),
-    ]
+    new.sort(key=lambda layer: layer.pretrained is not None)
     _refuse_different(new[::-1])
     found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
     return {name: rows for name, rows in found if rows is not None}
@@ -57,12 +54,9 @@ def _refuse_different(layers: Sequence[StoreBacked]) -> None:
 
 def tables_given(layers: Sequence[StoreBacked]) -> list[str]:
     """Names of the tables whose rows came with the model: loaded, trained before, or set; sorted."""
-    given = (each for each in layers if each.source is not None or each.pretrained is not None or _is_array(each))
-    return sorted({layer.table_name for layer in given})
-
-
-def _is_array(layer: StoreBacked) -> bool:
-    return bool(np.ndim(getattr(layer.embeddings_initializer, "value", 0)))
+    drawn = (layer for layer in layers if not np.ndim(getattr(layer.embeddings_initializer, "value", 0)))
+    new = {id(layer) for layer in drawn if layer.source is None and layer.pretrained is None}
+    return sorted({layer.table_name for layer in layers if id(layer) not in new})
 
 
 def forget_rows(layers: Sequence[StoreBacked]) -> None:

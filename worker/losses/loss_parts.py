@@ -247,15 +247,15 @@ def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], a
     return [LossPart(kind, alike[0].amount, _sum(alike)) for (kind, _), alike in groups.items()]
 
 
+def _sum(terms: Sequence[LossTerm]) -> tf.Tensor:
+    values = [term.value for term in terms]
+    return values[0] if len(values) == 1 else tf.add_n(values)
+
+
 def _group(term: LossTerm, average: str) -> tuple[DivisorKind | None, Hashable]:
     if average == "sum":
         return (DivisorKind.NOTHING if term.of_batch else DivisorKind.RECORDS), None
     return term.kind, None if term.amount is None else term.amount.ref()
-
-
-def _sum(terms: Sequence[LossTerm]) -> tf.Tensor:
-    values = [term.value for term in terms]
-    return values[0] if len(values) == 1 else tf.add_n(values)
 
 
 def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:

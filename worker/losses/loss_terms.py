@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from elastable.master.api import DivisorKind
-from elastable.worker.keras.graphs import ancestors
 from elastable.worker.losses.origin_rules import Holds, reduced_axes
-from elastable.worker.losses.origins import Origins, operation_named
+from elastable.worker.losses.origins import Origins, ancestors, operation_named
 from elastable.worker.losses.recording import RecordedLoss
 
 __all__ = ["LossTerm", "LossTerms", "averaged", "summed"]
@@ -18,6 +18,9 @@ __all__ = ["LossTerm", "LossTerms", "averaged", "summed"]
 _AVERAGED, _SUMMED = "elastable_averaged", "elastable_summed"
 _THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Snapshot", "Transpose", "StridedSlice", "GatherV2")
 _READS = ("ReadVariable", "ResourceGather", "EagerPyFunc", "PyFunc")
+
+
+_Factors: TypeAlias = tuple[tf.Tensor | float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def _is_zero(tensor: tf.Tensor) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Leaf:
     tensor: tf.Tensor
-    factors: tuple[tf.Tensor | float, ...]
+    factors: _Factors
     kind: DivisorKind | None
     amount: tf.Tensor | None = None
     cause: tf.Operation | None = None
@@ -127,7 +130,7 @@ class LossTerms:
         """Whether a tensor is a sum over records alone: that of a batch is the sum of those of its parts."""
         return all(leaf.kind is DivisorKind.NOTHING or _is_zero(leaf.tensor) for leaf in self._leaves(tensor))
 
-    def _leaves(self, tensor: tf.Tensor, factors: tuple[tf.Tensor | float, ...] = ()) -> list[_Leaf]:
+    def _leaves(self, tensor: tf.Tensor, factors: _Factors = ()) -> list[_Leaf]:
         """The summands of a tensor."""
         if (loss := self._recorded.get(tensor.ref())) is not None:
             return [_Leaf(tensor, factors, loss.kind, loss.amount, loss.cause)]
@@ -147,7 +150,7 @@ class LossTerms:
     def _kind(self, tensor: tf.Tensor) -> Holds:
         return self._origins.of(tensor).kind
 
-    def _inside(self, tensor: tf.Tensor, factors: tuple[tf.Tensor | float, ...]) -> list[_Leaf] | None:
+    def _inside(self, tensor: tf.Tensor, factors: _Factors) -> list[_Leaf] | None:
         operation, inputs = tensor.op, list(tensor.op.inputs)
         kind = operation.type
         if kind in _THROUGH:
@@ -170,9 +173,7 @@ class LossTerms:
             return [_Leaf(tensor, factors, DivisorKind.NOTHING)]
         return None
 
-    def _linear(
-        self, tensor: tf.Tensor, source: tf.Tensor, factors: tuple[tf.Tensor | float, ...]
-    ) -> list[_Leaf] | None:
+    def _linear(self, tensor: tf.Tensor, source: tf.Tensor, factors: _Factors) -> list[_Leaf] | None:
         """A tensor that takes every element of `source` times a constant: divided as all of its terms are."""
         if self._kind(tensor) is not Holds.TOTAL:
             return None
@@ -183,9 +184,7 @@ class LossTerms:
             return None
         return [_Leaf(tensor, factors, first.kind, first.amount)]
 
-    def _multiple(
-        self, tensor: tf.Tensor, inputs: Sequence[tf.Tensor], factors: tuple[tf.Tensor | float, ...]
-    ) -> list[_Leaf] | None:
+    def _multiple(self, tensor: tf.Tensor, inputs: Sequence[tf.Tensor], factors: _Factors) -> list[_Leaf] | None:
         for one, other in (inputs, inputs[::-1]):
             if self._kind(other) is Holds.CONSTANT:
                 scalar = other.shape.rank == 0
@@ -196,9 +195,7 @@ class LossTerms:
                 return [_Leaf(tensor, factors, DivisorKind.NOTHING)] if means else None
         return None
 
-    def _quotient(
-        self, tensor: tf.Tensor, above: tf.Tensor, below: tf.Tensor, factors: tuple[tf.Tensor | float, ...]
-    ) -> list[_Leaf] | None:
+    def _quotient(self, tensor: tf.Tensor, above: tf.Tensor, below: tf.Tensor, factors: _Factors) -> list[_Leaf] | None:
         divisor = self._origins.of(below)
         if divisor.kind is Holds.CONSTANT:
             scalar = below.shape.rank == 0
@@ -218,9 +215,7 @@ class LossTerms:
             return [_Leaf(tensor, factors, DivisorKind.AMOUNT, tf.cast(below, tf.float64))]
         return None
 
-    def _ratio_of_means(
-        self, tensor: tf.Tensor, below: tf.Tensor, factors: tuple[tf.Tensor | float, ...]
-    ) -> list[_Leaf] | None:
+    def _ratio_of_means(self, tensor: tf.Tensor, below: tf.Tensor, factors: _Factors) -> list[_Leaf] | None:
         """A mean over records divided by another, of weights or a mask from the data: their sums divided."""
         counts = self._leaves(below)
         mean = counts[0].tensor.op
@@ -231,9 +226,7 @@ class LossTerms:
         amount = tf.cast(below, tf.float64) * tf.cast(tf.size(mean.inputs[0]), tf.float64)
         return [_Leaf(tensor, factors, DivisorKind.AMOUNT, amount)]
 
-    def _reduction(
-        self, tensor: tf.Tensor, source: tf.Tensor, kind: str, factors: tuple[tf.Tensor | float, ...]
-    ) -> list[_Leaf] | None:
+    def _reduction(self, tensor: tf.Tensor, source: tf.Tensor, kind: str, factors: _Factors) -> list[_Leaf] | None:
         if source.shape.rank == 0:
             return self._leaves(source, factors)
         if source.op.type == "Pack" and source.shape.rank == 1:

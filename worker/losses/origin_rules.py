@@ -98,11 +98,7 @@ def rule_of(operation: tf.Operation) -> Rule:
     kind: str = operation.type
     if kind.startswith(_RANDOM) and not kind.endswith(("Shuffle", "Crop")):
         return _filled
-    return _RULES.get(kind, _unknown)
-
-
-def _unknown(tensor: tf.Tensor, found: _Found) -> Origin | None:
-    return None
+    return _RULES.get(kind, lambda tensor, found: None)
 
 
 def _elementwise(tensor: tf.Tensor, found: _Found) -> Origin | None:
@@ -191,11 +187,6 @@ def _reduction(tensor: tf.Tensor, found: _Found) -> Origin | None:
 def _cumulated(tensor: tf.Tensor, found: _Found) -> Origin | None:
     axes = reduced_axes(tensor.op)
     return found[0] if found[0].kind is Holds.APART and axes is not None and found[0].axis not in axes else None
-
-
-def _each_own(tensor: tf.Tensor, found: _Found) -> Origin | None:
-    place: int = tensor.value_index
-    return found[place]
 
 
 def _shape(tensor: tf.Tensor, found: _Found) -> Origin | None:
@@ -673,7 +664,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("ReverseV2", "Roll"), _reversed),
     **dict.fromkeys(("GatherV2", "ResourceGather"), _gathered),
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), _gathered_nd),
-    "IdentityN": _each_own,
+    "IdentityN": lambda tensor, found: found[tensor.value_index],
     "Pack": _stacked,
     "Unpack": _unstacked,
     "ConcatV2": _joined,

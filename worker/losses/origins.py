@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,10 +15,21 @@ from elastable.worker.losses.origin_rules import CONSTANT, RECORD, Holds, Origin
 from elastable.worker.losses.recording import LayerCall
 from elastable.worker.rows.scope import ALL_ROWS
 
-__all__ = ["Origins", "operation_named"]
+__all__ = ["Origins", "ancestors", "operation_named"]
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+def ancestors(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """The operations that compute a tensor, each once, its own first."""
+    waiting, seen = [tensor.op], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in seen:
+            seen.add(operation.name)
+            yield operation
+            waiting.extend(part.op for part in operation.inputs)
 
 
 def operation_named(operation: tf.Operation) -> str:
@@ -129,7 +140,8 @@ class Origins:
         return sources
 
     def _found(self, tensor: tf.Tensor, found: Sequence[Origin]) -> Origin:
-        if all(origin.kind is Holds.CONSTANT for origin in found) or _is_all_rows(tensor.op):
+        all_rows = tensor.op.type == "Identity" and tensor.op.name.rsplit("/", 1)[-1].startswith(ALL_ROWS)
+        if all_rows or all(origin.kind is Holds.CONSTANT for origin in found):
             return CONSTANT
         mixed = next((origin for origin in found if origin.kind is Holds.MIXED), None)
         if mixed is not None:
@@ -148,10 +160,6 @@ class Origins:
             if cause is not None:
                 return Origin(Holds.MIXED, cause=cause)
         return None
-
-
-def _is_all_rows(operation: tf.Operation) -> bool:
-    return bool(operation.type == "Identity" and operation.name.rsplit("/", 1)[-1].startswith(ALL_ROWS))
 
 
 def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:

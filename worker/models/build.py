@@ -25,8 +25,8 @@ from elastable.worker.models.offload import keep_on_worker, offloading
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.readers.records.reader import ModelInputs
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, list_length, map_inputs
+from elastable.worker.rows.saved_rows import rows_unlisted
 from elastable.worker.rows.scope import PlanScope, entered
-from elastable.worker.rows.whole_table import rows_unlisted
 from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
 from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
 from elastable.worker.step.traced.step_plan import overrides, rehearse
@@ -218,17 +218,14 @@ def _refuse_unsupported(model: keras.Model) -> None:
         )
 
 
-def _states_of(model: keras.Model) -> list[keras.Variable]:
-    return [*variables_of(model.non_trainable_variables), *global_draws()]
-
-
 @contextmanager
 def _states_kept(model: keras.Model) -> Iterator[None]:
     """Restores the layers' states after the block; those of layers built meanwhile to their initial values.
 
     A layer may count its calls, update an average or draw a number; this call must not count.
     """
-    values: _States = [(variable, np.array(variable)) for variable in _states_of(model)]
+    states = [*variables_of(model.non_trainable_variables), *global_draws()]
+    values: _States = [(variable, np.array(variable)) for variable in states]
 
     def initial(variable: keras.Variable) -> keras.Initializer | npt.NDArray[np.generic]:
         # Where Keras builds a model by calling it on shapes, a variable has no value yet.
@@ -275,11 +272,7 @@ def _restore(model: keras.Model, values: _States) -> None:
 
 
 def _require_sums(model: keras.Model, done: Forward) -> None:
-    """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged.
-
-    Raises:
-        Unsupported: naming the metric: seeing the same predictions again does not double its state.
-    """
+    """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged."""
     metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", None) or [metric]]
     own = [metric for metric in metrics if type(metric).__module__.split(".")[0] != "keras"]
     if not own:

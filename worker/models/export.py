@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -24,9 +23,6 @@ from elastable.worker.rows.store_backed import StoreBacked
 __all__ = ["export_keras", "plain_model"]
 
 _BLOCK_ROWS = 1 << 16
-
-_Lookup = Callable[[keras.KerasTensor], keras.KerasTensor]
-"""Ids -> positions of rows."""
 
 
 def export_keras(model: keras.Model, store: EmbeddingStore, path: str | Path) -> Path:
@@ -92,7 +88,8 @@ def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:
     for table, layer in shared.items():
         home = homes.get(table, store)
         layer.set_weights([_table_values(home, home.specs()[table])])
-    _compile_like(model, plain)
+    if config := getattr(model, "compiled", False) and model.get_compile_config():
+        plain.compile_from_config(config)
     return plain
 
 
@@ -108,12 +105,6 @@ def _worker_tables(model: keras.Model) -> dict[str, EmbeddingStore]:
     return homes
 
 
-def _compile_like(model: keras.Model, plain: keras.Model) -> None:
-    config = model.get_compile_config() if getattr(model, "compiled", False) else None
-    if config:
-        plain.compile_from_config(config)
-
-
 def _plain_layer(layer: keras.Layer, store: EmbeddingStore, shared: dict[str, keras.layers.Embedding]) -> keras.Layer:
     spec = store.specs()[layer.table_name]
     if isinstance(layer, OffloadedEmbedding):
@@ -124,44 +115,36 @@ def _plain_layer(layer: keras.Layer, store: EmbeddingStore, shared: dict[str, ke
             f"embedding layer {layer.name!r}: hashes strings to ids of 64 bits, which plain Keras cannot; save "
             "checkpoints, or put keras.layers.StringLookup in front of it"
         )
+    simple = layer.combiner is None and spec.vocabulary_size is not None
     if spec.name not in shared:
-        simple = layer.combiner is None and spec.vocabulary_size is not None
         shared[spec.name] = keras.layers.Embedding(
             spec.vocabulary_size or store.row_count(spec.name) + 1,
             spec.dim,
             embeddings_initializer="zeros",
-            mask_zero=layer.mask_zero and layer.combiner is None and spec.vocabulary_size is not None,
+            mask_zero=layer.mask_zero and simple,
             name=layer.name if simple else f"{layer.name}_rows",
         )
         shared[spec.name].build()
-    table = shared[spec.name]
-    if layer.combiner is None and spec.vocabulary_size is not None:
-        return table
-    return _composed(layer, table, _lookup_of(layer, store, spec))
-
-
-def _lookup_of(layer: keras.Layer, store: EmbeddingStore, spec: TableSpec) -> _Lookup | None:
-    if spec.vocabulary_size is not None:
-        return None
-    ids = _trained_ids(store, spec.name)
-    if not len(ids):  # Keras has no empty vocabulary; every id is unknown
-        unknown: _Lookup = keras.ops.zeros_like
-        return unknown
-    # Keras needs an "unknown" token that is not an id; it never reaches the model.
-    known = set(ids.tolist())
-    unused = next(token for token in range(-1, -2 - len(ids), -1) if token not in known)
-    lookup: _Lookup = keras.layers.IntegerLookup(
-        vocabulary=ids.tolist(), num_oov_indices=1, mask_token=None, oov_token=unused, name=f"{layer.name}_ids"
-    )
-    return lookup
-
-
-def _composed(layer: Embedding, table: keras.layers.Embedding, lookup: _Lookup | None) -> keras.Model:
-    """A small functional model that replaces a layer without a plain Keras equivalent."""
+    if simple:
+        return shared[spec.name]
+    # A small functional model replaces a layer without a plain Keras equivalent.
     ids = _symbolic_ids(layer)
-    rows = table(ids if lookup is None else lookup(ids))
-    output = rows if layer.combiner is None else _reduced(rows, ids, layer)
-    return keras.Model(ids, output, name=layer.name)
+    positions = ids if spec.vocabulary_size is not None else _positions(ids, layer, _trained_ids(store, spec.name))
+    rows = shared[spec.name](positions)
+    return keras.Model(ids, rows if layer.combiner is None else _reduced(rows, ids, layer), name=layer.name)
+
+
+def _positions(ids: keras.KerasTensor, layer: keras.Layer, trained: Int64) -> keras.KerasTensor:
+    """The row of each id: 0 of those that were not trained."""
+    if not len(trained):  # Keras has no empty vocabulary
+        return keras.ops.zeros_like(ids)
+    # Keras needs an "unknown" token that is not an id; it never reaches the model.
+    known = set(trained.tolist())
+    unused = next(token for token in range(-1, -2 - len(trained), -1) if token not in known)
+    lookup = keras.layers.IntegerLookup(
+        vocabulary=trained.tolist(), num_oov_indices=1, mask_token=None, oov_token=unused, name=f"{layer.name}_ids"
+    )
+    return lookup(ids)
 
 
 def _symbolic_ids(layer: Embedding) -> keras.KerasTensor:
@@ -203,12 +186,9 @@ def _table_values(store: EmbeddingStore, spec: TableSpec) -> Float32:
     """float32 `[vocabulary, dim]`; in a dynamic table row 0 is that of unknown ids."""
     if spec.vocabulary_size is not None:
         return _rows_of(store, spec, np.arange(spec.vocabulary_size, dtype=np.int64))
-    means: dict[str, Callable[[], float]] = {
-        "zeros": lambda: 0.0,
-        "ones": lambda: 1.0,
-        "uniform": lambda: (spec.initializer.a + spec.initializer.b) / 2,
-    }
-    unknown = means.get(spec.initializer.kind, lambda: spec.initializer.a)()
+    first = spec.initializer
+    means = {"zeros": 0.0, "ones": 1.0, "uniform": (first.a + first.b) / 2}
+    unknown = means.get(first.kind, first.a)
     trained = _rows_of(store, spec, _trained_ids(store, spec.name))
     return np.concatenate([np.full((1, spec.dim), unknown, np.float32), trained])
 

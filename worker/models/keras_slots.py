@@ -51,10 +51,10 @@ def knows_variable(optimizer: keras.optimizers.Optimizer, layer: StoreBacked) ->
 def give_back_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, store: EmbeddingStore) -> None:
     """Copies the table's slots into the optimizer's variables, before they are written to a file."""
     spec = store.specs()[layer.table_name]
-    variables = _variables(optimizer, layer, spec) or []
-    slots = np.concatenate([np.asarray(variable) for variable in variables], axis=1) if variables else None
-    if slots is None:
+    variables = _variables(optimizer, layer, spec)
+    if not variables:
         return
+    slots = np.concatenate([np.asarray(variable) for variable in variables], axis=1)
     for block in store.scan(layer.table_name, _BLOCK_ROWS):
         slots[block.ids] = block.slots
     for variable, values in zip(variables, np.split(slots, len(variables), axis=1), strict=True):
@@ -83,14 +83,6 @@ def _variables(
 def _table(weight: object) -> StoreBacked | None:
     """The layer whose rows the weight is; None: it is a variable."""
     return getattr(weight, "layer", None) if hasattr(weight, "table_name") else None
-
-
-def _is_offloaded(layer: StoreBacked) -> bool:
-    return hasattr(layer, "variable_path")
-
-
-def _has_other_optimizer(layer: StoreBacked) -> bool:
-    return getattr(layer, "optimizer", None) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +133,8 @@ def _places(optimizer: keras.optimizers.Optimizer, offloaded_only: bool) -> list
         weight
         for weight in built_with(optimizer)
         if (layer := _table(weight)) is None
-        or _is_offloaded(layer)
-        or not (offloaded_only or _has_other_optimizer(layer))
+        or hasattr(layer, "variable_path")  # it is offloaded
+        or not (offloaded_only or layer.optimizer is not None)
     ]
     if not any(map(_table, weights)):
         return []
@@ -159,15 +151,9 @@ def _places(optimizer: keras.optimizers.Optimizer, offloaded_only: bool) -> list
 
 def _save(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
     places = _places(optimizer, offloaded_only=True)
-    slots: dict[str, dict[str, Float32]] = {}
-    for place in places:
-        if isinstance(place, _SlotOfTable) and place.layer.name not in slots:
-            slots[place.layer.name] = _slots_of(place.layer)
+    slots = {layer: _slots_of(layer) for layer in {place.layer for place in places if isinstance(place, _SlotOfTable)}}
     for number, place in enumerate(places):
-        if isinstance(place, _SlotOfTable):
-            store[str(number)] = slots[place.layer.name][place.slot]
-        else:
-            store[str(number)] = np.asarray(place)
+        store[str(number)] = slots[place.layer][place.slot] if isinstance(place, _SlotOfTable) else np.asarray(place)
     return bool(places)
 
 
@@ -192,9 +178,8 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
                 f"embedding layer {layer.name!r}: a Keras file does not hold what its optimizer keeps of rows "
                 f"({', '.join(missing)}), so they cannot be loaded; compile the model anew before"
             )
-        whole = np.concatenate(
-            [np.zeros((layer.input_dim or 0, 0), np.float32), *(found[slot.name] for slot in wanted)], 1
-        )
+        no_slots = np.zeros((layer.input_dim or 0, 0), np.float32)
+        whole = np.concatenate([no_slots, *(found[slot.name] for slot in wanted)], axis=1)
         for start in range(0, len(whole), _BLOCK_ROWS):
             ids = np.arange(start, min(start + _BLOCK_ROWS, len(whole)), dtype=np.int64)
             source.put(name, [RowBlock(ids, source.lookup({name: ids})[name], whole[ids])])

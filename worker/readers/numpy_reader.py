@@ -49,10 +49,6 @@ class NumpyReader(Reader):
     def __len__(self) -> int:
         return self._records
 
-    @property
-    def shuffle_block(self) -> int | None:
-        return None
-
     def take(self, indices: Int64) -> Batch:
         rows = checked_indices(indices, self._records, self._name)
 

@@ -60,7 +60,7 @@ class PassReader(StreamReader):
         self._first = next(passes)
         self._first_pass = first_pass
         super().__init__(batches, count=count)
-        self._later = _LaterPasses(passes, len(self.sizes), self._name)
+        self._later = _LaterPasses(passes, len(self.sizes), self.name)
 
     def __len__(self) -> int:
         """The number of records in a pass, as closely as batches of `batch_records` allow."""

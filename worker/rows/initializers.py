@@ -31,7 +31,8 @@ def initializer_spec(
     kinds = keras.initializers
     known = (kinds.Zeros, kinds.Ones, kinds.Constant, kinds.RandomUniform, kinds.RandomNormal, kinds.TruncatedNormal)
     # A subclass counts as its base, unless it overrides how it draws.
-    kind = next((base for base in (*known, kinds.VarianceScaling) if _draws_as(initializer, base)), None)
+    bases = (base for base in (*known, kinds.VarianceScaling) if isinstance(initializer, base))
+    kind = next((base for base in bases if type(initializer).__call__ is base.__call__), None)
     if kind is kinds.Zeros:
         return InitializerSpec("zeros")
     if kind is kinds.Ones:
@@ -50,10 +51,6 @@ def initializer_spec(
         f"embedding layer {layer!r}: initializer {name} cannot be computed row by row; use zeros, ones, "
         "Constant, RandomUniform, RandomNormal, TruncatedNormal or a Glorot, He, LeCun or VarianceScaling one"
     )
-
-
-def _draws_as(initializer: keras.Initializer, base: type[keras.Initializer]) -> bool:
-    return isinstance(initializer, base) and type(initializer).__call__ is base.__call__
 
 
 def _constant(layer: str, value: npt.ArrayLike, vocabulary_size: int | None, dim: int) -> InitializerSpec:

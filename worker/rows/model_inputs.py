@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,7 +17,7 @@ from elastable.worker.keras.keras_methods import wrap_method
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.readers import RaggedArray, SparseArray
 from elastable.worker.readers.records.pytrees import Structure
-from elastable.worker.readers.records.ragged import Leaf, other_length
+from elastable.worker.readers.records.ragged import Leaf, map_values, other_length
 from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
 
 __all__ = ["exact_inputs", "exact_leaf", "is_text", "list_length", "map_inputs", "wrap_reading_methods"]
@@ -162,7 +161,7 @@ def exact_leaf(
     where, values = f"{source}: input {name!r}", _values_of(leaf)
     if values.dtype.kind in "SUOc" or values.dtype.itemsize > _WIDEST:
         values = _plain_numbers(where, leaf, values, dtype, numbers)
-        leaf = _with_values(leaf, values)
+        leaf = map_values(lambda _: values, leaf)
     if values.dtype.kind == "f":
         place = first_inexact(values)
         exact = values if place is not None else values.astype(np.int64)
@@ -181,7 +180,7 @@ def exact_leaf(
         record = _record_of(leaf, place)
         number = record if numbers is None else numbers[record]
         raise BadIds(f"{where}: record {number}: {reason}; {BELONGS.format(dtype)}")
-    return _with_values(leaf, exact.astype(dtype, copy=False))
+    return map_values(lambda _: exact.astype(dtype, copy=False), leaf)
 
 
 def _plain_numbers(where: str, leaf: Leaf, values: Array, dtype: str, numbers: Sequence[int] | Int64 | None) -> Array:
@@ -208,14 +207,6 @@ def _record_of(leaf: Leaf, place: int) -> int:
     return int(np.searchsorted(leaf.splits, place, side="right")) - 1
 
 
-def _with_values(leaf: Leaf, values: Array) -> Leaf:
-    if isinstance(leaf, RaggedArray):
-        inner = _with_values(leaf.values, values)
-        assert not isinstance(inner, SparseArray)
-        return RaggedArray(inner, leaf.splits)
-    return SparseArray(leaf.indices, values, leaf.splits, leaf.shape) if isinstance(leaf, SparseArray) else values
-
-
 def wrap_reading_methods() -> None:
     """Wraps the methods of `keras.Model` that read rows, and its call; a second call changes nothing.
 
@@ -223,35 +214,29 @@ def wrap_reading_methods() -> None:
     `ElastableError` what a graph's assertion about ids has found.
     """
     for name in _READING:
-        wrap_method(name, _reading)
-    wrap_method("__call__", _called)
+        wrap_method(name, _read)
+    wrap_method("__call__", _call)
 
 
 def _takes_ids(model: keras.Model) -> bool:
     return any(hasattr(layer, "takes_ids") for layer in layers_of(model))
 
 
-def _reading(plain: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(plain)
-    def method(self: keras.Model, x: object = None, *args: object, **kwargs: object) -> object:
-        if not _takes_ids(self):
-            return plain(self, x, *args, **kwargs)
-        try:
-            return plain(self, exact_inputs(self, x), *args, **kwargs)
-        except tf.errors.InvalidArgumentError as error:
-            message = assertion_of(error)
-            if message is None:
-                raise
-            raise (IdOutOfRange if " is outside 0 <= id < " in message else BadIds)(message) from error
-
-    return method
+def _read(
+    plain: Callable[..., object], model: keras.Model, x: object = None, *args: object, **kwargs: object
+) -> object:
+    if not _takes_ids(model):
+        return plain(model, x, *args, **kwargs)
+    try:
+        return plain(model, exact_inputs(model, x), *args, **kwargs)
+    except tf.errors.InvalidArgumentError as error:
+        message = assertion_of(error)
+        if message is None:
+            raise
+        raise (IdOutOfRange if " is outside 0 <= id < " in message else BadIds)(message) from error
 
 
-def _called(plain: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(plain)
-    def call(self: keras.Model, *args: object, **kwargs: object) -> object:
-        if args and not isinstance(args[0], keras.KerasTensor) and _takes_ids(self):
-            args = (exact_inputs(self, args[0]), *args[1:])
-        return plain(self, *args, **kwargs)
-
-    return call
+def _call(plain: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    if args and not isinstance(args[0], keras.KerasTensor) and _takes_ids(model):
+        args = (exact_inputs(model, args[0]), *args[1:])
+    return plain(model, *args, **kwargs)

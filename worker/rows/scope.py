@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.api import Slices
+from elastable.worker.keras.structures import Gradient
 
 if TYPE_CHECKING:
     from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = [
-    "EmbeddingCall",
     "PlanScope",
     "RowScope",
     "StepScope",
+    "TapeLookup",
+    "TapeScope",
     "current_scope",
     "entered",
+    "export_format",
     "refuse_inner_call",
+    "seen_by_tapes",
+    "slices_of",
 ]
 
 #: Marks the zeros a plan returns as rows, so that ids computed from them are recognised as not plannable.
 PLANNED_ROWS = "elastable_planned_rows"
 #: Marks all rows of a table, read as a weight: they are the same in every micro-batch, as a variable is.
 ALL_ROWS = "elastable_all_rows"
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingCall:
-    """One call of one layer in a step.
-
-    Attributes:
-        layer: The layer called.
-        ids: int64 `[n]` tensor of the trace it was recorded in.
-    """
-
-    layer: StoreBacked
-    ids: tf.Tensor
+_FORMATS = {
+    "keras/src/export/onnx": "onnx",
+    "keras/src/export/openvino": "openvino",
+    "keras/src/export/litert": "litert",
+    "keras/src/export/": "tf_saved_model",
+    "tensorflow/lite/": "litert",
+    "tensorflow/python/saved_model/": "tf_saved_model",
+}
 
 
 class RowScope:
@@ -62,16 +65,19 @@ class RowScope:
 
 
 class PlanScope(RowScope):
-    """Records the ids of every embedding call of a step that is traced, and returns zeros as rows."""
+    """Records the ids of every embedding call of a step that is traced, and returns zeros as rows.
+
+    Attributes:
+        calls: (layer, its int64 `[n]` ids, symbolic) of every call.
+    """
 
     def __init__(self) -> None:
-        self.calls: list[EmbeddingCall] = []
+        self.calls: list[tuple[StoreBacked, tf.Tensor]] = []
 
     def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
         """Records `ids` and returns zeros `[n, dim]`."""
-        self.calls.append(EmbeddingCall(layer, ids))
-        zeros = tf.zeros([tf.shape(ids)[0], layer.output_dim])
-        return tf.identity(zeros, name=PLANNED_ROWS)
+        self.calls.append((layer, ids))
+        return tf.identity(tf.zeros([tf.shape(ids)[0], layer.output_dim]), name=PLANNED_ROWS)
 
 
 @dataclass(slots=True)
@@ -167,3 +173,87 @@ def entered(scope: Scope) -> Iterator[Scope]:
         yield scope
     finally:
         _current.scope = before
+
+
+# Lookups under the user's own tapes
+
+
+_anchor: list[tf.Variable] = []
+
+
+@dataclass(frozen=True, slots=True)
+class TapeLookup:
+    """One call of a layer.
+
+    Attributes:
+        layer: The layer called.
+        unique: int64 `[u]`: its unique ids.
+        rows: float32 `[u, dim]` tensor that the call gathered from, watched by all open tapes.
+    """
+
+    layer: StoreBacked
+    unique: Int64
+    rows: tf.Tensor
+
+
+class TapeScope(RowScope):
+    """Reads the current rows at each call, and records the lookups."""
+
+    def __init__(self) -> None:
+        self.lookups: list[TapeLookup] = []
+
+    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+        """float32 `[n, dim]`: the rows of this call's ids.
+
+        Raises:
+            Unsupported: within a `tf.function`.
+        """
+        if not tf.executing_eagerly():
+            raise Unsupported(
+                f"embedding layer {layer.name!r} is called by a tf.function within et.step: let the loop run eagerly, "
+                "without @tf.function and with compile(run_eagerly=True)"
+            )
+        unique, inverse = tf.unique(ids)
+        looked_up = TapeLookup(layer, unique.numpy(), seen_by_tapes(layer.read_rows(unique.numpy())))
+        self.lookups.append(looked_up)
+        return tf.gather(looked_up.rows, inverse)
+
+
+def seen_by_tapes(rows: tf.Tensor) -> tf.Tensor:
+    """The same rows, watched by every open tape.
+
+    Tapes record everything computed from a trainable variable, so zero times a variable is added.
+    """
+    if not _anchor:
+        with tf.init_scope():
+            _anchor.append(tf.Variable(0.0, trainable=True, name="elastable_anchor"))
+    return rows + _anchor[0] * 0.0
+
+
+def slices_of(lookups: Sequence[TapeLookup], gradients: Sequence[Gradient]) -> dict[str, Slices]:
+    """Table name -> the gradients of its lookups; a gradient of None is skipped."""
+    found: dict[str, list[tuple[Int64, Float32]]] = {}
+    for lookup, gradient in zip(lookups, gradients, strict=True):
+        if gradient is None:
+            continue
+        part = (lookup.unique, np.asarray(gradient))
+        if isinstance(gradient, tf.IndexedSlices):
+            part = (lookup.unique[np.asarray(gradient.indices)], np.asarray(gradient.values))
+        found.setdefault(lookup.layer.table_name, []).append(part)
+    return {
+        table: Slices(np.concatenate([ids for ids, _ in parts]), np.concatenate([values for _, values in parts]))
+        for table, parts in found.items()
+    }
+
+
+def export_format() -> str | None:
+    """The format a model is being exported to, from the call stack; None: no export is running."""
+    frame, found = sys._getframe(), None
+    while frame is not None:
+        name = frame.f_code.co_filename.replace("\\", "/")
+        for part, kind in _FORMATS.items():
+            if part in name and (found is None or kind != "tf_saved_model"):
+                found = kind
+                break
+        frame = frame.f_back  # type: ignore[assignment]
+    return found

@@ -25,14 +25,19 @@ from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorLike
-from elastable.worker.rows.combine import flatten_ids, shape_rows
-from elastable.worker.rows.export_rows import export_format, exported_rows, integer_ids_in_export
-from elastable.worker.rows.id_values import require_id_dtype
+from elastable.worker.rows.export_rows import exported_rows, integer_ids_in_export
+from elastable.worker.rows.id_values import flatten_ids, require_id_dtype, shape_rows
 from elastable.worker.rows.initializers import first_rows, initializer_spec, seed_of
 from elastable.worker.rows.model_inputs import is_text, wrap_reading_methods
-from elastable.worker.rows.saved_rows import assign_rows, require_all_rows, require_matrix
-from elastable.worker.rows.scope import ALL_ROWS, current_scope
-from elastable.worker.rows.whole_table import TableInCheckpoint, WholeTable, rows_listed
+from elastable.worker.rows.saved_rows import (
+    TableInCheckpoint,
+    WholeTable,
+    assign_rows,
+    require_all_rows,
+    require_matrix,
+    rows_listed,
+)
+from elastable.worker.rows.scope import ALL_ROWS, current_scope, export_format
 
 __all__ = ["StoreBacked"]
 
@@ -107,6 +112,7 @@ class StoreBacked:
             optimizer: Optimizer of the rows.
         """
         spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)
+        optimizer = optimizer or OptimizerSpec()
         return TableSpec(
             name=self.table_name,
             dim=self.output_dim,
@@ -114,14 +120,11 @@ class StoreBacked:
             dtype=self.table_dtype or "float32",
             initializer=spec,
             seed=seed_of(self.embeddings_initializer, self._keras_seed if seed is None else seed),
-            optimizer=self._own(optimizer or OptimizerSpec()),
+            optimizer=optimizer if self.lazy is None else replace(optimizer, lazy=self.lazy),
             admission=self.admission,
             eviction=self.eviction,
             ids=self._id_kind or "int64",
         )
-
-    def _own(self, optimizer: OptimizerSpec) -> OptimizerSpec:
-        return optimizer if self.lazy is None else replace(optimizer, lazy=self.lazy)
 
     @property
     def variable_name(self) -> str:
@@ -164,6 +167,10 @@ class StoreBacked:
         self._source = source
         self._seed = seed
 
+    def last_optimizer(self) -> keras.optimizers.Optimizer | None:
+        """The optimizer that trained the table last in this process, while it exists; Keras would save a property."""
+        return None if self._trained_by is None else self._trained_by()
+
     @property
     def was_trained(self) -> bool:
         """Whether the table was trained in this process, or loaded with trained rows."""
@@ -175,7 +182,7 @@ class StoreBacked:
         For loaded rows it is the optimizer that was loaded with them, recognised by its number of steps, which grows
         where it trains on at once.
         """
-        last = self._trained_by is not None and self._trained_by() is optimizer
+        last = self.last_optimizer() is optimizer
         if self._steps is None:
             return last
         steps = int(optimizer.iterations)
@@ -187,10 +194,6 @@ class StoreBacked:
         object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
         self._trainers.add(optimizer)
         self._steps = None
-
-    def lost_slots_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
-        """Whether this optimizer trained the table before another one did, whose slots the rows have now."""
-        return self._steps is None and optimizer in self._trainers and not self.trained_by(optimizer)
 
     def goes_on_with(self, optimizer: keras.optimizers.Optimizer, spec: TableSpec) -> bool:
         """Whether this optimizer, of the table's spec, may go on with the rows as they are."""
@@ -224,7 +227,7 @@ class StoreBacked:
                 f"embedding layer {self.name!r}: its table is being trained by fit of model {self._in_fit!r}; train it "
                 "otherwise before or after that, not in a callback"
             )
-        if self.lost_slots_of(optimizer) and not self.goes_on_with(optimizer, spec):
+        if self._steps is None and optimizer in self._trainers and not self.goes_on_with(optimizer, spec):
             raise Unsupported(
                 f"embedding layer {self.name!r}: the optimizer {optimizer.name!r} trained its table before, and "
                 "another one since, whose slots the rows have now; compile the model with a new optimizer, train the "
@@ -243,9 +246,9 @@ class StoreBacked:
     @property
     def steps_trained(self) -> int:
         """Steps of the optimizer that trained the table, saved with the rows; -1: it no longer exists."""
-        optimizer = None if self._trained_by is None else self._trained_by()
-        held = -1 if self._steps is None else self._steps
-        return held if optimizer is None else int(optimizer.iterations)
+        if (optimizer := self.last_optimizer()) is not None:
+            return int(optimizer.iterations)
+        return -1 if self._steps is None else self._steps
 
     def note_steps(self, steps: int) -> None:
         """Records that the rows were loaded with the slots of an optimizer that has made this many steps."""
@@ -308,7 +311,7 @@ class StoreBacked:
     def all_rows_tensor(self) -> tf.Tensor:
         """Every row, looked up as in any other call; raises `Unsupported` as of `require_matrix`."""
         require_matrix(self)
-        return tf.identity(self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None), name=ALL_ROWS)
+        return tf.identity(self.rows_of(tf.range(self.input_dim, dtype=tf.int64), None), name=ALL_ROWS)
 
     @property
     def seed(self) -> int:
@@ -348,11 +351,11 @@ class StoreBacked:
     ) -> tf.Tensor | tf.RaggedTensor:
         """The forward pass of one call."""
         inputs = integer_ids_in_export(self, inputs)
-        self._note_ids(inputs.dtype.name)
+        self.note_ids(inputs.dtype.name)
         flat = flatten_ids(
-            self.name, inputs, weights, self.combiner, self.mask_zero, self.input_dim, self._vocabulary_here()
+            self.name, inputs, weights, self.combiner, self.mask_zero, self.input_dim, self.vocabulary_here()
         )
-        rows = self._rows_of(flat.ids, training)
+        rows = self.rows_of(flat.ids, training)
         self.add_penalty(flat.ids, rows)
         return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
 
@@ -372,7 +375,7 @@ class StoreBacked:
         self.add_loss(self.embeddings_regularizer(once[count:]))
         object.__setattr__(self, "_penalised", unique)  # past Keras' tracking
 
-    def _vocabulary_here(self) -> int | None:
+    def vocabulary_here(self) -> int | None:
         """The vocabulary to hold ids against in this call; None: any id, or a step looks at its ids by itself."""
         if tf.executing_eagerly():
             return self.input_dim
@@ -380,7 +383,7 @@ class StoreBacked:
             return None
         return self.input_dim
 
-    def _note_ids(self, dtype: str) -> None:
+    def note_ids(self, dtype: str) -> None:
         """Records at the first call whether the table's ids are integers or strings.
 
         Raises:
@@ -400,7 +403,8 @@ class StoreBacked:
         """A copy of all rows `[input_dim, output_dim]` of a table on the worker."""
         return np.array(self._here[0], np.float32)
 
-    def _rows_of(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
+    def rows_of(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
+        """float32 `[n, dim]`: the rows of int64 `[n]` ids in a call, from where the scope says; see the class."""
         if self._here:
             return tf.gather(self._here[0].value, ids)
         scope = current_scope()
@@ -435,11 +439,6 @@ class StoreBacked:
         unique, inverse = tf.unique(ids)
         rows = tf.numpy_function(self._read, [unique], tf.float32, stateful=True)
         return tf.gather(tf.ensure_shape(rows, [None, self.output_dim]), inverse)
-
-    def output_shape_of(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Shape of the output for ids of this shape."""
-        kept = shape if self.combiner is None else shape[:-1]
-        return (*kept, self.output_dim)
 
 
 def _is_text(values: npt.ArrayLike) -> bool:

@@ -172,11 +172,7 @@ class MicroBatchComputer:
         return result
 
     def _blame_data(self, prepared: Prepared, loss: float) -> None:
-        """Names the columns that caused a loss of NaN or Inf; if there are none, the master names the gradient.
-
-        Raises:
-            NotFinite: the job refuses values that are not finite.
-        """
+        """Names the columns that caused a loss of NaN or Inf; if there are none, the master names the gradient."""
         columns = not_finite_columns(prepared.batch)
         if not columns:
             return

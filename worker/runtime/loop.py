@@ -224,18 +224,14 @@ class Worker:
         if not asked:
             return {}
         self._measures.lookups.add(asked)
-        with self._measures.phase("lookup"):
-            rows = self._rows_ahead.take(prepared)
-            return self._look_up_now(prepared) if rows is None else rows
-
-    def _look_up_now(self, prepared: Prepared) -> dict[str, Float32]:
-        version = self._naming.version_of(prepared.task)
 
         def look_up() -> dict[str, Float32]:
             self._feed.refuse_failed()  # a store that is lost for good ends the job before the retries run out
-            return self._source.lookup(prepared.ids.unique, version)
+            return self._source.lookup(asked, self._naming.version_of(prepared.task))
 
-        return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,))
+        with self._measures.phase("lookup"):
+            rows = self._rows_ahead.take(prepared)
+            return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,)) if rows is None else rows
 
     def _look_ahead(self, prepared: Prepared) -> None:
         """Starts the lookup of the next micro-batch, where its rows are already determined."""
@@ -243,11 +239,7 @@ class Worker:
             self._rows_ahead.begin(self._feed.following(prepared))
 
     def _go_back(self, ahead: FutureVersion) -> None:
-        """Starts again with a restarted master, which is at an earlier version.
-
-        Raises:
-            FutureVersion: the master stays behind for longer than the deadline, so it is not a restart.
-        """
+        """Starts again with a restarted master, which is at an earlier version, unless it stays behind: no restart."""
         self._ahead_since = self._ahead_since or time.monotonic()
         if time.monotonic() - self._ahead_since > self._deadline_s:
             raise ahead

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadIds, ModelError
-from elastable.worker.keras.graphs import ancestors, is_stateful
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
+from elastable.worker.losses.origins import ancestors
 from elastable.worker.readers.records.pytrees import named_parts
 from elastable.worker.rows.id_values import assertion_of
-from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, entered, refuse_inner_call
+from elastable.worker.rows.scope import PLANNED_ROWS, PlanScope, entered, refuse_inner_call
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.forward import forward, update_metrics
@@ -27,6 +27,8 @@ from elastable.worker.step.traced.step_plan import overrides, rehearse
 __all__ = ["IdPlan", "plan_ids"]
 
 _log = logging.getLogger(__name__)
+#: Operations that keep state and yet give the same answer for the same input.
+_CONSTANT_STATE = ("Placeholder", "LookupTable", "HashTable", "VarHandleOp", "AnonymousHashTable", "Assert")
 _RECORD = re.compile(r" of record (\d+) of the batch ")
 
 
@@ -101,20 +103,20 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
         return []
 
     wrapped = tf.compat.v1.wrap_function(trace, flat_spec(spec))
-    for call in scope.calls:
-        if call.ids.graph is not wrapped.graph:
-            refuse_inner_call(call.layer)
-    calls = [call for call in scope.calls if not _is_constant(model, call.layer)]
-    planned = tuple(_is_plannable(call) for call in calls)
-    for call, known in zip(calls, planned, strict=True):
+    for layer, ids in scope.calls:
+        if ids.graph is not wrapped.graph:
+            refuse_inner_call(layer)
+    calls = [(layer, ids) for layer, ids in scope.calls if not _is_constant(model, layer)]
+    layers = tuple(layer for layer, _ in calls)
+    planned = tuple(_is_plannable(ids) for _, ids in calls)
+    for layer, known in zip(layers, planned, strict=True):
         if not known:
             _log.warning(
                 "embedding layer %r: its ids depend on values of the model and cannot be planned; "
                 "it is looked up inside of the step, which is slower",
-                call.layer.name,
+                layer.name,
             )
-    layers = tuple(call.layer for call in calls)
-    fetched = [call.ids for call, known in zip(calls, planned, strict=True) if known]
+    fetched = [ids for (_, ids), known in zip(calls, planned, strict=True) if known]
     if not fetched:
         return IdPlan(layers, planned, (), None)
     feeds = wrapped.inputs[: len(flat_spec(spec))]
@@ -126,11 +128,7 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
 
 
 def _is_constant(model: keras.Model, layer: StoreBacked) -> bool:
-    """Whether a layer that the step calls is a frozen one of another model, as a teacher's is: its rows are constants.
-
-    Raises:
-        ModelError: it is none of the model's, and not frozen.
-    """
+    """Whether a layer is a frozen one of another model, as a teacher's is: its rows are constants."""
     of_model = [each for each in layers_of(model) if hasattr(each, "table_spec")]
     shares = layer.table_is_explicit and any(each.table_name == layer.table_name for each in of_model)
     if shares or any(each is layer for each in of_model):
@@ -144,9 +142,15 @@ def _is_constant(model: keras.Model, layer: StoreBacked) -> bool:
     )
 
 
-def _is_plannable(call: EmbeddingCall) -> bool:
+def _is_plannable(ids: tf.Tensor) -> bool:
     """Whether ids come from the batch alone, and from no row, variable or random number."""
     return not any(
-        is_stateful(operation) or (operation.type == "Identity" and PLANNED_ROWS in operation.name.rsplit("/", 1)[-1])
-        for operation in ancestors(call.ids)
+        _is_stateful(operation) or (operation.type == "Identity" and PLANNED_ROWS in operation.name.rsplit("/", 1)[-1])
+        for operation in ancestors(ids)
     )
+
+
+def _is_stateful(operation: tf.Operation) -> bool:
+    """Whether an operation may give another answer for the same input: it reads a variable, draws or has effects."""
+    stateful = operation.op_def is not None and operation.op_def.is_stateful
+    return stateful and not operation.type.startswith(_CONSTANT_STATE)

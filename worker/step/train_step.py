@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ from elastable.worker.losses.loss_parts import (
 from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import RecordedLoss, Recording, recording
-from elastable.worker.rows.scope import StepScope, entered
+from elastable.worker.rows.scope import StepScope, entered, seen_by_tapes
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.batch_checks import flat_spec, pack_flat, records_in
 from elastable.worker.step.forward import forward, update_metrics, warn_of_values
@@ -41,7 +41,6 @@ from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope
 from elastable.worker.step.traced.step_plan import StepPlan, collecting, overrides
-from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.trainable import frozen_tables, imposed, is_trained
 
 __all__ = ["EvaluateStep", "Lookup", "OwnTrainStep", "StepResult", "TrainStep", "dense_parts", "scale_variables"]
@@ -50,7 +49,7 @@ __all__ = ["EvaluateStep", "Lookup", "OwnTrainStep", "StepResult", "TrainStep", 
 Lookup = Callable[[str, Int64], Float32]
 
 
-class PartTensors(NamedTuple):
+class _PartTensors(NamedTuple):
     """The gradient of one part of a micro-batch's loss, as tensors.
 
     Attributes:
@@ -70,10 +69,7 @@ class PartTensors(NamedTuple):
     unplanned: dict[int, tuple[tf.Tensor, tf.Tensor]]
 
 
-Output = TypeVar("Output")
-
-
-class ModelStep(ABC, Generic[Output]):
+class ModelStep(ABC):
     """A compiled call of a model with BETs instead of tables.
 
     Args:
@@ -100,16 +96,16 @@ class ModelStep(ABC, Generic[Output]):
             *(tf.TensorSpec([None], tf.int32) for _ in plan.tables),
             tf.TensorSpec([], tf.int64),
         ]
-        self._function: Callable[..., Output] | None = self._untraced()
+        self._function: Callable[..., Any] | None = self._untraced()
 
-    def _untraced(self) -> Callable[..., Output] | None:
+    def _untraced(self) -> Callable[..., Any] | None:
         return self._body if getattr(self._model, "run_eagerly", False) else None
 
     @abstractmethod
-    def _body(self, *flat: tf.Tensor) -> Output:
+    def _body(self, *flat: tf.Tensor) -> object:
         """The step: a function of the batch, BETs, inverses and the number of the micro-batch."""
 
-    def _call(self, batch: TensorBatch, bets: Mapping[str, tf.Tensor], ids: IdSets, micro_batch: int) -> Output:
+    def _call(self, batch: TensorBatch, bets: Mapping[str, tf.Tensor], ids: IdSets, micro_batch: int) -> Any:
         if self._function is None:
             # A concrete function: calls skip the search for a matching trace.
             self._function = self._traced().get_concrete_function()
@@ -138,7 +134,8 @@ class ModelStep(ABC, Generic[Output]):
         self._model.reset_metrics()
         with entered(scope):
             done = forward(self._model, batch, self._training)
-            penalty = self._penalty(scope)
+            terms = [penalty(scope.bets[layer.table_name]) for layer, penalty in self._regularized(scope)]
+            penalty = tf.add_n(terms) if terms else None
             if penalty is not None and done.loss.shape.rank != 0:
                 raise Unsupported(
                     f"model {self._model.name!r}: a loss with a value for each record (reduction 'none') cannot be "
@@ -146,10 +143,6 @@ class ModelStep(ABC, Generic[Output]):
                 )
             update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
         return done.loss, penalty
-
-    def _penalty(self, scope: StepScope) -> tf.Tensor | None:
-        terms = [penalty(scope.bets[layer.table_name]) for layer, penalty in self._regularized(scope)]
-        return tf.add_n(terms) if terms else None
 
     def _regularized(self, scope: StepScope) -> list[tuple[StoreBacked, Callable[[tf.Tensor], tf.Tensor]]]:
         """The layers with a penalty: once per layer, over the rows of its table that this batch touches.
@@ -166,7 +159,7 @@ class ModelStep(ABC, Generic[Output]):
         ]
 
 
-class EvaluateStep(ModelStep[list[tf.Tensor]]):
+class EvaluateStep(ModelStep):
     """Forward pass and metrics of one micro-batch, as in inference."""
 
     def __init__(self, model: keras.Model, spec: BatchSpec, plan: IdPlan, lookup: Lookup | None) -> None:
@@ -219,16 +212,16 @@ class StepResult:
     parts: tuple[GradientPart, ...] = ()
 
 
-class StepTensors(NamedTuple):
+class _StepTensors(NamedTuple):
     """What the compiled step returns; `parts` has one entry for each part of the loss."""
 
     loss: tf.Tensor
-    parts: list[PartTensors]
+    parts: list[_PartTensors]
     states: list[tf.Tensor]
     metrics: list[tf.Tensor]
 
 
-class TrainStep(ModelStep[StepTensors]):
+class TrainStep(ModelStep):
     """Forward, backward and metrics of one micro-batch.
 
     Args:
@@ -257,7 +250,7 @@ class TrainStep(ModelStep[StepTensors]):
         self._seed, self._steps = seed, steps
         self._variables, self._states = dense_parts(model, steps)
         self._trainable = b""
-        self._traces: dict[bytes, Callable[..., StepTensors] | None] = {}
+        self._traces: dict[bytes, Callable[..., _StepTensors] | None] = {}
         self._average = average
         self._seed_states = seed_states(model, seed)
         self._unplanned: list[str] = []
@@ -299,7 +292,7 @@ class TrainStep(ModelStep[StepTensors]):
             parts=tuple(gradients[1:]),
         )
 
-    def _as_part(self, kind: DivisorKind | None, part: PartTensors, ids: IdSets) -> GradientPart:
+    def _as_part(self, kind: DivisorKind | None, part: _PartTensors, ids: IdSets) -> GradientPart:
         amount, losses, penalties, dense, planned, unplanned = part
         gathered: dict[str, list[Slices]] = {}
         for table, (values, positions) in planned.items():
@@ -320,7 +313,7 @@ class TrainStep(ModelStep[StepTensors]):
             },
         )
 
-    def _body(self, *flat: tf.Tensor) -> StepTensors:
+    def _body(self, *flat: tf.Tensor) -> _StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         set_seeds(self._seed_states, self._seed, micro_batch)
         frozen = frozen_tables(self._model, list(self._plan.layers))
@@ -335,7 +328,7 @@ class TrainStep(ModelStep[StepTensors]):
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
-        return StepTensors(
+        return _StepTensors(
             loss if penalty is None else loss + penalty,
             [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
             _values(self._states),
@@ -396,13 +389,13 @@ class TrainStep(ModelStep[StepTensors]):
         """Table -> float32 `[u]`: what each row adds to the loss."""
         found: dict[str, tf.Tensor] = {}
         for layer, regularizer in self._regularized(scope):
-            each = functools.partial(_of_one_row, regularizer)
-            penalty = tf.vectorized_map(each, tf.stop_gradient(scope.bets[layer.table_name]))
             table = layer.table_name
+            each = functools.partial(_of_one_row, regularizer)
+            penalty = tf.vectorized_map(each, tf.stop_gradient(scope.bets[table]))
             found[table] = found[table] + penalty if table in found else penalty
         return found
 
-    def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> PartTensors:
+    def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> _PartTensors:
         """The gradient of a part; the first part has one for every dense variable."""
         if part.loss is None:
             return _of_metrics(part)
@@ -410,10 +403,12 @@ class TrainStep(ModelStep[StepTensors]):
         variables = [variable.value for variable in self._variables if id(variable) in trained]
         bets = [scope.bets[table] for table in self._tables]
         in_graph = [bet for _, _, bet in scope.unplanned]
-        dense, planned, unplanned = scaled_gradient(tape, part.loss, (variables, bets, in_graph), self._model.optimizer)
+        dense, planned, unplanned = _scaled_gradient(
+            tape, part.loss, (variables, bets, in_graph), self._model.optimizer
+        )
         gradients = iter(dense)
         every = [next(gradients) if id(variable) in trained else None for variable in self._variables]
-        return PartTensors(
+        return _PartTensors(
             _amount(part.amount),
             dict(part.losses),
             dict(part.penalties),
@@ -435,13 +430,18 @@ class TrainStep(ModelStep[StepTensors]):
         )
 
     def _refuse_unsupported(self) -> None:
-        _refuse_unplanned_regularizers(self._plan)
-        if self._average is None:
-            return
-        for layer in self._plan.layers:
-            if layer.embeddings_regularizer is not None:
+        for layer, known in zip(self._plan.layers, self._plan.planned, strict=True):
+            if layer.embeddings_regularizer is None:
+                continue
+            if not known:
+                raise Unsupported(
+                    f"embedding layer {layer.name!r}: its ids depend on values of the model, so the rows that "
+                    "embeddings_regularizer is applied to are not known before the step; leave it out, and add it to "
+                    "the loss for the rows that the layer returned"
+                )
+            if self._average is not None:
                 require_rowwise(layer)
-        if self._function is not None:
+        if self._average is not None and self._function is not None:
             self._refuse_eager()
 
     def _refuse_eager(self) -> None:
@@ -453,16 +453,6 @@ class TrainStep(ModelStep[StepTensors]):
             raise Unsupported(
                 f"model {self._model.name!r}: compile(run_eagerly=True) with grads_to_wait above 1 and a loss whose "
                 "terms are divided by different numbers; leave run_eagerly out"
-            )
-
-
-def _refuse_unplanned_regularizers(plan: IdPlan) -> None:
-    for layer, known in zip(plan.layers, plan.planned, strict=True):
-        if not known and layer.embeddings_regularizer is not None:
-            raise Unsupported(
-                f"embedding layer {layer.name!r}: its ids depend on values of the model, so the rows that "
-                "embeddings_regularizer is applied to are not known before the step; leave it out, and add it to the "
-                "loss for the rows that the layer returned"
             )
 
 
@@ -494,8 +484,8 @@ def _dense(gradient: Gradient, source: tf.Tensor) -> tf.Tensor:
     return tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _of_metrics(part: LossPart) -> PartTensors:
-    return PartTensors(_amount(part.amount), dict(part.losses), {}, {}, {}, {})
+def _of_metrics(part: LossPart) -> _PartTensors:
+    return _PartTensors(_amount(part.amount), dict(part.losses), {}, {}, {}, {})
 
 
 def _of_one_row(regularizer: Callable[[tf.Tensor], tf.Tensor], row: tf.Tensor) -> tf.Tensor:
@@ -536,7 +526,7 @@ def scale_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variabl
     return [getattr(optimizer, _KEPT)]
 
 
-def scaled_gradient(
+def _scaled_gradient(
     tape: tf.GradientTape,
     loss: tf.Tensor,
     sources: Sequence[Sequence[tf.Tensor]],
@@ -578,7 +568,7 @@ class OwnTrainStep(TrainStep):
                     "embeddings_regularizer out, and add it to the loss for the rows that the layer returned"
                 )
 
-    def _body(self, *flat: tf.Tensor) -> StepTensors:
+    def _body(self, *flat: tf.Tensor) -> _StepTensors:
         assert self._steps is not None
         batch, bets, inverses, micro_batch = self._unpack(flat)
         scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
@@ -596,7 +586,7 @@ class OwnTrainStep(TrainStep):
         parts = self._with_metrics(parts, recorded, batch, scope, metrics)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
-        return StepTensors(
+        return _StepTensors(
             tf.add_n([tf.reduce_mean(applied.loss) for applied in gathering.applied]),
             [
                 *(
@@ -611,7 +601,7 @@ class OwnTrainStep(TrainStep):
 
     def _pushed(
         self, applied: Applied, losses: Mapping[int, tf.Tensor], scope: OwnStepScope, first: bool
-    ) -> PartTensors:
+    ) -> _PartTensors:
         """The gradient of one `step.apply`."""
         frozen = frozen_tables(self._model, list(self._plan.layers))
         planned: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {table: [] for table in self._tables}
@@ -623,7 +613,7 @@ class OwnTrainStep(TrainStep):
                 planned[layer.table_name].append(_as_slices(found, rows))
             else:
                 unplanned[number] = (_dense(found, rows), scope.unplanned[number][1])
-        return PartTensors(
+        return _PartTensors(
             _amount(applied.amount),
             dict(losses),
             {},

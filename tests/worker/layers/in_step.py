@@ -18,7 +18,7 @@ def record_calls(call: Callable[..., object]) -> list[tuple[keras.layers.Layer, 
     """(layer, int64 ids) of every embedding call that `call` makes."""
     with entered(PlanScope()) as plan:
         call()
-    return [(recorded.layer, recorded.ids.numpy()) for recorded in plan.calls]
+    return [(layer, ids.numpy()) for layer, ids in plan.calls]
 
 
 def run_in_step(

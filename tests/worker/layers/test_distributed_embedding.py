@@ -196,22 +196,30 @@ def trained(
     return {**embedding.get_embedding_tables(), "dense": weights}
 
 
+def same_as_keras_rs(
+    make: Callable[[keras.layers.Layer], keras.Model],
+    ours: Structure[Config],
+    theirs: Structure[Config],
+    records: tuple[Mapping[str, object], Array],
+    rate: float = 0.02,
+    loss: object = "mse",
+) -> None:
+    got = trained(make, et.DistributedEmbedding(ours), records, keras.optimizers.SGD(rate), loss)
+    expected = trained(make, keras_rs.layers.DistributedEmbedding(theirs), records, keras.optimizers.SGD(rate), loss)
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(got[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize("whose", [(Table, Feature), (et.TableConfig, et.FeatureConfig)], ids=["keras-rs", "et"])
 def test_a_dlrm_trains_as_with_keras_rs(whose: object) -> None:
     # On a CPU keras-rs trains every table with the model's optimizer; here its own is the same.
-    ours = et.DistributedEmbedding(by_name(features(*whose, optimizer=keras.optimizers.SGD(0.02))))  # type: ignore[misc]
-    theirs = keras_rs.layers.DistributedEmbedding(by_name(features()))
-    got = trained(Ranking, ours, clicks(), keras.optimizers.SGD(0.02))
-    for name, wanted in trained(Ranking, theirs, clicks(), keras.optimizers.SGD(0.02)).items():
-        np.testing.assert_allclose(got[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+    ours = by_name(features(*whose, optimizer=keras.optimizers.SGD(0.02)))  # type: ignore[misc]
+    same_as_keras_rs(Ranking, ours, by_name(features()), clicks())
 
 
 def test_tables_on_the_default_device_are_trained_by_the_models_optimizer() -> None:
-    ours = et.DistributedEmbedding(by_name(features(placement="default_device", optimizer="adagrad")))
-    theirs = keras_rs.layers.DistributedEmbedding(by_name(features(placement="default_device", optimizer="adagrad")))
-    got = trained(Ranking, ours, clicks(), keras.optimizers.SGD(0.02))
-    for name, wanted in trained(Ranking, theirs, clicks(), keras.optimizers.SGD(0.02)).items():
-        np.testing.assert_allclose(got[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+    ours, theirs = (by_name(features(placement="default_device", optimizer="adagrad")) for _ in range(2))
+    same_as_keras_rs(Ranking, ours, theirs, clicks())
 
 
 def test_tables_have_the_optimizers_of_their_configs() -> None:
@@ -240,14 +248,8 @@ class Retrieval(keras.Model):
         return {"query": self.query(embedded["history"]), "candidate": embedded["candidate"]}
 
     def compute_loss(
-        self,
-        x: tf.Tensor | None = None,
-        y: tf.Tensor | None = None,
-        y_pred: dict[str, tf.Tensor] | None = None,
-        sample_weight: object = None,
-        training: bool = True,
+        self, x: object, y: object, y_pred: dict[str, tf.Tensor], sample_weight: object = None, training: bool = True
     ) -> tf.Tensor:
-        assert y_pred is not None
         scores = keras.ops.matmul(y_pred["query"], keras.ops.transpose(y_pred["candidate"]))
         labels = keras.ops.eye(keras.ops.shape(scores)[0])
         return keras.ops.mean(keras.losses.categorical_crossentropy(labels, scores, from_logits=True))
@@ -265,11 +267,7 @@ def test_sequential_retrieval_trains_as_with_keras_rs() -> None:
     draw = np.random.default_rng(5)
     x = {"history": draw.integers(0, 20, (BATCH * 4, 5)), "candidate": draw.integers(0, 20, BATCH * 4)}
     records = (x, np.zeros(BATCH * 4, np.float32))
-    ours = et.DistributedEmbedding(configs(keras.optimizers.SGD(0.5)))
-    theirs = keras_rs.layers.DistributedEmbedding(configs("sgd"))
-    got = trained(Retrieval, ours, records, keras.optimizers.SGD(0.5), None)
-    for name, wanted in trained(Retrieval, theirs, records, keras.optimizers.SGD(0.5), None).items():
-        np.testing.assert_allclose(got[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+    same_as_keras_rs(Retrieval, configs(keras.optimizers.SGD(0.5)), configs("sgd"), records, 0.5, None)
 
 
 class TestSequences:
@@ -344,7 +342,7 @@ class TestSaved:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("configs", "told"),
+        ("configs", "message"),
         [
             ({}, "there are no features"),
             ({"f": Table("t", 9, 2)}, "feature 'f': TableConfig.*is no description of a feature"),
@@ -357,20 +355,20 @@ class TestRefused:
             ({"f": et.FeatureConfig("f", et.TableConfig("t", 9, 2), max_sequence_length=-1)}, "max_sequence_length"),
         ],
     )
-    def test_descriptions(self, configs: Structure[et.FeatureConfig], told: str) -> None:
-        with pytest.raises(BadSpec, match=told):
+    def test_descriptions(self, configs: Structure[et.FeatureConfig], message: str) -> None:
+        with pytest.raises(BadSpec, match=message):
             et.DistributedEmbedding(configs)
 
     @pytest.mark.parametrize(
-        ("nest", "told"),
+        ("nest", "message"),
         [
             ({"one": 1}, r"inputs: feature_configs have the keys \['listed', 'one', 'pair'\], got the keys \['one'\]"),
             ({**ids("dense"), "listed": [1]}, r"inputs\['listed'\]: .* a list of 2 features here, got 1"),
             ([1], "got list"),
         ],
     )
-    def test_another_nest_names_the_place(self, nest: dict[str, int] | list[int] | tf.Tensor, told: str) -> None:
-        with pytest.raises(BadInput, match=told):
+    def test_another_nest_names_the_place(self, nest: dict[str, int] | list[int] | tf.Tensor, message: str) -> None:
+        with pytest.raises(BadInput, match=message):
             et.DistributedEmbedding(features()).preprocess(nest)
 
     def test_statistics_of_jax(self) -> None:

@@ -43,6 +43,7 @@ def arrow(values: object, kind: object = None) -> pa.Array:
 
 
 NULLED = arrow([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2))
+UNSIGNED = arrow([[2**64 - 1], [], [1, 2**63]], pa.list_(pa.uint64()))
 
 RIGHT = {
     "int32 beside int64": ([arrow([1], pa.int32()), arrow([2**53 + 1])], "int64", {}, [1, 2**53 + 1]),
@@ -82,6 +83,17 @@ RIGHT = {
     "a decimal by name": (arrow([decimal.Decimal(3)]), "int64", {"column_types": {"c": "int64"}}, [3]),
     "half floats": (arrow(np.array([1, 2047], np.float16)), "int64", {}, [1, 2047]),
     "the last exact float32": (arrow([2.0**24 - 1], pa.float32()), "int64", {}, [2**24 - 1]),
+    "int64 with a null": (
+        arrow([2**53 + 1, None, -(2**63)]), "", {"fill_null": {"c": 2**53 + 3}}, [2**53 + 1, 2**53 + 3, -(2**63)],
+    ),
+    "uint64": (arrow([1, 2, 2**63 - 1], pa.uint64()), "", {}, [1, 2, 2**63 - 1]),
+    "bits of uint64": (UNSIGNED, "", {"column_types": {"c": "uint64-bits"}}, [[-1], [], [1, -(2**63)]]),
+    "bits of lists": (UNSIGNED, "", {"column_types": {"c": "list<uint64-bits>"}}, [[-1], [], [1, -(2**63)]]),
+    "digits of lists": (UNSIGNED[:1], "", {"column_types": {"c": "string"}}, [[str(2**64 - 1)]]),
+    "text by name": (arrow(["5", "6"]), "", {"column_types": {"c": "int64"}}, [5, 6]),
+    "lists of text by name": (arrow([["1"], []]), "", {"column_types": {"c": "list<int64>"}}, [[1], []]),
+    "flags": (arrow([True, False]), "", {}, [True, False]),
+    "lists of one size": (arrow([[6.0, 7.0]], pa.list_(pa.float64(), 2)), "", {}, [[6, 7]]),
     "pandas Int64": (
         pd.DataFrame({"c": pd.array([1, None, 2**60], "Int64")}), "int64", {"fill_null": {"c": 0}}, [1, 0, 2**60],
     ),
@@ -147,6 +159,11 @@ REFUSED = {
         arrow([5, 2**24], pa.float32()), "int64", {}, r"row 1: column 'c': 16777216.0 .* below 2\*\*24",
     ),
     "float64 at 2**53": (arrow([5, 2.0**53]), "int64", {}, r"row 1: column 'c': .* below 2\*\*53"),
+    "bits of lists unsaid": (UNSIGNED, "", {}, r"column_types=\{'c': 'uint64-bits'\}"),
+    "a fraction by name": (arrow([1.0, 2.5]), "", {"column_types": {"c": "int64"}}, r"row 1: column 'c': 2\.5 where"),
+    "a type of no column": (arrow([1]), "", {"column_types": {"m": "int64"}}, "no column 'm'; its columns are c"),
+    "struct": (arrow([{"a": 1}]), "", {}, "column 'c': type struct"),
+    "null ints": (arrow([1, None]), "", {}, r"row 1: column 'c': null, one of 1 nulls.*fill_null=\{'c'"),
     "a text target": (
         pa.table({"c": [1], "y": ["a"]}), "int64", {"label": "y"}, "column 'y' is string, and the model takes",
     ),
@@ -192,6 +209,8 @@ CSV_RIGHT = {
     "other columns are no matter": ("c,d\n1,caf\xe9\n".encode("latin-1"), "int64", {}, [1]),
     "latin-1": ("c\ncaf\xe9\n".encode("latin-1"), "string", {"encoding": "latin-1"}, ["café"]),
     "cp1252 in quotes": ('c,d\n"a\x93,\nb",1\n'.encode("latin-1"), "string", {"encoding": "cp1252"}, ["a“,\nb"]),
+    "without a model": (f"c\n{2**53 + 1}\n{-(2**63)}\n{2**63 - 1}\n", "", {}, [2**53 + 1, -(2**63), 2**63 - 1]),
+    "digits": (f"c\n1\n{2**63}\n", "", {"column_types": {"c": "string"}}, ["1", str(2**63)]),
     "one quoted name with a semicolon": ('"c","d;e;f"\n1,2\n', "int64", {}, [1]),
 }  # fmt: skip
 
@@ -226,6 +245,11 @@ CSV_REFUSED = {
     "UTF-16": ("c\n1\n".encode("utf-16"), "", {"encoding": "utf-16"}, "encoding='utf-16'.* convert the files to UTF-8"),
     "a pipe in Shift JIS": (b"c\n1\n", "", {"encoding": "shift_jis", "delimiter": "|"}, "convert the files to UTF-8"),
     "an unknown encoding": (b"c\n1\n", "", {"encoding": "klingon"}, "unknown encoding: klingon"),
+    "beyond int64 without a model": (f"c\n1\n{2**63}\n", "", {}, f"beyond int64, such as {2**63}.*uint64-bits"),
+    "5,000 digits": (f"c\n{'9' * 5_000}\n", "", {}, r"beyond int64, such as 9{40}\.\.\. \(5000 digits\)"),
+    "an exponent": ("c\n1\n2\n1e3\n", "", {"block_records": 2}, "line 4: column 'c': '1e3' is no int64"),
+    "a header that is no UTF-8": ("größe,c\n1,2\n".encode("latin-1"), "", {}, r"t\.csv: no header can be read from it"),
+    "two columns of a name": ("a,a,c\n1,2,3\n", "", {"label": "c"}, r"t\.csv: 2 of its columns are called 'a'"),
     "nulls alone": ("c,d\n,1\n", "", {}, "column 'c' holds nulls alone"),
     "a header cut by semicolons": ("c;d\n1;2\n", "int64", {}, "'c;d' is cut by ';', not by ','; say delimiter=';'"),
     "a decimal comma": ("c;d,e;f\n1;2,5;3\n", "int64", {}, "is cut by ';', not by ','; say delimiter=';'"),
@@ -284,3 +308,15 @@ def test_options_of_another_kind_are_refused(tmp_path: Path, options: dict[str, 
     (tmp_path / "a.csv").write_text("a,y\n1,2\n")
     with pytest.raises(BadInput, match=told):
         CsvReader(str(tmp_path / "a.csv"), label="y", **options)
+
+
+def test_parquet_names_that_are_there_twice_or_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "y"]), path)
+    with pytest.raises(BadInput, match=r"t\.parquet: 2 of its columns are called 'a'"):
+        ParquetReader(path, label="y").take(np.array([0]))
+    assert ParquetReader(path, features=["y"]).take(np.array([0]))[0]["y"] == [3]
+    pq.write_table(pa.table({"name_of_it": [1, 2]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"name_of_it", b"n\xffme_of_it"))
+    with pytest.raises(BadInput, match=r"t\.parquet: "):
+        ParquetReader(path).take(np.array([0]))

@@ -1,4 +1,4 @@
-"""Data sets of many files: globs, folders, partitions in folders' names, URLs; and ids that stay exact."""
+"""Data sets of many files: globs, folders, partitions in folders' names, URLs."""
 
 from __future__ import annotations
 
@@ -228,62 +228,6 @@ def test_urls_that_nothing_opens(url: str, told: str) -> None:
         CsvReader(url)
     with pytest.raises(BadInput, match="filesystem=7: give a pyarrow"):
         CsvReader("x.csv", filesystem=7)
-
-
-# Types
-
-
-def test_csv_ids_stay_exact(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("user,big\n9007199254740993,9223372036854775807\n-9223372036854775808,1\n")
-    (x,) = CsvReader(tmp_path / "t.csv").take(np.array([0, 1]))
-    assert x["user"].tolist() == [2**53 + 1, -(2**63)]
-    assert x["big"].tolist() == [2**63 - 1, 1]
-    (tmp_path / "t.csv").write_text("user\n1\n9223372036854775808\n")
-    with pytest.raises(BadInput, match=r"'user' holds integers beyond int64, such as 9223372036854775808.*uint64-bits"):
-        CsvReader(tmp_path / "t.csv").take(np.array([1]))
-    (x,) = CsvReader(tmp_path / "t.csv", column_types={"user": "string"}).take(np.array([1]))
-    assert x["user"].tolist() == ["9223372036854775808"]
-    (tmp_path / "t.csv").write_text("user\n1\n" + "2\n" * 9 + "1e3\n")
-    with pytest.raises(BadInput, match=r"t\.csv, line 12: column 'user': '1e3' is no int64"):
-        CsvReader(tmp_path / "t.csv", block_records=8).take(np.array([10]))
-
-
-def test_parquet_ids_stay_exact(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"user": [2**53 + 1, None, -(2**63)], "u": pa.array([1, 2, 2**63 - 1], pa.uint64())}), path)
-    (x,) = ParquetReader(path, fill_null={"user": 2**53 + 3}).take(np.arange(3))
-    assert x["user"].tolist() == [2**53 + 1, 2**53 + 3, -(2**63)]
-    assert x["u"].tolist() == [1, 2, 2**63 - 1]
-    with pytest.raises(BadInput, match="nulls cannot become 'x', which is no int64"):
-        ParquetReader(path, fill_null={"user": "x"}).take(np.arange(3))
-    pq.write_table(pa.table({"user": pa.array([1, 2**63], pa.uint64())}), path)
-    with pytest.raises(BadInput, match=r"row 1: column 'user': 9223372036854775808 is above 2\*\*63 - 1.*uint64-bits"):
-        ParquetReader(path).take(np.array([0]))
-    assert ParquetReader(path, column_types={"user": "string"}).take(np.array([1]))[0]["user"].tolist() == [str(2**63)]
-
-
-def test_a_type_named_for_lists_is_that_of_their_elements(tmp_path: Path) -> None:
-    path, ids = tmp_path / "t.parquet", [[2**64 - 1], [], [1, 2**63]]
-    pq.write_table(pa.table({"items": pa.array(ids, pa.list_(pa.uint64()))}), path)
-    with pytest.raises(BadInput, match=r"column_types=\{'items': 'uint64-bits'\}"):
-        ParquetReader(path).take(np.arange(3))
-    for named in ("uint64-bits", "list<uint64-bits>"):
-        (x,) = ParquetReader(path, column_types={"items": named}).take(np.arange(3))
-        assert (x["items"].splits.tolist(), x["items"].values.tolist()) == ([0, 1, 1, 3], [-1, 1, -(2**63)])
-    (x,) = ParquetReader(path, column_types={"items": "string"}).take(np.arange(2))
-    assert x["items"].values.tolist() == [str(2**64 - 1)]
-
-
-def test_types_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"n": ["5", "6"], "f": [1.0, 2.5], "items": [["1"], []]}), path)
-    (x,) = ParquetReader(path, column_types={"n": "int64", "items": "list<int64>"}).take(np.array([1, 0]))
-    assert (x["n"].dtype, x["n"].tolist()) == (np.int64, [6, 5])
-    assert (x["items"].dtype, x["items"].splits.tolist()) == (np.int64, [0, 0, 1])
-    with pytest.raises(BadInput, match=r"row 1: column 'f': 2\.5 where integers are wanted"):
-        ParquetReader(path, ["f"], column_types={"f": "int64"}).take(np.array([0]))
-    with pytest.raises(BadInput, match="no column 'm'; its columns are n, f, items"):
-        ParquetReader(path, column_types={"m": "int64"})
 
 
 def test_a_page_that_was_damaged_is_noticed(tmp_path: Path) -> None:

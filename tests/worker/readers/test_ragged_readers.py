@@ -47,10 +47,6 @@ def numpy_reader() -> Reader:
                         "words": objects(WORDS)})  # fmt: skip
 
 
-def tensor_reader() -> Reader:
-    return NumpyReader(columns_of_tensors())
-
-
 def columns_of_tensors() -> dict[str, object]:
     return {"ids": tf.ragged.constant(IDS, tf.int64), "weights": tf.ragged.constant(WEIGHTS),
             "nested": tf.ragged.constant(NESTED, tf.int64), "words": tf.ragged.constant(WORDS)}  # fmt: skip
@@ -70,7 +66,12 @@ def parquet_reader(folder: Path) -> Reader:
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     parquet = parquet_reader(tmp_path_factory.mktemp("ragged"))
-    return {"numpy": numpy_reader(), "tensor": tensor_reader(), "stream": stream_reader(), "parquet": parquet}
+    return {
+        "numpy": numpy_reader(),
+        "tensor": NumpyReader(columns_of_tensors()),
+        "stream": stream_reader(),
+        "parquet": parquet,
+    }
 
 
 @pytest.mark.parametrize("kind", ["numpy", "tensor", "stream", "parquet"])
@@ -126,17 +127,6 @@ def test_lists_that_make_no_records(values: list[object], told: str) -> None:
     array[:] = values
     with pytest.raises(BadInput, match=f"x: .*{told}"):
         NumpyReader(array)
-
-
-def test_null_lists_and_nulls_within(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"ids": [[1], None, [2, None]]}), tmp_path / "t.parquet")
-    with pytest.raises(BadInput, match=r"row 1: column 'ids': null, .* say fill_null_list=\{'ids': \[\]\}"):
-        ParquetReader(tmp_path / "t.parquet").take(np.array([0]))
-    with pytest.raises(BadInput, match="1 nulls in a column of int64"):
-        ParquetReader(tmp_path / "t.parquet", fill_null_list={"ids": []}).take(np.array([0]))
-    pq.write_table(pa.table({"ids": [[1], None, [2, 3]]}), tmp_path / "t.parquet")
-    (x,) = ParquetReader(tmp_path / "t.parquet", fill_null_list={"ids": []}).take(np.array([2, 1]))
-    assert (x["ids"].values.tolist(), x["ids"].splits.tolist()) == ([2, 3], [0, 2, 2])
 
 
 @pytest.mark.parametrize("splits", [[0, 2], [1, 3], [0, 2, 1, 3], [], [0.0, 3.0]])

@@ -1,24 +1,38 @@
-"""The worker's loop against a real master over a real connection, which gets cut."""
+"""The worker's loop against real masters over real connections, which are cut; and masters that are started again."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.errors import BadGradient, ElastableError, JobFailed, ShardLost, Unavailable
+from elastable.embedding_store.errors import (
+    BadGradient,
+    ElastableError,
+    FutureVersion,
+    JobFailed,
+    ShardLost,
+    Unavailable,
+)
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
+from elastable.master.api import JobSpec, Push, PushReply, TaskKind, WorkerIdentity
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
 from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.master_options import MasterOptions
 from elastable.master.wire.client import MasterClient, RemoteSession
 from elastable.master.wire.master_service import master_service
 from elastable.worker.layers.embedding import Embedding
@@ -26,11 +40,16 @@ from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
-from tests.tcp_proxy import TcpProxy, tcp_proxy
+from tests.ports import free_address
+from tests.tcp_proxy import tcp_proxy
 
 RECORDS = 640
 IDS = np.random.default_rng(0).integers(0, 50, (RECORDS, 3))
 LABELS = (IDS.sum(axis=1) % 2).astype(np.float32)[:, np.newaxis]
+READER = NumpyReader(IDS, LABELS)
+SAMPLE = sample_batch(READER)
+JOB = JobSpec(job="job", micro_batch_size=16, train_records=RECORDS, epochs=2)
+VERSIONS = 80
 
 
 def _model() -> keras.Model:
@@ -42,46 +61,93 @@ def _model() -> keras.Model:
     return model
 
 
-class _Job:
-    """A master of 40 versions, served; and a worker that reaches it through `address`."""
+def built() -> keras.Model:
+    model = _model()
+    build_model(model, SAMPLE)
+    return model
 
-    def __init__(self, name: str = "job") -> None:
-        self.reader = NumpyReader(IDS, LABELS)
-        self.sample = sample_batch(self.reader)
-        model = _model()
-        build_model(model, self.sample)
-        self.job = JobSpec(job=name, micro_batch_size=16, train_records=RECORDS)
-        self.tables = discover_tables(model, 0)
-        self.store = MemoryStore()
-        self.ended = threading.Event()
-        create_tables(self.store, self.tables)
-        self.master = Master(self.job, self.store, DenseState(model), ModelMetrics(model))
-        self.server = GrpcServer("127.0.0.1:0", [store_service(self.store), master_service(self.master)])
+
+class Life:
+    """One start of a job's master: from version 0, whatever an earlier one had reached."""
+
+    def __init__(self, job: JobSpec = JOB, address: str = "", shared: bool = False) -> None:
+        model = built()
+        self.store: MemoryStore = SharedMemoryStore() if shared else MemoryStore()
+        create_tables(self.store, discover_tables(model, 0))
+        options = MasterOptions(no_worker_timeout_s=60)
+        self.master = Master(job, self.store, DenseState(model), ModelMetrics(model), options=options)
+        services = [store_service(self.store), master_service(self.master, channels_of(self.store))]
+        self.server = GrpcServer(address or free_address(), services)  # where another life may begin
+        self.address = self.server.address
 
     @property
     def port(self) -> int:
-        return int(self.server.address.rpartition(":")[2])
+        return int(self.address.rpartition(":")[2])
 
-    def worker(self, port: int, deadline_s: float = 60.0) -> Worker:
-        client = MasterClient(f"127.0.0.1:{port}", deadline_s=deadline_s)
-        identity = WorkerIdentity(f"worker-{port}")
-        model = _model()
-        build_model(model, self.sample)
-        source = client.store()
-        session = client.join(identity)
-        computer = MicroBatchComputer(
-            model, self.job, {TaskKind.TRAIN: self.reader}, self.sample, source, source.specs()
-        )
-        return Worker(client, computer, source, session, identity, deadline_s=deadline_s)
+    def run(self, hooks: Hooks | None = None) -> None:
+        try:
+            self.master.run(hooks)
+            give_up = time.monotonic() + 60
+            while self.master.status().workers and time.monotonic() < give_up:
+                time.sleep(0.02)  # they are to hear that the job is over
+        finally:
+            self.server.stop(0)
+
+    def die(self) -> None:
+        """As a process does: connections break, nobody hears of it, and what it held is gone."""
+        self.server.stop(0)
+        self.master.stop("dead")
+        self.store.close()
 
     def rows(self) -> np.ndarray:
         return self.store.lookup({"items": np.arange(50)})["items"]
 
 
-class _At(Hooks):
+class Working:
+    """A worker at work in a thread."""
+
+    def __init__(self, worker: Worker, client: MasterClient, source: RowSource) -> None:
+        self.failures: list[ElastableError] = []
+        self.worker, self._client, self._source = worker, client, source
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def start(self) -> Working:
+        self._thread.start()
+        return self
+
+    def _work(self) -> None:
+        try:
+            self.worker.run()
+        except ElastableError as error:
+            self.failures.append(error)
+
+    def end(self) -> list[ElastableError]:
+        """What stopped it."""
+        self._thread.join(timeout=90)
+        self._source.close()
+        self._client.close()
+        assert not self._thread.is_alive()
+        return self.failures
+
+
+def worker_of(
+    address: str, kind: str = "grpc", deadline_s: float = 30.0, client_s: float = 30.0, rows_of: str = ""
+) -> Working:
+    """A worker of the master at that address, which reads rows in that way; or those of another master."""
+    client = MasterClient(address, deadline_s=client_s)
+    session = client.join(identity := WorkerIdentity("worker"))
+    source: RowSource = (MasterClient(rows_of, deadline_s=30.0) if rows_of else client).store()
+    if kind == "shared":
+        client.share_memory()
+        source = SharedSource(client.store(), required=True)
+    computer = MicroBatchComputer(built(), session.job, {TaskKind.TRAIN: READER}, SAMPLE, source, source.specs())
+    return Working(Worker(client, computer, source, session, identity, deadline_s=deadline_s), client, source)
+
+
+class At(Hooks):
     """Calls something at some versions, before the next one begins; it must not wait for the job."""
 
-    def __init__(self, versions: set[int], call: Callable[..., object]) -> None:
+    def __init__(self, versions: set[int], call: Callable[[], object]) -> None:
         self._versions, self._call = versions, call
 
     def on_version(self, version: int, logs: object) -> None:
@@ -89,105 +155,167 @@ class _At(Hooks):
             self._call()
 
 
-def _stop_once_ended(job: _Job) -> None:
-    """Ends the job as soon as its worker has given up, in a thread of its own."""
+def dies(life: Life, version: int, then: Callable[[], object]) -> At:
+    """Ends a master's life at a version, as if it were killed between two commits."""
 
-    def stop() -> None:
-        assert job.ended.wait(60), "the worker carried on"
-        job.master.stop("enough")
+    def die() -> None:
+        life.die()
+        then()
 
-    threading.Thread(target=stop, daemon=True).start()
+    return At({version}, die)
 
 
-def _run(job: _Job, worker: Worker, hooks: Hooks) -> list[BaseException]:
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            worker.run()
-        except ElastableError as error:
-            failures.append(error)
-        finally:
-            job.ended.set()
-
-    thread = threading.Thread(target=work, daemon=True)
+@contextmanager
+def running(life: Life, hooks: Hooks) -> Iterator[None]:
+    """A master that goes on until the block ends."""
+    thread = threading.Thread(target=lambda: life.run(hooks), daemon=True)
     thread.start()
-    try:
-        job.master.run(hooks)
-    finally:
-        thread.join(timeout=60)
-        job.server.stop()
-    assert not thread.is_alive()
-    return failures
+    yield
+    life.master.stop("enough")
+    thread.join(timeout=60)
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), ShardLost("shard 1 of 2 is lost")])
 def test_nobody_waits_for_a_master_that_has_ended_to_hear_of_a_lost_store(
     error: ElastableError, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = _Job()
-    worker = job.worker(job.port, deadline_s=0.2)
-    job.server.stop(0.0)
+    life = Life()
+    worker = worker_of(life.address, client_s=0.2).worker
+    life.server.stop(0.0)
     session = worker._session
     assert isinstance(session, RemoteSession)
     assert session._ended.wait(60)
-    worker._tell(error)
+    worker._report(error)
     assert "could not be informed" not in caplog.text
-    worker._tell(BadGradient("of the model"))
+    worker._report(BadGradient("of the model"))
     assert "could not be informed" in caplog.text
 
 
-def _undisturbed() -> np.ndarray:
-    job = _Job()
-    assert _run(job, job.worker(job.port), Hooks()) == []
-    return job.rows()
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    life = Life()
+    working = worker_of(life.address).start()
+    life.run()
+    assert working.end() == []
+    return life.rows()
 
 
-def test_a_worker_whose_connection_is_cut_joins_again_and_the_numbers_are_the_same() -> None:
-    expected = _undisturbed()
-    job = _Job()
-    with tcp_proxy(job.port) as proxy:
+def test_a_worker_whose_connection_is_cut_joins_again_and_the_numbers_are_the_same(expected: np.ndarray) -> None:
+    life = Life()
+    with tcp_proxy(life.port) as proxy:
         cuts: list[int] = []
-        hooks = _At({5, 12, 13, 30}, lambda: cuts.append(proxy.cut()))
-        assert _run(job, job.worker(proxy.port), hooks) == []
+        working = worker_of(f"127.0.0.1:{proxy.port}").start()
+        life.run(At({5, 12, 13, 30}, lambda: cuts.append(proxy.cut())))
+        assert working.end() == []
     assert len(cuts) == 4
     assert max(cuts) >= 1, "no connection was there to be cut"
-    assert job.master.status().version == 40
-    np.testing.assert_array_equal(job.rows(), expected)
+    assert life.master.status().version == VERSIONS
+    np.testing.assert_array_equal(life.rows(), expected)
 
 
 def test_a_master_that_stays_away_is_given_up_by_name_after_the_deadline() -> None:
-    job = _Job()
-    with tcp_proxy(job.port) as proxy:
-        worker = job.worker(proxy.port, deadline_s=6.0)
-
-        def away() -> None:
-            proxy.close()
-            _stop_once_ended(job)
-
-        failures = _run(job, worker, _At({5}, away))
-    assert len(failures) == 1
-    assert isinstance(failures[0], Unavailable)
-    assert f"127.0.0.1:{proxy.port}" in str(failures[0])
+    life = Life()
+    with tcp_proxy(life.port) as proxy:
+        working = worker_of(f"127.0.0.1:{proxy.port}", deadline_s=6.0, client_s=6.0).start()
+        with running(life, At({5}, proxy.close)):
+            (failure,) = working.end()
+    assert isinstance(failure, Unavailable)
+    assert f"127.0.0.1:{proxy.port}" in str(failure)
 
 
-def test_a_worker_does_not_carry_on_in_another_job() -> None:
+@pytest.mark.parametrize(
+    ("job", "reasons"),
+    [
+        (replace(JOB, job="second"), ["another job now (second); this worker was in job"]),
+        (
+            replace(JOB, seed=1, intra_op_threads=2),
+            ["otherwise now (seed was 0 and is 1; intra_op_threads was 1 and is 2)", "start this worker again"],
+        ),
+    ],
+)
+def test_a_worker_does_not_carry_on_in_another_job(job: JobSpec, reasons: list[str]) -> None:
     """A fresh master at the same address runs another job: its versions mean other numbers."""
-    first, second = _Job("first"), _Job("second")
-    proxy = TcpProxy(first.port)
-    try:
-        worker = first.worker(proxy.port)
+    first, other = Life(), Life(job)
+    with tcp_proxy(first.port) as proxy:
+        working = worker_of(f"127.0.0.1:{proxy.port}").start()
 
-        def replace() -> None:
-            proxy.server_port = second.port
-            proxy.cut()
-            _stop_once_ended(first)
+        def replaced() -> None:
+            proxy.server_port = other.port
+            first.die()
 
-        failures = _run(first, worker, _At({5}, replace))
-    finally:
-        proxy.close()
-        second.server.stop()
-    assert [type(failure) for failure in failures] == [JobFailed]
-    assert "second" in str(failures[0])
-    assert "first" in str(failures[0])
-    assert (second.master.status().version, second.master.status().state) == (0, "waiting")
+        first.run(At({5}, replaced))
+        (failure,) = working.end()
+    assert (other.master.status().version, other.master.status().state) == (0, "waiting")
+    other.server.stop(0)
+    assert isinstance(failure, JobFailed)
+    assert all(reason in str(failure) for reason in reasons)
+
+
+@pytest.mark.parametrize("kind", ["shared", "grpc"])
+def test_a_worker_goes_back_with_its_master_and_the_numbers_are_the_same(kind: str, expected: np.ndarray) -> None:
+    """The first dies at version 50, the second at 23; the third is at another address of the list."""
+    shared = kind == "shared"
+    lives = [Life(shared=shared)]
+    spare = Life()
+    spare.server.stop(0)  # its address, where nobody listens yet
+    working = worker_of(f"{lives[0].address},{spare.address}", kind).start()
+
+    def again(address: str) -> None:
+        time.sleep(0.3)
+        lives.append(Life(address=address, shared=shared))
+
+    lives[0].run(dies(lives[0], 50, lambda: again(lives[0].address)))
+    lives[1].run(dies(lives[1], 23, lambda: again(spare.address)))
+    lives[2].run()
+    assert working.end() == []
+    assert lives[2].master.status().version == VERSIONS
+    assert lives[2].master.status().records_trained == 2 * RECORDS
+    np.testing.assert_array_equal(lives[2].rows(), expected)
+
+
+def test_a_push_to_a_master_that_was_started_again_in_the_meantime(
+    expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That master knows nobody yet: the worker joins it and computes the micro-batch again."""
+    lives = [Life()]
+    plain = MasterClient.report_gradient
+
+    def late(client: MasterClient, push: Push) -> PushReply:
+        if len(lives) == 1 and lives[0].master.status().version == 20:
+            lives[0].die()
+            lives.append(Life(address=lives[0].address))
+            began.set()
+        return plain(client, push)
+
+    began = threading.Event()
+    monkeypatch.setattr(MasterClient, "report_gradient", late)
+    working = worker_of(lives[0].address).start()
+    lives[0].run()
+    assert began.wait(60)
+    lives[1].run()
+    assert working.end() == []
+    np.testing.assert_array_equal(lives[1].rows(), expected)
+
+
+def test_a_worker_of_an_asynchronous_job_begins_anew(expected: np.ndarray) -> None:
+    job = replace(JOB, mode="async", staleness_bound=2)
+    first, again = Life(job), []
+    working = worker_of(first.address).start()
+    first.run(dies(first, 50, lambda: again.append(Life(job, first.address))))
+    (second,) = again
+    second.run()
+    assert working.end() == []
+    assert second.master.status().records_trained == 2 * RECORDS
+    # With one worker and nothing lost, an asynchronous job is the synchronous one.
+    np.testing.assert_array_equal(second.rows(), expected)
+
+
+def test_a_master_that_is_never_where_its_store_is_is_given_up() -> None:
+    """No restart: its rows stay at an earlier version for longer than the deadline."""
+    behind, life, seen = Life(), Life(), list[int]()
+    working = worker_of(life.address, deadline_s=1.0, rows_of=behind.address).start()
+    with running(life, At({*range(2, VERSIONS)}, lambda: seen.append(1))):
+        (failure,) = working.end()
+    behind.server.stop(0)
+    assert isinstance(failure, FutureVersion)
+    assert not seen, "its rows are not those of a later version"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,7 @@ from elastable.worker.readers.formats.arrow_columns import (
     to_array,
 )
 from elastable.worker.readers.formats.data_files import DataFile
-from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, named_parts, records_of
-from elastable.worker.readers.records.ragged import concatenated, taken
+from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, gathered, named_parts, records_of
 from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
 
 __all__ = ["Block", "BlockReader", "Decoded", "Place", "Transform"]
@@ -69,6 +69,10 @@ class BlockReader(Reader):
         transform: Batch -> batch with the same number of records; applied to the result of `take`.
         cached_blocks: Number of decoded blocks to keep, the last used ones.
 
+    Attributes:
+        files, choice: The arguments.
+        in_file: Names of the columns to read from files; those of folders' names are not among them.
+
     Raises:
         BadInput: no records; a column that is missing in a file or occurs twice.
     """
@@ -82,13 +86,14 @@ class BlockReader(Reader):
         transform: Transform | None,
         cached_blocks: int,
     ) -> None:
-        self._files, self._choice, self._transform = list(files), choice, transform
+        self.files, self.choice, self._transform = list(files), choice, transform
         self._name = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
         _require_same_folders(files)
         self._inside = dict.fromkeys(chain.from_iterable(columns))
         folders = [key for key, _ in files[0].partitions if key not in self._inside]
         found = [[*names, *folders] for names in columns]
-        self._all_features = _features([*self._inside, *folders], choice)
+        every = [name for name in (*self._inside, *folders) if name not in choice.targets]
+        self._all_features = every if choice.features is None else [*choice.features]
         if not self._all_features:
             raise BadInput(f"{files[0]}: no feature columns besides {', '.join(choice.targets)}")
         self._lacking = _lacking(files, found, self._all_features, choice)
@@ -101,16 +106,17 @@ class BlockReader(Reader):
             raise BadInput(f"{self._name}: cached_blocks must be at least 1, got {cached_blocks}")
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._cached_blocks = cached_blocks
-        self._feed(ModelInputs())
+        self.feed(ModelInputs())
 
-    def _feed(self, inputs: ModelInputs) -> None:
-        self._inputs, choice, wanted = inputs, self._choice, inputs.dtypes
+    def feed(self, inputs: ModelInputs) -> None:
+        """Reads columns as a model with these inputs wants them, from now on; nothing is decoded yet."""
+        self._inputs, choice, wanted = inputs, self.choice, inputs.dtypes
         self._features = self._all_features
         if choice.features is None and not inputs.own_step and wanted and wanted.keys() <= {*self._features}:
             self._features = list(wanted)  # in one order, whatever the files' is
         #: Features, label and weight, each once; those in files, and those in folders' names.
         self._columns = list(dict.fromkeys([*self._features, *choice.targets]))
-        self._in_file = [name for name in self._columns if name in self._inside]
+        self.in_file = [name for name in self._columns if name in self._inside]
         self._in_folders = [name for name in self._columns if name not in self._inside]
         self._kinds: dict[str, Column] | None = None
         self._decoded: OrderedDict[int, Block] = OrderedDict()
@@ -129,7 +135,7 @@ class BlockReader(Reader):
         if self._transform is not None or self._inputs == inputs:
             return self
         other = copy(self)
-        other._feed(inputs)
+        other.feed(inputs)
         return other
 
     @abstractmethod
@@ -156,25 +162,10 @@ class BlockReader(Reader):
                 hold, a transform that changes the number of records.
         """
         rows = checked_indices(indices, len(self), self._name)
-        columns = self._gather(rows)
+        blocks = np.searchsorted(self._starts, rows, side="right") - 1
+        columns = cast("Block", gathered(blocks, rows - self._starts[blocks], self._block))
         x = {name: columns[name] for name in self._features}
-        return self._transformed((x, *(columns[name] for name in self._choice.targets)), rows.size)
-
-    def _gather(self, rows: Int64) -> Block:
-        if rows.size == 0:
-            return {name: taken(values, rows) for name, values in self._block(0).items()}
-        # A stable sort by block groups the rows; `back` undoes it.
-        block_of = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(block_of, kind="stable")
-        back = np.empty_like(order)
-        back[order] = np.arange(order.size)
-        blocks, counts = np.unique(block_of, return_counts=True)
-        pieces: list[Block] = []
-        for block, members in zip(blocks, np.split(order, np.cumsum(counts)[:-1]), strict=True):
-            decoded = self._block(int(block))
-            local = rows[members] - self._starts[block]
-            pieces.append({name: taken(values, local) for name, values in decoded.items()})
-        return {name: taken(concatenated([piece[name] for piece in pieces]), back) for name in pieces[0]}
+        return self._transformed((x, *(columns[name] for name in self.choice.targets)), rows.size)
 
     def _block(self, block: int) -> Block:
         with self._lock:
@@ -200,25 +191,23 @@ class BlockReader(Reader):
 
     def want(self, name: str) -> str:
         """dtype of the model's input that a column feeds, "number" for targets and weights; "": not known."""
-        if BITS in self._choice.column_types.get(name, ""):
+        if BITS in self.choice.column_types.get(name, ""):
             return ""  # it is an int64 of other meaning, whatever the input wants
-        if name in self._choice.targets and name not in self._inputs.dtypes:
+        if name in self.choice.targets and name not in self._inputs.dtypes:
             return "" if self._inputs.own_step else "number"
         return self._inputs.dtypes.get(name, "")
 
     def _column(self, name: str) -> Column:
         if name in self._lacking:
             raise BadInput(self._lacking[name])
-        want, kind = self.want(name), self._choice.type_of(name)
+        want, kind = self.want(name), self.choice.type_of(name)
         if name in self._in_folders:
-            kinds = [(self._files[0], kind or _folder_type(self._files, name, want))]
+            kinds = [(self.files[0], kind or _folder_type(self.files, name, want))]
         else:
             kinds = self.types_of(name, want)
             kinds = kinds if kind is None else [(file, read_as(there, kind)) for file, there in kinds]
         merged = merged_type(kinds, want, name)
-        return self._choice.column(
-            name, merged, wide=self._transform is not None, length=self._inputs.lengths.get(name)
-        )
+        return self.choice.column(name, merged, wide=self._transform is not None, length=self._inputs.lengths.get(name))
 
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:
@@ -234,11 +223,6 @@ class BlockReader(Reader):
             if found != records:
                 raise BadInput(f"{self._name}: transform made {found} records of {records}; it must keep their number")
         return parts
-
-
-def _features(found: Sequence[str], choice: ColumnChoice) -> list[str]:
-    """Names of the features among those of all files."""
-    return [name for name in found if name not in choice.targets] if choice.features is None else [*choice.features]
 
 
 def _lacking(
@@ -277,11 +261,7 @@ def _require_same_folders(files: Sequence[DataFile]) -> None:
 
 
 def _folder_type(files: Sequence[DataFile], key: str, want: str) -> pa.DataType:
-    """Arrow type of a folder's values: as the model's input wants it, else int64 if all are integers.
-
-    Raises:
-        BadInput: a value beyond int64.
-    """
+    """Arrow type of a folder's values: as the model's input wants it, else int64 if all are integers."""
     if want.startswith(("float", "bfloat")):
         return pa.float64()
     values = [(file, value) for file in files if (value := dict(file.partitions)[key]) is not None]

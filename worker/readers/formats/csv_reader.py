@@ -6,9 +6,10 @@ import codecs
 import csv as header_csv
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -95,15 +96,10 @@ class CsvReader(BlockReader):
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
             raise BadInput(f"CSV: delimiter {delimiter!r}; use one ASCII character that is no quote or line end")
         self._delimiter, self._encoding = delimiter, _checked_encoding(encoding, delimiter)
-        choice = ColumnChoice(
-            features,
-            label,
-            weight,
-            {} if column_types is None else column_types,
-            {} if fill_null is None else fill_null,
-        )
-        self._files = files
-        self._indexes = [index_csv(file, block_records, delimiter, column_names is None) for file in files]
+        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null))
+        choice = ColumnChoice(features, label, weight, *options)
+        self.files = files
+        self._indexes = [_index_csv(file, block_records, delimiter, column_names is None) for file in files]
         #: Of each file.
         self._names = [
             self._header(file, index) if column_names is None else list(column_names)
@@ -112,19 +108,19 @@ class CsvReader(BlockReader):
         self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
         counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
         super().__init__(files, self._names, counts, choice, transform, cached_blocks)
-        self._parse(self._text(0), {}, self._in_file[:1])  # a malformed record is told at once
+        self._parse(self._text(0), {}, self.in_file[:1])  # a malformed record is told at once
 
-    def _feed(self, inputs: ModelInputs) -> None:
-        super()._feed(inputs)
+    def feed(self, inputs: ModelInputs) -> None:
+        super().feed(inputs)
         self._first: pa.Table | None = None  # the first block, with types as they look
-        self._parsed = {name: kind for name in self._in_file if (kind := self._choice.type_of(name)) is not None}
+        self._parsed = {name: kind for name in self.in_file if (kind := self.choice.type_of(name)) is not None}
 
     def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
         """The type to parse a column as: of all files the one that the first block and the model's input tell."""
-        if (named := self._choice.type_of(name)) is not None:
-            return [(self._files[0], named)]
+        if (named := self.choice.type_of(name)) is not None:
+            return [(self.files[0], named)]
         if self._first is None:
-            self._first = self._parse(self._text(0), {}, self._in_file)
+            self._first = self._parse(self._text(0), {}, self.in_file)
         found = self._first.field(name).type
         boolean, number = pa.types.is_boolean(found), pa.types.is_integer(found) or pa.types.is_floating(found)
         kind = found
@@ -136,10 +132,14 @@ class CsvReader(BlockReader):
             kind = pa.uint64() if want == "uint64" else pa.int64()
         elif want and want not in INTEGERS and not boolean and not (number and want == "number"):
             kind = pa.float64()
-        elif not want and pa.types.is_floating(found) and _large(self._first[name]):
+        elif (
+            not want
+            and pa.types.is_floating(found)
+            and pc.any(pc.greater_equal(pc.abs(self._first[name]), 2.0**63)).as_py()
+        ):
             self._refuse_large_integers(name)
         self._parsed[name] = kind
-        return [(self._files[0], kind)]
+        return [(self.files[0], kind)]
 
     def read_block(self, block: int) -> Decoded:
         """Reads and parses one block.
@@ -148,9 +148,9 @@ class CsvReader(BlockReader):
             BadInput: a malformed record, by file and line; a file that changed.
         """
         number, local = self._places[block]
-        file, index = self._files[number], self._indexes[number]
+        file, index = self.files[number], self._indexes[number]
         text = self._text(block)
-        table = self._parse(text, self._parsed, self._in_file)
+        table = self._parse(text, self._parsed, self.in_file)
         if table.num_rows != index.counts[local]:
             raise BadInput(
                 f"{file}: {table.num_rows} records from line {index.lines[local]} on, where there were "
@@ -160,7 +160,7 @@ class CsvReader(BlockReader):
 
     def _text(self, block: int) -> _Text:
         number, local = self._places[block]
-        file, index = self._files[number], self._indexes[number]
+        file, index = self.files[number], self._indexes[number]
         try:
             with file.open() as opened:
                 opened.seek(int(index.offsets[local]))
@@ -170,7 +170,7 @@ class CsvReader(BlockReader):
 
         @cache
         def lines() -> list[int]:
-            return list(record_starts(raw, self._delimiter)[1] + index.lines[local] - 1)
+            return list(_record_starts(raw, self._delimiter)[1] + index.lines[local] - 1)
 
         text = self._as_utf8(raw, file, int(index.lines[local]))
         return _Text(text, self._names[number], lambda record: f"{file}, line {lines()[record]}")
@@ -184,12 +184,8 @@ class CsvReader(BlockReader):
             line += raw[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n")
             raise BadInput(f"{file}, line {line}: is no {self._encoding}: {error}") from error
 
-    def _header(self, file: DataFile, index: CsvIndex) -> list[str]:
-        """The names of a file's columns.
-
-        Raises:
-            BadInput: there are none, or another delimiter cuts both header and first record, and into more fields.
-        """
+    def _header(self, file: DataFile, index: _CsvIndex) -> list[str]:
+        """The names of a file's columns; raises `BadInput` where another delimiter cuts it into more fields."""
         try:
             text = self._as_utf8(index.header, file, 1).decode()
             # Arrow takes a second for some thousand names.
@@ -221,7 +217,7 @@ class CsvReader(BlockReader):
             largest = max((value.strip() for value in texts.filter(whole).to_pylist()), key=len)
             largest = largest if len(largest) <= 40 else f"{largest[:40]}... ({len(largest)} digits)"
             raise BadInput(
-                f"{self._files[0]}: column {name!r} holds integers beyond int64, such as {largest}; say "
+                f"{self.files[0]}: column {name!r} holds integers beyond int64, such as {largest}; say "
                 f"column_types={{{name!r}: 'uint64-bits'}} for ids whose 64 bits are kept as an int64, or 'string' "
                 "(et.Embedding hashes strings)"
             )
@@ -233,7 +229,7 @@ class CsvReader(BlockReader):
         """
         table = self._parse_as_written(text, types, columns)
         for number, name in enumerate(table.column_names):
-            if name in self._choice.fill_null and pa.types.is_string(table.schema.field(number).type):
+            if name in self.choice.fill_null and pa.types.is_string(table.schema.field(number).type):
                 filled = pc.if_else(pc.equal(table[name], ""), pa.scalar(None, pa.string()), table[name])
                 table = table.set_column(number, name, filled)
         return table
@@ -269,7 +265,7 @@ class CsvReader(BlockReader):
 
     def _malformed(self, text: _Text, error: Exception) -> BadInput:
         """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""
-        starts, _ = record_starts(text.utf8, self._delimiter)
+        starts, _ = _record_starts(text.utf8, self._delimiter)
         ends = [*starts[1:].tolist(), len(text.utf8)]
         reasons: list[Exception] = [error]
 
@@ -288,10 +284,6 @@ class CsvReader(BlockReader):
         return BadInput(f"{text.place(bad)}: {reasons[-1]}{hint}")
 
 
-def _large(values: pa.ChunkedArray) -> bool:
-    return bool(pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py())
-
-
 def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Array:
     """The bytes of a column as `kind`; for an input of integers also as floats, if all of them are numbers."""
     texts = as_type(values, pa.string(), at)
@@ -308,11 +300,7 @@ def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Arr
 
 
 def _checked_encoding(encoding: str, delimiter: str) -> str:
-    """Python's name of an encoding in which records can be found by bytes.
-
-    Raises:
-        BadInput: an unknown encoding, or one in which ASCII characters are other bytes or parts of other characters.
-    """
+    """Python's name of an encoding in which records can be found by bytes: ASCII characters are the same there."""
     try:
         found = codecs.lookup(encoding)
         name = "utf-8" if found.name == "utf-8-sig" else found.name
@@ -354,7 +342,7 @@ _MODE, _RECORDS, _RECORD_LINE = 0, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class CsvIndex:
+class _CsvIndex:
     """Blocks of a file's records, without the header.
 
     Attributes:
@@ -372,7 +360,7 @@ class CsvIndex:
     counts: Int64
 
 
-def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bool) -> CsvIndex:
+def _index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bool) -> _CsvIndex:
     """Finds the blocks of `block_records` records each (the last may have fewer).
 
     A record ends with its line, unless within quotes; empty lines are skipped.
@@ -403,10 +391,10 @@ def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bo
     counts = np.full(starts.size, block_records, np.int64)
     if counts.size:
         counts[-1] = records - (counts.size - 1) * block_records
-    return CsvIndex(header, re.split(rb"[\r\n]", first)[0], np.append(starts, position), lines, counts)
+    return _CsvIndex(header, re.split(rb"[\r\n]", first)[0], np.append(starts, position), lines, counts)
 
 
-def record_starts(block: bytes, delimiter: str) -> tuple[Int64, Int64]:
+def _record_starts(block: bytes, delimiter: str) -> tuple[Int64, Int64]:
     """Offset in `block` and line number, from 1, of each of its records: int64 `[records]` both."""
     return _scan_chunk(block, 0, _fresh(has_header=False), delimiter, 1)
 

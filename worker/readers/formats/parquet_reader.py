@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,14 +66,8 @@ class ParquetReader(BlockReader):
         cached_row_groups: int = 4,
     ) -> None:
         files = find_files(paths, "Parquet", (".parquet", ".parq", ".pq"), filesystem)
-        choice = ColumnChoice(
-            features,
-            label,
-            weight,
-            {} if column_types is None else column_types,
-            {} if fill_null is None else fill_null,
-            {} if fill_null_list is None else fill_null_list,
-        )
+        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null, fill_null_list))
+        choice = ColumnChoice(features, label, weight, *options)
         self._fragments = _opened(files)
         self._places = [(p, group.id) for p, fragment in enumerate(self._fragments) for group in fragment.row_groups]
         self._counts = [group.num_rows for fragment in self._fragments for group in fragment.row_groups]
@@ -82,7 +77,7 @@ class ParquetReader(BlockReader):
     def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
         """The types that the files' own schemas say."""
         schemas = (fragment.physical_schema for fragment in self._fragments)
-        return [(file, schema.field(name).type) for file, schema in zip(self._files, schemas, strict=True)]
+        return [(file, schema.field(name).type) for file, schema in zip(self.files, schemas, strict=True)]
 
     def read_block(self, block: int) -> Decoded:
         """Reads a row group.
@@ -91,11 +86,11 @@ class ParquetReader(BlockReader):
             BadInput: a file that changed or is broken.
         """
         place, group = self._places[block]
-        file = self._files[place]
+        file = self.files[place]
         try:
             part = self._fragments[place].subset(row_group_ids=[group])
             # In the types of this file: `to_array` casts, and names the value that it cannot.
-            table = part.to_table(columns=self._in_file, batch_size=1 << 30, use_threads=False)
+            table = part.to_table(columns=self.in_file, batch_size=1 << 30, use_threads=False)
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             raise BadInput(f"{file}: row group {group} cannot be read: {error}") from error
         if table.num_rows != self._counts[block]:

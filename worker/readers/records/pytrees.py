@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tables.checks import as_ids, refuse_masked
-from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, map_values, splits_of
+from elastable.worker.readers.records.ragged import (
+    Leaf,
+    RaggedArray,
+    SparseArray,
+    concatenated,
+    map_values,
+    splits_of,
+    taken,
+)
 
 __all__ = [
     "Array",
@@ -19,6 +27,7 @@ __all__ = [
     "Structure",
     "as_arrays",
     "batch_arrays",
+    "gathered",
     "map_arrays",
     "named_arrays",
     "named_parts",
@@ -66,6 +75,28 @@ def as_arrays(tree: object, name: str) -> Structure[Leaf]:
     if not children:
         raise BadInput(f"{name}: an empty {type(tree).__name__}; it must hold at least one array")
     return tuple(children) if isinstance(tree, tuple) else children
+
+
+def gathered(blocks: Int64, rows: Int64, read: Callable[[int], Structure[Leaf]], empty: int = 0) -> Structure[Leaf]:
+    """Records that lie in several blocks, in the order asked for.
+
+    Args:
+        blocks: int64 `[n]`: the block of each record.
+        rows: int64 `[n]`: its place there.
+        read: Number of a block -> its records, a pytree; called once for each block, in ascending order.
+        empty: The block that says the types of no records.
+    """
+    order = np.argsort(blocks, kind="stable")
+    numbers, counts = np.unique(blocks, return_counts=True) if len(blocks) else (np.array([empty]), np.zeros(1, int))
+    members = np.split(rows[order], np.cumsum(counts)[:-1])
+    pieces = [
+        map_arrays(partial(taken, rows=inside), read(int(number)))
+        for number, inside in zip(numbers, members, strict=True)
+    ]
+    back = np.argsort(order, kind="stable")
+    leaves = zip(*([leaf for _, leaf in named_arrays(piece, "")] for piece in pieces), strict=True)
+    whole = iter([taken(concatenated(same), back) for same in leaves])
+    return map_arrays(lambda _: next(whole), pieces[0])
 
 
 def batch_arrays(parts: Sequence[object]) -> tuple[Structure[Leaf], ...]:
@@ -135,9 +166,9 @@ def refuse_large_ids(array: Array, name: str) -> Array:
 def _as_array(value: object, name: str) -> Leaf:
     if isinstance(value, RaggedArray | SparseArray):
         return map_values(lambda values: _as_plain(values, name), value)
-    found = from_tensor(value)
+    found = _from_tensor(value)
     if found is None and getattr(value, "dtype", None) == np.dtype(object):
-        found = from_lists(np.asarray(value), name)
+        found = _from_lists(np.asarray(value), name)
     if found is not None:
         return map_values(lambda values: _as_plain(values, name), found)
     if not hasattr(value, "__array__"):
@@ -180,10 +211,12 @@ def _refuse_objects(array: Array, name: str) -> None:
 _NESTED = (list, tuple, np.ndarray)
 
 
-def from_tensor(value: object) -> RaggedArray | SparseArray | None:
+def _from_tensor(value: object) -> RaggedArray | SparseArray | None:
     """Converts a `tf.RaggedTensor`, a `tf.SparseTensor` or a SciPy sparse matrix; None: none of them."""
     if hasattr(value, "row_splits") and hasattr(value, "values"):
-        return _from_ragged(value.values, value.row_splits)
+        inner = _from_tensor(value.values)
+        values = inner if isinstance(inner, RaggedArray) else np.asarray(value.values)
+        return RaggedArray(values, np.asarray(value.row_splits))
     if hasattr(value, "dense_shape") and hasattr(value, "indices") and hasattr(value, "values"):
         return _from_coordinates(np.asarray(value.indices), np.asarray(value.values), np.asarray(value.dense_shape))
     if hasattr(value, "tocoo") and hasattr(value, "nnz"):
@@ -192,12 +225,8 @@ def from_tensor(value: object) -> RaggedArray | SparseArray | None:
     return None
 
 
-def from_lists(array: Array, name: str) -> RaggedArray | None:
-    """Converts an object array of lists, tuples or arrays, at any depth, to ragged records; None: of other values.
-
-    Raises:
-        BadInput: lists mixed with other values, or of different depths.
-    """
+def _from_lists(array: Array, name: str) -> RaggedArray | None:
+    """Converts an object array of lists, tuples or arrays, at any depth, to ragged records; None: of other values."""
     if array.ndim != 1 or array.size == 0 or not isinstance(array[0], _NESTED):
         return None
     for place, record in enumerate(array):
@@ -226,7 +255,7 @@ def _joined(records: list[Sequence[object] | Array], name: str) -> Array | Ragge
         return _as_one_array(elements, name)
     inner = np.empty(len(elements), object)
     inner[:] = elements
-    ragged = from_lists(inner, name)
+    ragged = _from_lists(inner, name)
     if ragged is None:
         raise BadInput(f"{name}: records hold both lists and single values; make them lists of one depth")
     return ragged
@@ -241,11 +270,6 @@ def _as_one_array(elements: list[object], name: str) -> Array:
         except OverflowError as error:
             raise BadInput(f"{name}: an integer beyond int64: {error}") from error
     return np.array(elements) if elements else np.empty(0, np.float32)
-
-
-def _from_ragged(values: object, splits: npt.ArrayLike) -> RaggedArray:
-    inner = from_tensor(values)
-    return RaggedArray(inner if isinstance(inner, RaggedArray) else np.asarray(values), np.asarray(splits))
 
 
 def _from_coordinates(indices: Array, values: Array, shape: Array) -> SparseArray:

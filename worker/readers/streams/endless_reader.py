@@ -5,22 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from typing import cast
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.pytrees import (
-    Leaf,
-    Structure,
-    batch_arrays,
-    map_arrays,
-    named_arrays,
-    named_parts,
-    records_of,
-)
-from elastable.worker.readers.records.ragged import concatenated, taken
+from elastable.worker.readers.records.pytrees import batch_arrays, gathered, named_parts, records_of
 from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
 from elastable.worker.readers.streams.stream_reader import batch_parts, batches_of
 
@@ -91,16 +82,8 @@ class EndlessReader(Reader):
             BadInput: see the class.
         """
         numbers, places = np.divmod(checked_indices(indices, len(self), self._name) + first, self.batch_records)
-        wanted = numbers if len(numbers) else np.array([first // self.batch_records])
-        pieces, order = [], []
         with self._lock:
-            for number in np.unique(wanted).tolist():
-                members = np.flatnonzero(numbers == number)
-                part = self._batch(number)
-                pieces.append(tuple(map_arrays(partial(_taken, places[members]), tree) for tree in part))
-                order.append(members)
-        back = np.argsort(np.concatenate(order), kind="stable")
-        return tuple(_joined(parts, back) for parts in zip(*pieces, strict=True))
+            return cast("Batch", gathered(numbers, places, self._batch, empty=first // self.batch_records))
 
     def _open(self, start: int) -> None:
         stream = self._batches if self._open_at is None else self._open_at(start)
@@ -158,14 +141,3 @@ class _Pass(Reader):
 
     def take(self, indices: Int64) -> Batch:
         return self._stream.take_from(self._first, indices)
-
-
-def _taken(rows: Int64, leaf: Leaf) -> Leaf:
-    return taken(leaf, rows)
-
-
-def _joined(parts: tuple[Structure[Leaf], ...], back: Int64) -> Structure[Leaf]:
-    """Joins the same pytree of several batches; its records have the order of `back`."""
-    leaves = [[leaf for _, leaf in named_arrays(part, "")] for part in parts]
-    whole = iter([taken(concatenated(same), back) for same in zip(*leaves, strict=True)])
-    return map_arrays(lambda _: next(whole), parts[0])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from itertools import count as counted
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, TypeGuard, cast
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, cast
 
 import numpy as np
 
@@ -40,7 +40,7 @@ __all__ = [
 _TEXT = "SUO"
 
 
-class Spool:
+class _Spool:
     """Appends `[n, ...]` parts of one array; `finish` makes it readable.
 
     Numbers keep their dtype, strings are stored as UTF-8 or bytes, one after another, with their
@@ -68,12 +68,14 @@ class Spool:
         self._values: Array = np.empty(0, self._dtype)
         self._starts: Int64 = np.zeros(1, np.int64)
 
-    def append(self, part: Array) -> None:
+    def append(self, part: Leaf) -> None:
         """Appends `[n, ...]` records.
 
         Raises:
-            BadInput: another shape or dtype than before, or no room on the disk.
+            BadInput: no array, another shape or dtype than before, or no room on the disk.
         """
+        if not isinstance(part, np.ndarray):
+            raise BadInput(f"{self._name} is a {type(part).__name__}, and was an array before; make all batches alike")
         if part.shape[1:] != self._shape:
             raise BadInput(
                 f"{self._name} has records of shape {list(part.shape[1:])}, those before {list(self._shape)}; "
@@ -197,6 +199,7 @@ class StreamReader(Reader):
         shuffle_block: As of `Reader`. None is right if the files fit into the system's free memory.
 
     Attributes:
+        name: What errors call the stream.
         batch_records: Records of the first batch.
         sizes: Records of each batch.
 
@@ -217,12 +220,12 @@ class StreamReader(Reader):
             raise BadInput(f"count={count}: take at least one batch, or None for all")
         if shuffle_block is not None and shuffle_block < 1:
             raise BadInput(f"shuffle_block={shuffle_block}: records in a range, at least 1, or None")
-        self._name = type(batches).__name__
+        self.name = type(batches).__name__
         self._shuffle_block = shuffle_block
         self._records = self.batch_records = 0
         self.sizes: list[int] = []
         place = Path(tempfile.gettempdir() if folder is None else folder)
-        self._spools: dict[str, AnySpool] = {}
+        self._spools: dict[str, _AnySpool] = {}
         self._like: Batch = ()
         try:
             for number, batch in enumerate(islice(self._opened(batches, count), count)):
@@ -230,10 +233,10 @@ class StreamReader(Reader):
                 try:
                     self._append(batch, place)
                 except BadInput as error:
-                    raise type(error)(f"{self._name}: batch {number}: {error}") from error
+                    raise type(error)(f"{self.name}: batch {number}: {error}") from error
                 self.sizes.append(self._records - before)
             if not self._spools:
-                raise BadInput(f"{self._name}: the stream ended before its first batch; it must hold a record")
+                raise BadInput(f"{self.name}: the stream ended before its first batch; it must hold a record")
             for spool in self._spools.values():
                 spool.finish(self._records)
         finally:
@@ -248,7 +251,7 @@ class StreamReader(Reader):
         return self._shuffle_block
 
     def take(self, indices: Int64) -> Batch:
-        rows = checked_indices(indices, self._records, self._name)
+        rows = checked_indices(indices, self._records, self.name)
         taken = (spool.take(rows) for spool in self._spools.values())
         return tuple(map_arrays(lambda _: next(taken), part) for part in self._like)
 
@@ -263,8 +266,7 @@ class StreamReader(Reader):
         if not self._spools:
             self.batch_records = size
             self._like = tuple(map_arrays(lambda _: None, part) for part in parts)
-            for name, array in leaves:
-                self._spools[name] = spool_for(name, folder, array)
+            self._spools = {name: _spool_for(name, folder, array) for name, array in leaves}
         found = dict(leaves)
         if found.keys() != self._spools.keys():
             raise BadInput(f"it holds {', '.join(found)}, and the batches before held {', '.join(self._spools)}")
@@ -337,7 +339,7 @@ def batches_of(data: object, count: int | None, endless: bool = False) -> Iterat
         if batches is None and not endless:
             raise BadInput(message)
         # Its own iterator continues until an IndexError.
-        return (data[number] for number in (range(batches) if batches is not None else itertools.count()))
+        return (data[number] for number in (range(batches) if batches is not None else counted()))
     if not isinstance(data, Iterable) or isinstance(data, str | bytes | np.ndarray | dict):
         raise BadInput(f"{type(data).__name__}: no stream of batches; give a tf.data.Dataset, a keras.utils.PyDataset, "
                        "a torch DataLoader or an iterable of (x, y)")  # fmt: skip
@@ -357,49 +359,31 @@ def batch_parts(batch: object) -> tuple[object, ...]:
 # Spools of ragged and sparse records: the length of each, and the elements of all
 
 
-class AnySpool(Protocol):
-    """A `Spool` of records of any kind."""
-
-    def append(self, part: Leaf) -> None:
-        """Appends records."""
-
-    def finish(self, records: int) -> None:
-        """Ends writing; makes `take` possible."""
-
-    def close(self) -> None:
-        """Closes the files."""
-
-    def take(self, rows: Int64) -> Leaf:
-        """Copies of the records at `rows`."""
-
-
-def spool_for(name: str, folder: Path, first: Leaf) -> AnySpool:
-    """An empty spool for records like those of `first`.
-
-    Raises:
-        BadInput: nothing can be written in `folder`.
-    """
-    if isinstance(first, RaggedArray):
-        return _RaggedSpool(name, folder, first)
-    if isinstance(first, SparseArray):
-        return _SparseSpool(name, folder, first)
-    return _DenseSpool(name, folder, first)
-
-
-class _DenseSpool(Spool):
-    def append(self, part: Leaf) -> None:
-        if not isinstance(part, np.ndarray):
-            raise BadInput(f"{self._name} is a {type(part).__name__}, and was an array before; make all batches alike")
-        super().append(part)
-
-
 class _ListSpool:
     """Records that are lists: how long each is, and spools of the elements of all."""
 
-    def __init__(self, name: str, folder: Path, *elements: AnySpool) -> None:
-        self._name, self._elements = name, elements
-        self._lengths = _DenseSpool(name, folder, np.empty(0, np.int64))
+    def __init__(self, name: str, folder: Path, first: RaggedArray | SparseArray) -> None:
+        self._name = name
+        self._shape = first.shape if isinstance(first, SparseArray) else None
+        self._elements = [_spool_for(name, folder, part) for part in _elements_of(first)]
+        self._lengths = _Spool(name, folder, np.empty(0, np.int64))
         self._splits: Int64 = np.zeros(1, np.int64)
+
+    def append(self, part: Leaf) -> None:
+        if self._shape is None and not isinstance(part, RaggedArray):
+            self._refuse(part, "ragged")
+        if self._shape is not None:
+            if not isinstance(part, SparseArray) or len(part.shape) != len(self._shape):
+                self._refuse(part, f"sparse of {len(self._shape) + 1} axes")
+            # Batches made of ragged ones are as wide as their longest record.
+            self._shape = tuple(map(max, self._shape, part.shape))
+        assert not isinstance(part, np.ndarray)
+        for spool, elements in zip(self._elements, _elements_of(part), strict=True):
+            spool.append(elements)
+        self._lengths.append(np.diff(part.splits))
+
+    def _refuse(self, part: Leaf, before: str) -> NoReturn:
+        raise BadInput(f"{self._name} is a {type(part).__name__}, and was {before} before; make all batches alike")
 
     def finish(self, records: int) -> None:
         self._lengths.finish(records)
@@ -411,53 +395,22 @@ class _ListSpool:
         for spool in (self._lengths, *self._elements):
             spool.close()
 
-    def _append(self, splits: Int64, *elements: Array | RaggedArray) -> None:
-        for spool, part in zip(self._elements, elements, strict=True):
-            spool.append(part)
-        self._lengths.append(np.diff(splits))
-
-    def _take(self, rows: Int64) -> tuple[Int64, list[Leaf]]:
-        """The lengths of the records, and their elements from each spool."""
+    def take(self, rows: Int64) -> RaggedArray | SparseArray:
         starts = self._splits[rows]
         lengths = self._splits[rows + 1] - starts
-        positions = ranges(starts, lengths)
-        return lengths, [spool.take(positions) for spool in self._elements]
+        elements: list[Any] = [spool.take(ranges(starts, lengths)) for spool in self._elements]
+        if self._shape is None:
+            return RaggedArray.of_lengths(elements[0], lengths)
+        return SparseArray(elements[0], elements[1], splits_of(lengths), self._shape)
 
 
-class _RaggedSpool(_ListSpool):
-    def __init__(self, name: str, folder: Path, first: RaggedArray) -> None:
-        super().__init__(name, folder, spool_for(name, folder, first.values))
-
-    def append(self, part: Leaf) -> None:
-        if not isinstance(part, RaggedArray):
-            raise BadInput(f"{self._name} is a {type(part).__name__}, and was ragged before; make all batches alike")
-        self._append(part.splits, part.values)
-
-    def take(self, rows: Int64) -> RaggedArray:
-        lengths, (values,) = self._take(rows)
-        assert not isinstance(values, SparseArray)
-        return RaggedArray.of_lengths(values, lengths)
+_AnySpool: TypeAlias = _Spool | _ListSpool
 
 
-class _SparseSpool(_ListSpool):
-    def __init__(self, name: str, folder: Path, first: SparseArray) -> None:
-        self._shape = first.shape
-        super().__init__(
-            name, folder, _DenseSpool(name, folder, first.indices), _DenseSpool(name, folder, first.values)
-        )
+def _elements_of(lists: RaggedArray | SparseArray) -> tuple[Array | RaggedArray, ...]:
+    return (lists.values,) if isinstance(lists, RaggedArray) else (lists.indices, lists.values)
 
-    def append(self, part: Leaf) -> None:
-        if not isinstance(part, SparseArray) or len(part.shape) != len(self._shape):
-            raise BadInput(
-                f"{self._name} is a {type(part).__name__}, and was sparse of {len(self._shape) + 1} axes before; "
-                "make all batches alike"
-            )
-        # Batches made of ragged ones are as wide as their longest record.
-        self._shape = tuple(map(max, self._shape, part.shape))
-        self._append(part.splits, part.indices, part.values)
 
-    def take(self, rows: Int64) -> SparseArray:
-        lengths, (indices, values) = self._take(rows)
-        assert isinstance(indices, np.ndarray)
-        assert isinstance(values, np.ndarray)
-        return SparseArray(indices, values, splits_of(lengths), self._shape)
+def _spool_for(name: str, folder: Path, first: Leaf) -> _AnySpool:
+    """An empty spool for records like those of `first`; raises `BadInput` if nothing can be written in `folder`."""
+    return _Spool(name, folder, first) if isinstance(first, np.ndarray) else _ListSpool(name, folder, first)

@@ -16,10 +16,9 @@ from elastable.worker.losses.loss_parts import loss_parts
 from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import Recording
-from elastable.worker.rows.scope import StepScope
+from elastable.worker.rows.scope import StepScope, seen_by_tapes
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.traced.step_plan import PlannedApply, Trained
-from elastable.worker.step.traced.tape_scope import seen_by_tapes
 
 __all__ = ["Applied", "Gathering", "OwnStepScope"]
 

@@ -15,10 +15,9 @@ from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
-from elastable.worker.rows.scope import RowScope, entered, refuse_inner_call
+from elastable.worker.rows.scope import RowScope, entered, refuse_inner_call, seen_by_tapes
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
-from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.trainable import is_trained
 
 __all__ = [
@@ -105,7 +104,7 @@ def changed_weight(model: keras.Model, graph: tf.Graph) -> str | None:
 
 
 @contextmanager
-def metric_updates(model: keras.Model, note: Callable[[tuple[str, object]], None]) -> Iterator[None]:
+def _metric_updates(model: keras.Model, note: Callable[[tuple[str, object]], None]) -> Iterator[None]:
     """Within the block, `note((name, arguments))` is called before each update of a metric."""
     inside: list[keras.metrics.Metric] = []
 
@@ -158,7 +157,7 @@ class PlannedApply:
 
 
 @dataclass(slots=True)
-class StepTrace(RowScope):
+class _StepTrace(RowScope):
     """Records a step: a scope for its lookups and a collector for its `step.apply` calls.
 
     Attributes:
@@ -256,7 +255,7 @@ def here() -> int:
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
-class StepGraph:
+class _StepGraph:
     """The graph of a step.
 
     Args:
@@ -309,7 +308,7 @@ class StepGraph:
         ]
 
 
-def stale_reads(reads: Iterable[Read], applied: Sequence[Change]) -> list[Hashable]:
+def _stale_reads(reads: Iterable[Read], applied: Sequence[Change]) -> list[Hashable]:
     """What was read after one of these changes to it, in the order of the reads."""
     stale = [
         key
@@ -362,10 +361,10 @@ def plan_step(model: keras.Model, spec: BatchSpec) -> StepPlan | None:
     if not overrides(model, "train_step"):
         return None
     seen_by_tapes(tf.zeros([1, 1]))  # makes its variable, outside of any graph
-    trace = StepTrace(model)
+    trace = _StepTrace(model)
 
     def traced(*flat: tf.Tensor) -> list[tf.Tensor]:
-        with entered(trace), collecting(trace.apply), metric_updates(model, trace.metrics.append):
+        with entered(trace), collecting(trace.apply), _metric_updates(model, trace.metrics.append):
             model.train_step(pack_flat(spec, flat))
         return []
 
@@ -385,7 +384,7 @@ class _Planner:
     computed from weights that an earlier `apply` of the step has changed is refused by name.
     """
 
-    def __init__(self, model: keras.Model, graph: tf.Graph, trace: StepTrace) -> None:
+    def __init__(self, model: keras.Model, graph: tf.Graph, trace: _StepTrace) -> None:
         self._model, self._trace = model, trace
         self._applies = [apply for apply, _, _ in trace.applies]
         changed = {id(variable) for apply in self._applies for variable in apply.variables}
@@ -395,7 +394,7 @@ class _Planner:
         metrics = model.metrics_variables
         self._names: dict[Hashable, str] = {id(each): each.path for each in (*weights, *metrics)}
         self._counters = {id(each) for each in metrics}
-        self._graph = StepGraph(graph, [*weights, *metrics], trace.lookups)
+        self._graph = _StepGraph(graph, [*weights, *metrics], trace.lookups)
 
     def plan(self) -> StepPlan:
         """The plan; see `plan_step`."""
@@ -408,10 +407,10 @@ class _Planner:
             self._refuse_apply(number, apply, self._graph.reads(gradients), applied)
             applied.append(Change(_changed_by(apply), position))
         for state, value in self._graph.assigned(self._states):
-            if stale := stale_reads(self._graph.reads(value), applied):
+            if stale := _stale_reads(self._graph.reads(value), applied):
                 self._refuse_second_version(f"what is assigned to {state.path!r} is computed from", stale[0])
         for name, given in self._trace.metrics:
-            self._refuse_late_metric(name, stale_reads(self._graph.reads(given), applied))
+            self._refuse_late_metric(name, _stale_reads(self._graph.reads(given), applied))
         return StepPlan(tuple(self._applies), self._states, self._variables, several)
 
     def _refuse_apply(self, number: int, apply: PlannedApply, reads: Iterable[Read], applied: Sequence[Change]) -> None:
@@ -423,7 +422,7 @@ class _Planner:
                     f"variable {self._name(key)}, and workers count metrics from zero for every micro-batch; keep the "
                     "number in a weight of a layer"
                 )
-        if stale := stale_reads(reads, applied):
+        if stale := _stale_reads(reads, applied):
             self._refuse_second_version(f"the loss of step.apply number {number} is computed from", stale[0])
         if twice := [key for change in applied for key in _changed_by(apply) if key in change.keys]:
             raise Unsupported(
