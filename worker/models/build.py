@@ -85,11 +85,11 @@ def _as_tensor(value: object) -> TensorLike:
     return tf.convert_to_tensor(value)
 
 
-def sample_batch(reader: Reader, model: keras.Model | None = None, records: int = 2) -> TensorBatch:
-    """The first records of a reader, as tensors; `model` as of `as_tensors`."""
+def sample_batch(reader: Reader, model: keras.Model | None = None) -> TensorBatch:
+    """The first two records of a reader, as tensors; `model` as of `as_tensors`."""
     if len(reader) == 0:
         raise BadInput("the training split is empty; data('train') must hold at least one record")
-    first = np.arange(min(records, len(reader)), dtype=np.int64)
+    first = np.arange(min(2, len(reader)), dtype=np.int64)
     source = f"{type(reader).__name__}.take()"
     batch = as_tensors(reader.take(first), source, model, first)
     require_like(batch_spec(batch), batch, len(first), source)
