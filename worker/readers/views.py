@@ -17,11 +17,6 @@ __all__ = ["ClassWeightReader", "PartReader"]
 class PartReader(Reader):
     """The records `start <= record < stop` of another reader.
 
-    Args:
-        reader: The other reader.
-        start: The first record.
-        stop: The record after the last one.
-
     Raises:
         BadInput: the range is empty or exceeds the reader.
     """

@@ -75,11 +75,6 @@ def exported_rows(layer: StoreBacked, ids: tf.Tensor, kind: str) -> tf.Tensor:
     All rows of a fixed table are a constant; or the rows of a table of any ids and their sorted ids, which are
     searched. An id without a row gets its initial value (`elastable.embedding_store.tables.initial_values`).
 
-    Args:
-        layer: A layer with its table in a store.
-        ids: Symbolic.
-        kind: From `export_format`.
-
     Raises:
         Unsupported: the table is too large, or takes any ids and the format is not SavedModel.
     """

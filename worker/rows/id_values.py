@@ -32,12 +32,7 @@ EXACT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
 
 def require_id_dtype(layer: str, dtype: str, input_dim: int | None) -> None:
-    """Refuses inputs whose dtype cannot be ids.
-
-    Args:
-        layer: Name of the layer, for messages.
-        dtype: Dtype of its inputs, by Keras' name.
-        input_dim: Its vocabulary; None: any id.
+    """Refuses inputs whose dtype, by Keras' name, cannot be ids of a vocabulary (None: any id).
 
     Raises:
         BadIds: booleans, floats that cannot hold every id of the vocabulary, or strings for a fixed vocabulary.
@@ -105,12 +100,7 @@ def plain_ids(layer: str, values: npt.ArrayLike) -> tf.Tensor:
 
 
 def exact_tensor(value: TensorLike, name: str, dtype: str) -> TensorLike:
-    """What an integer input of a model is given: floats as int64, if they are integers; others as they are.
-
-    Args:
-        value: Dense, ragged or sparse.
-        name: The input.
-        dtype: Its dtype, an integer one.
+    """What an input of an integer dtype is given: floats as int64, if they are integers; others as they are.
 
     Raises:
         BadIds: a value that the input cannot hold, in eager mode. A graph raises `tf.errors.InvalidArgumentError`.
