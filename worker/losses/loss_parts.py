@@ -148,7 +148,7 @@ def _require_sums(
     origins: Origins,
     states: Mapping[int, tf.Tensor],
 ) -> None:
-    """A metric with an update of its own: what it adds to its state are sums over records."""
+    """A metric with a separate update: what it adds to its state are sums over records."""
     for variable in metric.variables:
         state = states.get(id(variable))
         if state is not None and not terms.is_sum(state):

@@ -386,7 +386,7 @@ def _folded(source: tf.Tensor, tensor: tf.Tensor, origin: Origin) -> Origin | No
 
 
 def _same_place(source: Sequence[Any], target: Sequence[Any], axis: int) -> int | None:
-    """The axis of the records after a reshape of the other axes, all of them known; None: it cannot be told."""
+    """The axis of the records after a reshape of the other axes, all of them known; None: it is unknown."""
     if source.count(None) != 1 or target.count(None) != 1 or source[axis] is not None:
         return None
     at = target.index(None)

@@ -219,7 +219,7 @@ class StoreBacked:
 
         Raises:
             Unsupported: it is trained by a fit at this moment. Or this optimizer trained it before, and another one has
-                since: a Keras optimizer keeps slots of its own for each variable; rows have those of the last alone.
+                since: a Keras optimizer keeps separate slots for each variable; rows have those of the last alone.
                 Or it needs other slots now.
         """
         if self._in_fit is not None:
