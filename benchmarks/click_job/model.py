@@ -49,16 +49,11 @@ class _Batches(Reader):
     """Gives whole batches that were drawn beforehand: a step costs no reading."""
 
     def __init__(self, rows: int) -> None:
-        self._batch = int(os.environ.get("CLICK_BATCH", str(BATCH)))
+        self._batch = self.shuffle_block = int(os.environ.get("CLICK_BATCH", str(BATCH)))  # batches are read whole
         self._ids, self._clicks = batches(rows, os.environ.get("CLICK_IDS", "uniform"), self._batch)
 
     def __len__(self) -> int:
         return _ENDLESS * self._batch
-
-    @property
-    def shuffle_block(self) -> int:
-        """Batches are read whole."""
-        return self._batch
 
     def take(self, indices: npt.NDArray[np.int64]) -> Batch:
         """The batch that the first index lies in; of fewer records where fewer are asked for."""

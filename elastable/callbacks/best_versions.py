@@ -25,7 +25,7 @@ from elastable.master.checkpoints.restoring import restore_weights
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.keras.dense import DenseModel
 from elastable.master.tasks.progress import Progress
-from elastable.worker.rows.whole_table import rows_unlisted
+from elastable.worker.rows.saved_rows import rows_unlisted
 
 __all__ = ["BestVersions"]
 

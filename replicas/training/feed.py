@@ -102,13 +102,10 @@ class _Range(Reader):
 
     def __init__(self, reader: Reader, first: int, last: int) -> None:
         self._reader, self._first, self._last = reader, first, last
+        self.shuffle_block = reader.shuffle_block
 
     def __len__(self) -> int:
         return self._last - self._first
-
-    @property
-    def shuffle_block(self) -> int | None:
-        return self._reader.shuffle_block
 
     def for_inputs(self, inputs: ModelInputs) -> Reader:
         return _Range(self._reader.for_inputs(inputs), self._first, self._last)

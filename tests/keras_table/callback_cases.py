@@ -34,8 +34,9 @@ def _calls_of(side: Side) -> list[object]:
     seen: list[object] = []
 
     def noting(hook: str) -> Callable[..., None]:
-        def noted(*given: Any) -> None:
-            *numbers, logs = given
+        def noted(*given: Any, **named: Any) -> None:
+            numbers = [each for each in given if isinstance(each, int)]
+            logs = next((each for each in (*given, *named.values()) if isinstance(each, dict)), {})
             seen.append(f"{hook} {numbers} {sorted(logs) if hook.endswith(('epoch_end', 'batch_end')) else ''}")
 
         return noted

@@ -57,7 +57,7 @@ def when_keras_is_imported(run: Callable[[], object]) -> None:
 
 def _run_on_tensorflow(run: Callable[[], object]) -> None:
     if keras_backend() == "tensorflow":
-        with suppress(ImportError):  # whoever names what is missing is told which extra brings it
+        with suppress(ImportError):  # the error of what is missing says which extra brings it
             run()
 
 

@@ -15,8 +15,14 @@ from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.readers.records.pytrees import Structure
-from elastable.worker.rows.combine import flatten_ids, shape_rows
-from elastable.worker.rows.id_values import as_int64, plain_ids, require_id_dtype, require_in_vocabulary
+from elastable.worker.rows.id_values import (
+    as_int64,
+    flatten_ids,
+    plain_ids,
+    require_id_dtype,
+    require_in_vocabulary,
+    shape_rows,
+)
 from elastable.worker.rows.saved_rows import rows_in_memory
 
 __all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig"]

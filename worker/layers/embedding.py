@@ -157,12 +157,11 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         if dtype == "string" or "int" in dtype:  # floats are refused when the layer is called on values
             self.note_ids(dtype)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
-        shape = self.output_shape_of(tuple(inputs.shape))
-        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype, ragged=ragged)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Shape of the output for ids of `input_shape`."""
-        return self.output_shape_of(tuple(input_shape))
+        return (*(input_shape if self.combiner is None else input_shape[:-1]), self.output_dim)
 
     def get_config(self) -> dict[str, object]:
         """Everything needed to create the layer again."""

@@ -56,11 +56,10 @@ def metric_means(
 ) -> list[MetricMean]:
     """The metrics of a traced step that are means of numbers of whole batches.
 
+    The states of micro-batches are added up, so all others must be sums over records.
+
     Args:
-        model: The model.
-        recorded: What was recorded of the step.
-        terms: Of its losses.
-        origins: Of the step's tensors.
+        model, recorded, terms, origins: The model, and what is known of the step.
         states: id of a metric variable -> its value at the end of the step.
 
     Raises:
@@ -83,8 +82,7 @@ def eager_means(
     """As `metric_means`, of a step that runs eagerly, whose graph has shown that all numbers are divided alike.
 
     Args:
-        model: The model.
-        recorded: What was recorded of the step.
+        model, recorded: The model, and what was recorded of the step.
         records: In the micro-batch.
         kind: What the numbers are divided by.
         penalty: On rows, which Keras' loss metric counts in; None: there is none.
@@ -150,7 +148,7 @@ def _require_sums(
     origins: Origins,
     states: Mapping[int, tf.Tensor],
 ) -> None:
-    """A metric with an update of its own: what it adds to its state are sums over records."""
+    """A metric with a separate update: what it adds to its state are sums over records."""
     for variable in metric.variables:
         state = states.get(id(variable))
         if state is not None and not terms.is_sum(state):

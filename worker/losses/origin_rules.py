@@ -39,6 +39,8 @@ _ALONG_LAST = {
     **dict.fromkeys(("ResizeNearestNeighbor", "SpaceToDepth", "DepthToSpace"), 3),
     **dict.fromkeys(("Conv3D", "MaxPool3D", "AvgPool3D"), 4),
 }
+#: Operation -> which of its inputs names the axes that it works along.
+_AXES_NAMED = {"Cumsum": 1, "Cumprod": 1, "ReverseV2": 1, "Roll": 2, "Split": 0, "SplitV": 2}
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm", "ArgMax", "ArgMin", "L2Loss")
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _LINEAR = (*_DIVISIONS, "Add", "AddV2", "AddN", "Sub", "Neg", "Cast", "Identity", "Snapshot", "Mul", "StopGradient")
@@ -118,13 +120,10 @@ def _elementwise(tensor: tf.Tensor, found: _Found) -> Origin | None:
 
 def _count_arithmetic(operation: tf.Operation, found: _Found, first: int) -> Origin:
     alone = sum(origin.kind is not Holds.CONSTANT for origin in found) == 1
-    kept = operation.type in ("Cast", "Identity") or (
-        alone and (operation.type == "Mul" or (operation.type in _DIVISIONS and first == 0))
-    )
-    if kept:
-        scaled = operation.type not in ("Cast", "Identity")
-        return replace(found[first], layout=(operation.name,)) if scaled else found[first]
-    return Origin(Holds.SHAPE, axis=-1)
+    if operation.type in ("Cast", "Identity"):
+        return found[first]
+    scaled = operation.type == "Mul" or (operation.type in _DIVISIONS and first == 0)
+    return replace(found[first], layout=(operation.name,)) if alone and scaled else Origin(Holds.SHAPE, axis=-1)
 
 
 def _aligned(tensor: tf.Tensor, found: _Found) -> Origin | None:
@@ -184,9 +183,13 @@ def _reduction(tensor: tf.Tensor, found: _Found) -> Origin | None:
     return replace(origin, axis=origin.axis - (0 if kept else sum(axis < origin.axis for axis in axes)))
 
 
-def _cumulated(tensor: tf.Tensor, found: _Found) -> Origin | None:
-    axes = reduced_axes(tensor.op)
-    return found[0] if found[0].kind is Holds.APART and axes is not None and found[0].axis not in axes else None
+def _along_named(tensor: tf.Tensor, found: _Found) -> Origin | None:
+    """Works along axes that an input names: records may not lie along one of them."""
+    place = _AXES_NAMED[tensor.op.type]
+    axes, origin = tf.get_static_value(tensor.op.inputs[place]), found[1 if place == 0 else 0]
+    if axes is None or origin.kind is not Holds.APART:
+        return None
+    return None if origin.axis in [int(axis) % tensor.shape.rank for axis in axes.reshape(-1)] else origin
 
 
 def _shape(tensor: tf.Tensor, found: _Found) -> Origin | None:
@@ -197,9 +200,8 @@ def _shape(tensor: tf.Tensor, found: _Found) -> Origin | None:
         return None
     if tensor.op.type == "Size":
         counted = origin.counted and None not in [s for a, s in enumerate(source.shape) if a != origin.axis]
-        return Origin(
-            Holds.COUNT, layout=origin.layout if source.shape.rank == 1 else (tensor.op.name,), counted=counted
-        )
+        layout = origin.layout if source.shape.rank == 1 else (tensor.op.name,)
+        return Origin(Holds.COUNT, layout=layout, counted=counted)
     dynamic = [size for axis, size in enumerate(source.shape) if axis != origin.axis and size is None]
     return Origin(Holds.SHAPE, axis=origin.axis, layout=origin.layout, counted=origin.counted and not dynamic)
 
@@ -266,15 +268,6 @@ def _joined_shapes(sources: Sequence[tf.Tensor], found: _Found) -> Origin | None
     return counting
 
 
-def _split(tensor: tf.Tensor, found: _Found) -> Origin | None:
-    place = {"Split": 0, "SplitV": 2}[tensor.op.type]
-    axis = tf.get_static_value(tensor.op.inputs[place])
-    origin = found[1 - place] if place == 0 else found[0]
-    if axis is None or origin.kind is not Holds.APART or int(axis) % tensor.shape.rank == origin.axis:
-        return None
-    return origin
-
-
 def _unstacked(tensor: tf.Tensor, found: _Found) -> Origin | None:
     origin, axis = found[0], tensor.op.get_attr("axis") % (tensor.shape.rank + 1)
     if origin.kind is Holds.SHAPE:
@@ -299,9 +292,8 @@ def _sliced(tensor: tf.Tensor, found: _Found) -> Origin | None:
         return origin if all(other.kind is Holds.CONSTANT for other in found[1:]) else None
     if begins is None or strides is None or source.shape.rank is None or origin.kind is Holds.CONSTANT:
         return None
-    masks = {
-        name: operation.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-    }
+    names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    masks = {name: operation.get_attr(f"{name}_mask") for name in names}
     if origin.kind is Holds.SHAPE:
         return None if ends is None else _sliced_shape(origin, source, masks, begins, ends, strides)
     if origin.kind not in (Holds.APART, Holds.PLACES):
@@ -334,9 +326,8 @@ def _sliced_shape(
     size = source.shape[0]
     if masks["shrink_axis"]:
         return _entry(origin, int(begins[0]) % size)
-    kept = range(size)[
-        slice(None if masks["begin"] else int(begins[0]), None if masks["end"] else int(ends[0]), int(strides[0]))
-    ]
+    first, last = None if masks["begin"] else int(begins[0]), None if masks["end"] else int(ends[0])
+    kept = range(size)[first : last : int(strides[0])]
     if origin.axis < 0:
         return origin
     return replace(origin, axis=kept.index(origin.axis)) if origin.axis in kept else CONSTANT
@@ -395,14 +386,12 @@ def _folded(source: tf.Tensor, tensor: tf.Tensor, origin: Origin) -> Origin | No
 
 
 def _same_place(source: Sequence[Any], target: Sequence[Any], axis: int) -> int | None:
-    """The axis of the records after a reshape of the other axes, all of them known; None: it cannot be told."""
+    """The axis of the records after a reshape of the other axes, all of them known; None: it is unknown."""
     if source.count(None) != 1 or target.count(None) != 1 or source[axis] is not None:
         return None
     at = target.index(None)
-    same = math.prod(source[:axis]) == math.prod(target[:at]) and math.prod(source[axis + 1 :]) == math.prod(
-        target[at + 1 :]
-    )
-    return at if same else None
+    before, after = (source[:axis], target[:at]), (source[axis + 1 :], target[at + 1 :])
+    return at if all(math.prod(one) == math.prod(other) for one, other in (before, after)) else None
 
 
 def _expanded(tensor: tf.Tensor, found: _Found) -> Origin | None:
@@ -469,10 +458,8 @@ def _broadcast(tensor: tf.Tensor, found: _Found) -> Origin | None:
         return None
     axis = tensor.shape.rank - source.shape.rank + origin.axis
     shape = found[1]
-    fits = shape.kind is Holds.CONSTANT or (
-        shape.kind is Holds.SHAPE and (shape.axis, shape.layout) == (axis, origin.layout)
-    )
-    return replace(origin, axis=axis) if fits else None
+    same = (shape.kind, shape.axis, shape.layout) == (Holds.SHAPE, axis, origin.layout)
+    return replace(origin, axis=axis) if same or shape.kind is Holds.CONSTANT else None
 
 
 def _filled(tensor: tf.Tensor, found: _Found) -> Origin | None:
@@ -498,13 +485,6 @@ def _padded(tensor: tf.Tensor, found: _Found) -> Origin | None:
     return origin if not widths[origin.axis].any() else None
 
 
-def _reversed(tensor: tf.Tensor, found: _Found) -> Origin | None:
-    axes = tf.get_static_value(tensor.op.inputs[{"ReverseV2": 1, "Roll": 2}[tensor.op.type]])
-    if axes is None or found[0].kind is not Holds.APART:
-        return None
-    return found[0] if found[0].axis not in [int(axis) % tensor.shape.rank for axis in axes.reshape(-1)] else None
-
-
 def _one_hot(tensor: tf.Tensor, found: _Found) -> Origin | None:
     origin, axis = found[0], tensor.op.get_attr("axis") % tensor.shape.rank
     if origin.kind is not Holds.APART or any(other.kind is not Holds.CONSTANT for other in found[1:]):
@@ -527,11 +507,8 @@ def _root(tensor: tf.Tensor) -> tf.Tensor:
 
 def _partitioned(tensor: tf.Tensor, found: _Found) -> Origin | None:
     values, parts = found
-    if (values.kind, values.axis, values.layout) != (
-        parts.kind,
-        0,
-        parts.layout,
-    ) or values.kind is not Holds.APART:
+    alike = (values.kind, values.axis, values.layout) == (parts.kind, 0, parts.layout)
+    if not alike or values.kind is not Holds.APART:
         return None
     layout = ("part of", _root(tensor.op.inputs[1]).ref(), tensor.value_index)
     return Origin(Holds.APART, layout=layout, counted=False)
@@ -559,10 +536,9 @@ def _gathered(tensor: tf.Tensor, found: _Found) -> Origin | None:
         return None
     if indices.kind is Holds.CONSTANT and params.axis != axis:
         return replace(params, axis=params.axis + (places.shape.rank - 1 if params.axis > axis else 0))
-    chosen = (
-        indices.kind is Holds.PLACES and params.axis == axis and indices.base == params.layout and indices.axis == 0
-    )
-    return replace(indices, kind=Holds.APART, axis=axis, base=None) if chosen and places.shape.rank == 1 else None
+    first = params.axis == axis and indices.axis == 0 and places.shape.rank == 1
+    chosen = first and indices.kind is Holds.PLACES and indices.base == params.layout
+    return replace(indices, kind=Holds.APART, axis=axis, base=None) if chosen else None
 
 
 def _picked_entries(shape: Origin, places: tf.Tensor, source: tf.Tensor) -> Origin | None:
@@ -577,16 +553,12 @@ def _picked_entries(shape: Origin, places: tf.Tensor, source: tf.Tensor) -> Orig
 
 def _gathered_nd(tensor: tf.Tensor, found: _Found) -> Origin | None:
     params, indices = found[:2]
-    if (
-        indices.kind is Holds.APART
-        and params.kind is Holds.CONSTANT
-        and indices.axis < tensor.op.inputs[1].shape.rank - 1
-    ):
+    if indices.axis >= tensor.op.inputs[1].shape.rank - 1:
+        return None
+    if indices.kind is Holds.APART and params.kind is Holds.CONSTANT:
         return indices
     chosen = indices.kind is Holds.PLACES and params.kind is Holds.APART and params.axis == 0
-    if not chosen or indices.base != params.layout or indices.axis >= tensor.op.inputs[1].shape.rank - 1:
-        return None
-    return replace(indices, kind=Holds.APART, base=None)
+    return replace(indices, kind=Holds.APART, base=None) if chosen and indices.base == params.layout else None
 
 
 def _product_of_matrices(tensor: tf.Tensor, found: _Found) -> Origin | None:
@@ -656,12 +628,10 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_ALONG_LAST, _along_last),
     **dict.fromkeys(_REDUCTIONS, _reduction),
-    **dict.fromkeys(("Cumsum", "Cumprod"), _cumulated),
+    **dict.fromkeys(_AXES_NAMED, _along_named),
     **dict.fromkeys(("Shape", "ShapeN", "Size", "Rank"), _shape),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product_of_matrices),
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _padded),
-    **dict.fromkeys(("Split", "SplitV"), _split),
-    **dict.fromkeys(("ReverseV2", "Roll"), _reversed),
     **dict.fromkeys(("GatherV2", "ResourceGather"), _gathered),
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), _gathered_nd),
     "IdentityN": lambda tensor, found: found[tensor.value_index],

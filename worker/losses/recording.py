@@ -37,7 +37,7 @@ class RecordedLoss:
     Attributes:
         result: The loss: a scalar, or with reduction "none" a value per record.
         values: What it was reduced from: the values, and weights and mask where there are some.
-        kind: What it was divided by; `DivisorKind.RECORDS` stands for the number of values until it is settled
+        kind: What it was divided by; `DivisorKind.RECORDS` means the number of values until it is settled
             (`elastable.worker.losses.loss_terms.settled_losses`), None for a divisor that is unknown then.
         amount: With `DivisorKind.AMOUNT` that divisor, a float64 scalar; else None.
         cause: The operation because of which it is unknown.
@@ -164,7 +164,7 @@ def _keeps_apart(layer: keras.Layer) -> bool:
 
 
 def keras_metric(metric: keras.metrics.Metric) -> type[keras.metrics.Metric] | None:
-    """The class of Keras that a metric leaves its update to; None: it has one of its own."""
+    """The class of Keras that a metric leaves its update to; None: it has its own."""
     for owner in type(metric).__mro__:
         if "update_state" in vars(owner) and owner.__module__.startswith("keras."):
             return None if owner is keras.metrics.Metric else owner

@@ -25,8 +25,8 @@ from elastable.worker.models.offload import keep_on_worker, offloading
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.readers.records.reader import ModelInputs
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, list_length, map_inputs
+from elastable.worker.rows.saved_rows import rows_unlisted
 from elastable.worker.rows.scope import PlanScope, entered
-from elastable.worker.rows.whole_table import rows_unlisted
 from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
 from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
 from elastable.worker.step.traced.step_plan import overrides, rehearse
@@ -85,11 +85,11 @@ def _as_tensor(value: object) -> TensorLike:
     return tf.convert_to_tensor(value)
 
 
-def sample_batch(reader: Reader, model: keras.Model | None = None, records: int = 2) -> TensorBatch:
-    """The first records of a reader, as tensors; `model` as of `as_tensors`."""
+def sample_batch(reader: Reader, model: keras.Model | None = None) -> TensorBatch:
+    """The first two records of a reader, as tensors; `model` as of `as_tensors`."""
     if len(reader) == 0:
         raise BadInput("the training split is empty; data('train') must hold at least one record")
-    first = np.arange(min(records, len(reader)), dtype=np.int64)
+    first = np.arange(min(2, len(reader)), dtype=np.int64)
     source = f"{type(reader).__name__}.take()"
     batch = as_tensors(reader.take(first), source, model, first)
     require_like(batch_spec(batch), batch, len(first), source)

@@ -21,9 +21,15 @@ from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.keras_slots import give_back_slots, knows_variable, wrap_optimizer_files
 from elastable.worker.rows.initializers import first_rows
-from elastable.worker.rows.saved_rows import PLAIN_ROWS, SavedArrays, all_rows, load_plain_rows, refuse_legacy_file
+from elastable.worker.rows.saved_rows import (
+    PLAIN_ROWS,
+    SavedArrays,
+    WholeTable,
+    all_rows,
+    load_plain_rows,
+    refuse_legacy_file,
+)
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.rows.whole_table import WholeTable
 
 __all__ = ["OffloadedEmbedding", "bring_back", "keep_on_worker", "offload_built", "offloading", "refuse_slots_left_out"]
 
@@ -65,13 +71,15 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
     def save_own_variables(self, store: SavedArrays) -> None:
         """Writes the rows as the plain layer does; raises `Unsupported` if there are too many (`et.save`)."""
         store[PLAIN_ROWS] = all_rows(self)
-        if self.last_optimizer is not None and isinstance(self.source, EmbeddingStore):
-            give_back_slots(self.last_optimizer, self, self.source)  # Keras writes the optimizer after the layers
+        optimizer = self.last_optimizer()
+        if optimizer is not None and isinstance(self.source, EmbeddingStore):
+            give_back_slots(optimizer, self, self.source)  # Keras writes the optimizer after the layers
 
     def load_own_variables(self, store: SavedArrays) -> None:
         """Reads the rows of a plain layer."""
         load_plain_rows(self, store)
-        if self.last_optimizer is not None and knows_variable(self.last_optimizer, self):
+        optimizer = self.last_optimizer()
+        if optimizer is not None and knows_variable(optimizer, self):
             self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
 
 

@@ -53,6 +53,8 @@ class PassReader(StreamReader):
         BadInput: as of `StreamReader`; later, a pass that is shorter than the first one.
     """
 
+    in_order = True
+
     def __init__(
         self, batches: object, *, count: int | None = None, shuffle: bool, first_pass: int = 0, goes_on: bool = False
     ) -> None:
@@ -60,20 +62,13 @@ class PassReader(StreamReader):
         self._first = next(passes)
         self._first_pass = first_pass
         super().__init__(batches, count=count)
+        self.batches = len(self.sizes)
         self._later = _LaterPasses(passes, len(self.sizes), self.name)
 
     def __len__(self) -> int:
         """The number of records in a pass, as closely as batches of `batch_records` allow."""
         full = len(self.sizes) * self.batch_records
         return max(full - self.batch_records + 1, min(full, sum(self.sizes)))
-
-    @property
-    def batches(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def in_order(self) -> bool:
-        return True
 
     def of_pass(self, number: int) -> Reader:
         return self if number <= self._first_pass else _Later(self, self._later, number - self._first_pass - 1)
@@ -90,20 +85,18 @@ class _Later(Reader):
     """One pass after the first."""
 
     def __init__(self, whole: PassReader, passes: _LaterPasses, number: int) -> None:
-        self._whole, self._passes, self._number = whole, passes, number
+        self._whole, self._passes = whole, passes
+        self.batches = len(whole.sizes)
+        self._start = number * self.batches
 
     def __len__(self) -> int:
         return len(self._whole)
-
-    @property
-    def batches(self) -> int:
-        return self._whole.batches
 
     def take(self, indices: Int64) -> Batch:
         raise BadInput("a stream gives whole batches alone")  # never called, because `batches` is set
 
     def batch(self, number: int) -> Batch:
-        return self._passes.batch(self._number * self.batches + number)
+        return self._passes.batch(self._start + number)
 
 
 class _LaterPasses:

@@ -17,11 +17,6 @@ __all__ = ["ClassWeightReader", "PartReader"]
 class PartReader(Reader):
     """The records `start <= record < stop` of another reader.
 
-    Args:
-        reader: The other reader.
-        start: The first record.
-        stop: The record after the last one.
-
     Raises:
         BadInput: the range is empty or exceeds the reader.
     """
@@ -30,13 +25,10 @@ class PartReader(Reader):
         if not 0 <= start < stop <= len(reader):
             raise BadInput(f"records {start} to {stop} of {len(reader)}: there are none, or not so many")
         self._reader, self._start, self._records = reader, start, stop - start
+        self.shuffle_block = reader.shuffle_block
 
     def __len__(self) -> int:
         return self._records
-
-    @property
-    def shuffle_block(self) -> int | None:
-        return self._reader.shuffle_block
 
     def for_inputs(self, inputs: ModelInputs) -> Reader:
         return PartReader(self._reader.for_inputs(inputs), self._start, self._start + self._records)
@@ -52,6 +44,9 @@ class ClassWeightReader(Reader):
         reader: Gives `(x, y)`; `y` is one array, of class numbers `[n]` or `[n, 1]`, or one-hot `[n, classes]`.
         class_weight: Class -> weight; the default weight is 1.
 
+    Attributes:
+        batch_records: Records of the other reader's batches; 0: it has none.
+
     Raises:
         BadInput: not a mapping of class numbers to weights, several targets, or a reader with sample weights.
     """
@@ -64,27 +59,12 @@ class ClassWeightReader(Reader):
         except (TypeError, ValueError) as error:
             raise BadInput(f"class_weight={class_weight!r}: give a dict, class number -> weight") from error
         self._reader = reader
+        self.shuffle_block, self.in_order, self.batches = reader.shuffle_block, reader.in_order, reader.batches
+        self.batch_records = int(getattr(reader, "batch_records", 0))
         _require_one_target(reader.take(np.zeros(1, np.int64)))
 
     def __len__(self) -> int:
         return len(self._reader)
-
-    @property
-    def shuffle_block(self) -> int | None:
-        return self._reader.shuffle_block
-
-    @property
-    def in_order(self) -> bool:
-        return self._reader.in_order
-
-    @property
-    def batch_records(self) -> int:
-        """Records of the other reader's batches; 0: it has none."""
-        return int(getattr(self._reader, "batch_records", 0))
-
-    @property
-    def batches(self) -> int | None:
-        return self._reader.batches
 
     def batch(self, number: int) -> Batch:
         return self._weighted(self._reader.batch(number))

@@ -13,44 +13,25 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.tables.initial_values import table_key
+from elastable.embedding_store.tables.row_blocks import joined_rows
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.saved_rows import all_rows
+from elastable.worker.rows.scope import export_format
 
 if TYPE_CHECKING:
     from elastable.worker.rows.store_backed import StoreBacked
 
-__all__ = ["LARGEST_EXPORTED_BYTES", "export_format", "exported_rows", "integer_ids_in_export"]
+__all__ = ["LARGEST_EXPORTED_BYTES", "exported_rows", "integer_ids_in_export"]
 
 #: Rows are constants of the graph, and TensorFlow keeps graphs below 2 GiB.
 LARGEST_EXPORTED_BYTES = 1 << 28
 
-_FORMATS = {
-    "keras/src/export/onnx": "onnx",
-    "keras/src/export/openvino": "openvino",
-    "keras/src/export/litert": "litert",
-    "keras/src/export/": "tf_saved_model",
-    "tensorflow/lite/": "litert",
-    "tensorflow/python/saved_model/": "tf_saved_model",
-}
 _EXACT_FLOATS = 1 << 24
 _WORD, _SHIFT = 0xFFFFFFFF, 32
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _SHARE_BELOW = 0.02275013194817921
 _HALVES = {"float16": tf.float16, "bfloat16": tf.bfloat16}
-
-
-def export_format() -> str | None:
-    """The format a model is being exported to, from the call stack; None: no export is running."""
-    frame, found = sys._getframe(), None
-    while frame is not None:
-        name = frame.f_code.co_filename.replace("\\", "/")
-        for part, kind in _FORMATS.items():
-            if part in name and (found is None or kind != "tf_saved_model"):
-                found = kind
-                break
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
 
 
 def integer_ids_in_export(layer: StoreBacked, inputs: TensorLike) -> TensorLike:
@@ -94,11 +75,6 @@ def exported_rows(layer: StoreBacked, ids: tf.Tensor, kind: str) -> tf.Tensor:
     All rows of a fixed table are a constant; or the rows of a table of any ids and their sorted ids, which are
     searched. An id without a row gets its initial value (`elastable.embedding_store.tables.initial_values`).
 
-    Args:
-        layer: A layer with its table in a store.
-        ids: Symbolic.
-        kind: From `export_format`.
-
     Raises:
         Unsupported: the table is too large, or takes any ids and the format is not SavedModel.
     """
@@ -136,12 +112,9 @@ def _trained(layer: StoreBacked) -> tuple[Int64, Float32, TableSpec, np.float32]
         )
     spec = source.specs()[name]
     _refuse_large(layer, source.row_count(name))
-    blocks = list(source.scan(name))
-    ids = np.concatenate([np.zeros(0, np.int64), *(block.ids for block in blocks)])
-    rows = np.concatenate([np.zeros((0, spec.dim), np.float32), *(block.weights for block in blocks)])
-    order = np.argsort(ids)
-    decay = source.table_state(name).untouched_decay
-    return ids[order], rows[order], spec, np.float32(1 if decay is None else np.exp(decay))
+    rows = joined_rows(spec, list(source.scan(name)))
+    order, decay = np.argsort(rows.ids), source.table_state(name).untouched_decay
+    return rows.ids[order], rows.weights[order], spec, np.float32(1 if decay is None else np.exp(decay))
 
 
 def _refuse_large(layer: StoreBacked, rows: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ __all__ = [
     "TapeScope",
     "current_scope",
     "entered",
+    "export_format",
     "refuse_inner_call",
     "seen_by_tapes",
     "slices_of",
@@ -37,6 +39,14 @@ __all__ = [
 PLANNED_ROWS = "elastable_planned_rows"
 #: Marks all rows of a table, read as a weight: they are the same in every micro-batch, as a variable is.
 ALL_ROWS = "elastable_all_rows"
+_FORMATS = {
+    "keras/src/export/onnx": "onnx",
+    "keras/src/export/openvino": "openvino",
+    "keras/src/export/litert": "litert",
+    "keras/src/export/": "tf_saved_model",
+    "tensorflow/lite/": "litert",
+    "tensorflow/python/saved_model/": "tf_saved_model",
+}
 
 
 class RowScope:
@@ -234,3 +244,16 @@ def slices_of(lookups: Sequence[TapeLookup], gradients: Sequence[Gradient]) -> d
         table: Slices(np.concatenate([ids for ids, _ in parts]), np.concatenate([values for _, values in parts]))
         for table, parts in found.items()
     }
+
+
+def export_format() -> str | None:
+    """The format a model is being exported to, from the call stack; None: no export is running."""
+    frame, found = sys._getframe(), None
+    while frame is not None:
+        name = frame.f_code.co_filename.replace("\\", "/")
+        for part, kind in _FORMATS.items():
+            if part in name and (found is None or kind != "tf_saved_model"):
+                found = kind
+                break
+        frame = frame.f_back  # type: ignore[assignment]
+    return found

@@ -25,14 +25,19 @@ from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorLike
-from elastable.worker.rows.combine import flatten_ids, shape_rows
-from elastable.worker.rows.export_rows import export_format, exported_rows, integer_ids_in_export
-from elastable.worker.rows.id_values import require_id_dtype
+from elastable.worker.rows.export_rows import exported_rows, integer_ids_in_export
+from elastable.worker.rows.id_values import flatten_ids, require_id_dtype, shape_rows
 from elastable.worker.rows.initializers import first_rows, initializer_spec, seed_of
 from elastable.worker.rows.model_inputs import is_text, wrap_reading_methods
-from elastable.worker.rows.saved_rows import assign_rows, require_all_rows, require_matrix
-from elastable.worker.rows.scope import ALL_ROWS, current_scope
-from elastable.worker.rows.whole_table import TableInCheckpoint, WholeTable, rows_listed
+from elastable.worker.rows.saved_rows import (
+    TableInCheckpoint,
+    WholeTable,
+    assign_rows,
+    require_all_rows,
+    require_matrix,
+    rows_listed,
+)
+from elastable.worker.rows.scope import ALL_ROWS, current_scope, export_format
 
 __all__ = ["StoreBacked"]
 
@@ -162,9 +167,8 @@ class StoreBacked:
         self._source = source
         self._seed = seed
 
-    @property
     def last_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """The optimizer that trained the table last in this process, while it exists."""
+        """The optimizer that trained the table last in this process, while it exists; Keras would save a property."""
         return None if self._trained_by is None else self._trained_by()
 
     @property
@@ -178,7 +182,7 @@ class StoreBacked:
         For loaded rows it is the optimizer that was loaded with them, recognised by its number of steps, which grows
         where it trains on at once.
         """
-        last = self.last_optimizer is optimizer
+        last = self.last_optimizer() is optimizer
         if self._steps is None:
             return last
         steps = int(optimizer.iterations)
@@ -215,7 +219,7 @@ class StoreBacked:
 
         Raises:
             Unsupported: it is trained by a fit at this moment. Or this optimizer trained it before, and another one has
-                since: a Keras optimizer keeps slots of its own for each variable; rows have those of the last alone.
+                since: a Keras optimizer keeps separate slots for each variable; rows have those of the last alone.
                 Or it needs other slots now.
         """
         if self._in_fit is not None:
@@ -242,7 +246,7 @@ class StoreBacked:
     @property
     def steps_trained(self) -> int:
         """Steps of the optimizer that trained the table, saved with the rows; -1: it no longer exists."""
-        if (optimizer := self.last_optimizer) is not None:
+        if (optimizer := self.last_optimizer()) is not None:
             return int(optimizer.iterations)
         return -1 if self._steps is None else self._steps
 
@@ -435,11 +439,6 @@ class StoreBacked:
         unique, inverse = tf.unique(ids)
         rows = tf.numpy_function(self._read, [unique], tf.float32, stateful=True)
         return tf.gather(tf.ensure_shape(rows, [None, self.output_dim]), inverse)
-
-    def output_shape_of(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Shape of the output for ids of this shape."""
-        kept = shape if self.combiner is None else shape[:-1]
-        return (*kept, self.output_dim)
 
 
 def _is_text(values: npt.ArrayLike) -> bool:

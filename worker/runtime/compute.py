@@ -117,15 +117,9 @@ class MicroBatchComputer:
 
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self.spec, training=True)}
         several = job.micro_batches_per_version > 1 and job.average != "batches"
-        self._train = (TrainStep if steps is None else OwnTrainStep)(
-            model,
-            self.spec,
-            self._plans[TaskKind.TRAIN],
-            look_up,
-            None if keras_draws else job.seed,
-            job.average if several else None,
-            steps,
-        )
+        seed, average = None if keras_draws else job.seed, job.average if several else None
+        train = TrainStep if steps is None else OwnTrainStep
+        self._train = train(model, self.spec, self._plans[TaskKind.TRAIN], look_up, seed, average, steps)
         if TaskKind.EVALUATE in readers:
             like = self._likes[TaskKind.EVALUATE]
             self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)

@@ -53,6 +53,7 @@ _log = logging.getLogger(__name__)
 #: How long one wait for a version lasts before the earliest task is looked at
 #: anew: an evaluation, or a task of a dead worker, may have taken its place.
 _VERSION_WAIT_S = 0.05
+_AHEAD = 4  # tasks to read and plan ahead
 
 
 class Worker:
@@ -65,7 +66,6 @@ class Worker:
         session: The session that `master.join(identity)` opened.
         identity: This start of the worker.
         deadline_s: Seconds that the master or store may be unreachable.
-        ahead: Number of tasks to read and plan ahead.
         measures: Counts what it does; None: not read by others.
         rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
         rows_change: Whether callbacks may write rows of a version that is committed: none are looked up ahead.
@@ -82,7 +82,6 @@ class Worker:
         session: Session,
         identity: WorkerIdentity,
         deadline_s: float = 30.0,
-        ahead: int = 4,
         measures: WorkerMeasures | None = None,
         rows_to: ShardStore | None = None,
         rows_change: bool = False,
@@ -98,7 +97,7 @@ class Worker:
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
         self.job_ended: JobStatus | None = None
-        self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
+        self._feed = TaskFeed(master, identity.incarnation, computer.prepare, _AHEAD)
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._row_pushes = None if rows_to is None else RowPushes(rows_to, session.job, deadline_s)
 
@@ -225,18 +224,14 @@ class Worker:
         if not asked:
             return {}
         self._measures.lookups.add(asked)
-        with self._measures.phase("lookup"):
-            rows = self._rows_ahead.take(prepared)
-            return self._look_up_now(prepared) if rows is None else rows
-
-    def _look_up_now(self, prepared: Prepared) -> dict[str, Float32]:
-        version = self._naming.version_of(prepared.task)
 
         def look_up() -> dict[str, Float32]:
             self._feed.refuse_failed()  # a store that is lost for good ends the job before the retries run out
-            return self._source.lookup(prepared.ids.unique, version)
+            return self._source.lookup(asked, self._naming.version_of(prepared.task))
 
-        return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,))
+        with self._measures.phase("lookup"):
+            rows = self._rows_ahead.take(prepared)
+            return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,)) if rows is None else rows
 
     def _look_ahead(self, prepared: Prepared) -> None:
         """Starts the lookup of the next micro-batch, where its rows are already determined."""

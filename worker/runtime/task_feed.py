@@ -23,6 +23,9 @@ class TaskFeed:
     Only data and ids are prepared, never values: rows and dense variables are read when a task's version is committed.
     Each request to the master lists the tasks held here, so a lost reply is repeated and tasks done elsewhere are
     dropped.
+
+    Attributes:
+        outside: Whether the master reported that this worker has no session.
     """
 
     def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
@@ -32,7 +35,7 @@ class TaskFeed:
         self._ahead = ahead
         self._ready: dict[Task, Prepared] = {}
         self._life = 0  # sessions joined since the first
-        self._outside = False
+        self.outside = False
         self._idle = False
         self._changed = threading.Condition()
         self._stopping = False
@@ -52,7 +55,7 @@ class TaskFeed:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._ready or self._finished or self._failure or self._outside, timeout=wait_s
+                lambda: self._ready or self._finished or self._failure or self.outside, timeout=wait_s
             )
             if self._failure is not None:
                 raise self._failure
@@ -90,11 +93,6 @@ class TaskFeed:
                 self._idle |= sum(task.kind is TaskKind.EVALUATE for task in self._ready) < _FEW
             self._changed.notify_all()
 
-    @property
-    def outside(self) -> bool:
-        """Whether the master reported that this worker has no session."""
-        return self._outside
-
     def begin_anew(self, keep: bool) -> None:
         """Records that a new session was opened, perhaps with another master.
 
@@ -102,7 +100,7 @@ class TaskFeed:
             keep: Whether to keep prepared tasks: the next request lists them, and the master revokes what is obsolete.
         """
         with self._changed:
-            self._outside = False
+            self.outside = False
             self._life += 1
             if not keep:
                 self._ready.clear()
@@ -145,7 +143,7 @@ class TaskFeed:
         except NotJoined:
             # The session ended, or the master was replaced: the loop joins again.
             with self._changed:
-                self._outside = life == self._life
+                self.outside = life == self._life
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stopping, timeout=_LOOK_EVERY_S)
             return True

@@ -65,13 +65,7 @@ def update_metrics(model: keras.Model, done: Forward, loss: tf.Tensor) -> object
 
 
 def warn_of_values(model: keras.Model, method: str, returned: object) -> None:
-    """Names values that a method of the model returns for the logs and that no metric holds: they are not shown.
-
-    Args:
-        model: The model.
-        method: The method's name.
-        returned: What it returned.
-    """
+    """Names values that a method of the model returned for the logs and that no metric holds: they are not shown."""
     if not isinstance(returned, Mapping):
         return
     unknown = sorted(map(str, set(returned) - set(model.get_metrics_result())))

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
@@ -90,19 +91,7 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
         ModelError: an embedding that is not a layer of the model.
         Unsupported: an embedding called inside a loop or a condition.
     """
-    scope, method = PlanScope(), "train_step" if training else "test_step"
-
-    def trace(*flat: tf.Tensor) -> list[tf.Tensor]:
-        batch = pack_flat(spec, flat)
-        with entered(scope):
-            if overrides(model, method):
-                rehearse(model, batch) if training else model.test_step(batch)
-            else:
-                done = forward(model, batch, training)
-                update_metrics(model, done, done.loss)
-        return []
-
-    wrapped = tf.compat.v1.wrap_function(trace, flat_spec(spec))
+    scope, wrapped = _traced(model, spec, training)
     for layer, ids in scope.calls:
         if ids.graph is not wrapped.graph:
             refuse_inner_call(layer)
@@ -125,6 +114,23 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     columns = dict.fromkeys(name for name, feed in zip(names, feeds, strict=True) if feed.op in needed)
     # Only what the ids need survives: no dropout, no moving averages, no rows.
     return IdPlan(layers, planned, tuple(columns), wrapped.prune(list(feeds), fetched))
+
+
+def _traced(model: keras.Model, spec: BatchSpec, training: bool) -> tuple[PlanScope, Any]:
+    """The embedding calls of a step, and its graph as a function that can be pruned."""
+    scope, method = PlanScope(), "train_step" if training else "test_step"
+
+    def trace(*flat: tf.Tensor) -> list[tf.Tensor]:
+        batch = pack_flat(spec, flat)
+        with entered(scope):
+            if overrides(model, method):
+                rehearse(model, batch) if training else model.test_step(batch)
+            else:
+                done = forward(model, batch, training)
+                update_metrics(model, done, done.loss)
+        return []
+
+    return scope, tf.compat.v1.wrap_function(trace, flat_spec(spec))
 
 
 def _is_constant(model: keras.Model, layer: StoreBacked) -> bool:

@@ -447,13 +447,18 @@ class TrainStep(ModelStep):
         )
 
     def _refuse_unsupported(self) -> None:
-        _refuse_unplanned_regularizers(self._plan)
-        if self._average is None:
-            return
-        for layer in self._plan.layers:
-            if layer.embeddings_regularizer is not None:
+        for layer, known in zip(self._plan.layers, self._plan.planned, strict=True):
+            if layer.embeddings_regularizer is None:
+                continue
+            if not known:
+                raise Unsupported(
+                    f"embedding layer {layer.name!r}: its ids depend on values of the model, so the rows that "
+                    "embeddings_regularizer is applied to are not known before the step; leave it out, and add it to "
+                    "the loss for the rows that the layer returned"
+                )
+            if self._average is not None:
                 require_rowwise(layer)
-        if self._function is not None:
+        if self._average is not None and self._function is not None:
             self._refuse_eager()
 
     def _refuse_eager(self) -> None:
@@ -465,16 +470,6 @@ class TrainStep(ModelStep):
             raise Unsupported(
                 f"model {self._model.name!r}: compile(run_eagerly=True) with grads_to_wait above 1 and a loss whose "
                 "terms are divided by different numbers; leave run_eagerly out"
-            )
-
-
-def _refuse_unplanned_regularizers(plan: IdPlan) -> None:
-    for layer, known in zip(plan.layers, plan.planned, strict=True):
-        if not known and layer.embeddings_regularizer is not None:
-            raise Unsupported(
-                f"embedding layer {layer.name!r}: its ids depend on values of the model, so the rows that "
-                "embeddings_regularizer is applied to are not known before the step; leave it out, and add it to the "
-                "loss for the rows that the layer returned"
             )
 
 

@@ -67,11 +67,7 @@ def is_trained(model: keras.Model, layer: StoreBacked) -> bool:
 
 
 def frozen_tables(model: keras.Model, layers: Sequence[StoreBacked]) -> tuple[str, ...]:
-    """Sorted names of the tables that are not trained under the current flags.
-
-    Args:
-        model: A built model.
-        layers: Its layers with tables in a store.
+    """Sorted names of the tables of a model's layers that are not trained under the current flags.
 
     Raises:
         ModelError: layers that share a table have different flags.

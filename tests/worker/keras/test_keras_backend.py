@@ -22,7 +22,7 @@ assert "keras" not in sys.modules
 """
 
 
-def told(name: str, **environment: str) -> str:
+def output(name: str, **environment: str) -> str:
     inherited = {key: value for key, value in os.environ.items() if key not in ("KERAS_BACKEND", "KERAS_HOME")}
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(name=name)],
@@ -34,7 +34,7 @@ def told(name: str, **environment: str) -> str:
 
 @pytest.mark.parametrize(("backend", "name"), [("jax", "et.Embedding(10, 4)"), ("torch", "et.fit")])
 def test_another_backend_is_refused_in_one_sentence(backend: str, name: str) -> None:
-    assert told(name, KERAS_BACKEND=backend) == (
+    assert output(name, KERAS_BACKEND=backend) == (
         f"Unsupported Elastable's layers run on Keras' TensorFlow backend, and Keras is set to '{backend}': set "
         "KERAS_BACKEND=tensorflow before anything imports Keras"
     )
@@ -42,4 +42,4 @@ def test_another_backend_is_refused_in_one_sentence(backend: str, name: str) -> 
 
 def test_the_file_of_keras_counts_where_the_environment_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
-    assert "set to 'jax'" in told("et.EdlEmbedding", KERAS_HOME=str(tmp_path))
+    assert "set to 'jax'" in output("et.EdlEmbedding", KERAS_HOME=str(tmp_path))

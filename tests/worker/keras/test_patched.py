@@ -13,7 +13,7 @@ import elastable as et
 from elastable.worker.keras.patched import patched
 
 
-class Told:
+class Speaker:
     def say(self, word: str) -> str:
         return word
 
@@ -23,44 +23,44 @@ def _louder(plain: Callable[..., object]) -> Callable[..., object]:
 
 
 def test_other_threads_have_the_method_as_it_was() -> None:
-    with ThreadPoolExecutor(1) as other, patched(Told, "say", _louder):
-        assert Told().say("a") == "A"
-        assert other.submit(Told().say, "a").result(60) == "a"
-    assert Told().say("a") == "a"
+    with ThreadPoolExecutor(1) as other, patched(Speaker, "say", _louder):
+        assert Speaker().say("a") == "A"
+        assert other.submit(Speaker().say, "a").result(60) == "a"
+    assert Speaker().say("a") == "a"
 
 
 def test_nothing_stays_where_two_threads_patch_at_once() -> None:
-    plain, begun = Told.say, threading.Event()
+    plain, begun = Speaker.say, threading.Event()
 
     def other() -> str:
         begun.set()
-        with patched(Told, "say", _louder):
-            return Told().say("b")
+        with patched(Speaker, "say", _louder):
+            return Speaker().say("b")
 
     with ThreadPoolExecutor(1) as pool:
-        with patched(Told, "say", _louder):
+        with patched(Speaker, "say", _louder):
             came = pool.submit(other)
             assert begun.wait(60)
         assert came.result(60) == "B"
-    assert Told.say is plain
+    assert Speaker.say is plain
 
 
 def test_blocks_of_two_threads_run_side_by_side() -> None:
     # Replicas in threads exchange rows while each builds its model: a block may wait for another's.
-    plain, meeting = Told.say, threading.Barrier(2)
+    plain, meeting = Speaker.say, threading.Barrier(2)
 
     def replica(word: str) -> tuple[str, str]:
-        with patched(Told, "say", _louder):
+        with patched(Speaker, "say", _louder):
             meeting.wait(60)
-            outer = Told().say(word)
-            with patched(Told, "say", lambda below: lambda self, said: f"{below(self, said)}!"):
+            outer = Speaker().say(word)
+            with patched(Speaker, "say", lambda below: lambda self, said: f"{below(self, said)}!"):
                 meeting.wait(60)
-                return outer, Told().say(word)
+                return outer, Speaker().say(word)
 
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(replica, "ab"))
     assert results == [("A", "A!"), ("B", "B!")]
-    assert Told.say is plain
+    assert Speaker.say is plain
 
 
 def test_a_model_that_keras_builds_by_calling_it_on_shapes_begins_with_its_initial_states() -> None:

@@ -1,4 +1,4 @@
-"""`et.DistributedEmbedding` beside keras-rs' own layer: the same programs, nests, shapes and numbers."""
+"""`et.DistributedEmbedding` next to keras-rs' own layer: the same programs, nests, shapes and numbers."""
 
 from __future__ import annotations
 

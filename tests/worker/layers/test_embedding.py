@@ -22,11 +22,7 @@ BOTH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 # elasticdl/python/tests/layer_test.py: sparse ids of shape [4, 6].
 SPARSE = tf.SparseTensor([[0, 0], [1, 1], [1, 2], [2, 1], [3, 1], [3, 3], [3, 5]], [1, 1, 3, 2, 0, 2, 6], [4, 6])
-COMBINED = {
-    "sum": [1, 4, 2, 8],
-    "mean": [1, 2, 2, 8 / 3],
-    "sqrtn": [1, 4 / np.sqrt(2), 2, 8 / np.sqrt(3)],
-}
+COMBINED = {"sum": [1, 4, 2, 8], "mean": [1, 2, 2, 8 / 3], "sqrtn": [1, 4 / np.sqrt(2), 2, 8 / np.sqrt(3)]}
 GRADIENTS = {
     "sum": [1, 1, 5, 3, 3],
     "mean": [0.5, 0.5, 3, 1, 1],
@@ -45,22 +41,15 @@ def test_dense_ids_read_their_rows(graph: bool) -> None:
 
 @BOTH
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_sparse_ids_are_combined(combiner: str, graph: bool) -> None:
-    layer = Embedding(None, 8, name="table", combiner=combiner)
-    output, _ = run_in_step(lambda: layer(SPARSE), ids_as_rows(8), graph)
-    np.testing.assert_allclose(output, column(COMBINED[combiner]), rtol=1e-6)  # type: ignore[arg-type]
-
-
-@BOTH
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_sparse_gradients_reach_every_unique_id(combiner: str, graph: bool) -> None:
+def test_sparse_ids_are_combined_and_gradients_reach_every_unique_id(combiner: str, graph: bool) -> None:
     """ElasticDL: the output scaled by the row index 0..3 and summed."""
     layer = Embedding(None, 8, name="table", combiner=combiner)
     scale = tf.constant([0.0, 1.0, 2.0, 3.0])[:, tf.newaxis]
-    _, [(table, unique, gradient)] = run_in_step(
+    output, [(table, unique, gradient)] = run_in_step(
         lambda: layer(SPARSE), ids_as_rows(8), graph, lambda output: tf.reduce_sum(output * scale)
     )
     assert table == "table"
+    np.testing.assert_allclose(output, column(COMBINED[combiner]), rtol=1e-6)  # type: ignore[arg-type]
     np.testing.assert_array_equal(unique, [1, 3, 2, 0, 6])
     np.testing.assert_allclose(gradient, column(GRADIENTS[combiner]), rtol=1e-6)  # type: ignore[arg-type]
 
@@ -115,11 +104,7 @@ def test_weights_and_kinds_agree_with_a_loop(combiner: str, kind: str) -> None:
     table = generator.normal(size=(20, 4)).astype(np.float32)
     inputs, weight = _tensors(kind, ids, weights)
     output, _ = run_in_step(lambda: layer(inputs, weights=weight), lambda _, unique: table[unique])
-    norms = {
-        "sum": lambda w: 1.0,
-        "mean": np.sum,
-        "sqrtn": lambda w: np.sqrt(np.sum(w * w)),
-    }
+    norms = {"sum": lambda w: 1.0, "mean": np.sum, "sqrtn": lambda w: np.sqrt(np.sum(w * w))}
     for row, (mine, weigh) in enumerate(zip(ids, weights, strict=True)):
         expected = (table[mine] * weigh[:, np.newaxis]).sum(axis=0)
         expected = expected / norms[combiner](weigh) if len(mine) else np.zeros(4)  # type: ignore[operator]
@@ -146,18 +131,17 @@ def test_sparse_ids_below_zero_are_pruned_and_an_empty_row_is_zero() -> None:
     np.testing.assert_array_equal(output, column([3, 0, 0], 2))
 
 
-def test_ragged_without_a_combiner_stays_ragged() -> None:
-    layer = Embedding(None, 2, name="table")
+@pytest.mark.parametrize(
+    ("combiner", "expected"),
+    [(None, [[[[1, 1], [2, 2]], [[3, 3]]], [[]]]), ("sum", [[[3, 3], [3, 3]], [[0, 0]]])],
+)
+def test_nested_ragged_ids_stay_ragged_and_are_combined_over_their_innermost_axis(
+    combiner: str | None, expected: object
+) -> None:
+    layer = Embedding(None, 2, name="table", combiner=combiner)
     ragged = tf.ragged.constant([[[1, 2], [3]], [[]]], dtype=tf.int64)
     output, _ = run_in_step(lambda: layer(ragged), ids_as_rows(2), scale=lambda o: tf.reduce_sum(o.flat_values))
-    assert output.to_list() == [[[[1, 1], [2, 2]], [[3, 3]]], [[]]]
-
-
-def test_nested_ragged_ids_are_combined_over_their_innermost_axis() -> None:
-    layer = Embedding(None, 2, name="table", combiner="sum")
-    ragged = tf.ragged.constant([[[1, 2], [3]], [[]]], dtype=tf.int64)
-    output, _ = run_in_step(lambda: layer(ragged), ids_as_rows(2), scale=lambda o: tf.reduce_sum(o.flat_values))
-    assert output.to_list() == [[[3, 3], [3, 3]], [[0, 0]]]
+    assert output.to_list() == expected
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32"])
@@ -216,11 +200,6 @@ def test_initializers_keep_their_distribution(name: object, kind: str) -> None:
     assert ours.max() <= theirs.max() + 0.1 * abs(theirs.max()) + 1e-7 or kind == "normal"
 
 
-def test_booleans_are_no_ids() -> None:
-    with pytest.raises(BadIds, match=r"layer 'scores'.*bool.*int64"):
-        Embedding(None, 4, name="scores")(np.array([True, False]))
-
-
 @pytest.mark.parametrize("bad", [10, -1])
 def test_ids_outside_of_a_fixed_vocabulary_are_refused(bad: int) -> None:
     with pytest.raises(IdOutOfRange, match=rf"'fixed'.*{bad}"):
@@ -228,8 +207,9 @@ def test_ids_outside_of_a_fixed_vocabulary_are_refused(bad: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
+        ({"input_dim": 8}, r"order is Keras' own, et.Embedding\(input_dim, output_dim\).*\(None, 8\)"),
         ({"output_dim": 0}, "output_dim"),
         ({"output_dim": 2.5}, "output_dim"),
         ({"output_dim": 4, "input_dim": -1}, "input_dim"),
@@ -239,8 +219,8 @@ def test_ids_outside_of_a_fixed_vocabulary_are_refused(bad: int) -> None:
         ({"output_dim": 4, "table_dtype": "int8"}, "'int8'.*served, not trained"),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments: Keywords, told: str) -> None:
-    with pytest.raises(BadSpec, match=told):
+def test_bad_arguments_are_refused_by_name(arguments: Keywords, message: str) -> None:
+    with pytest.raises(BadSpec, match=message):
         Embedding(**{"input_dim": None, **arguments}, name="bad")
 
 
@@ -256,11 +236,6 @@ def test_arguments_come_in_the_order_of_keras() -> None:
     np.testing.assert_array_equal(ours(np.array([3])), theirs(np.array([3])))
     of_keras = list(inspect.signature(keras.layers.Embedding).parameters)[:7]
     assert list(inspect.signature(Embedding.__init__).parameters)[1:8] == of_keras
-
-
-def test_a_missing_output_dim_is_named_with_the_order_of_arguments() -> None:
-    with pytest.raises(BadSpec, match=r"order is Keras' own, et.Embedding\(input_dim, output_dim\).*\(None, 8\)"):
-        Embedding(8)
 
 
 def test_what_only_keras_own_layer_has_is_refused_by_name() -> None:
@@ -285,17 +260,6 @@ def test_weights_are_the_rows_to_begin_with() -> None:
         Embedding(None, 3, weights=rows, name="t")
 
 
-def test_initializers_that_cannot_be_computed_by_row_are_refused() -> None:
-    with pytest.raises(Unsupported, match="Orthogonal"):
-        Embedding(8, 4, embeddings_initializer="orthogonal", name="o").table_spec()
-    with pytest.raises(Unsupported, match="vocabulary"):
-        Embedding(None, 4, embeddings_initializer="glorot_uniform", name="g").table_spec()
-    with pytest.raises(Unsupported, match="my_rows"):
-        Embedding(8, 4, embeddings_initializer=my_rows, name="own").table_spec()
-    with pytest.raises(Unsupported, match="OwnDraw"):
-        Embedding(8, 4, embeddings_initializer=OwnDraw(), name="own").table_spec()
-
-
 def my_rows(shape: object, dtype: object = None) -> object:
     return tf.ones(shape)
 
@@ -303,6 +267,22 @@ def my_rows(shape: object, dtype: object = None) -> object:
 class OwnDraw(keras.initializers.RandomUniform):
     def __call__(self, shape: object, dtype: object = None) -> object:
         return 2 * super().__call__(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("size", "initializer", "message"),
+    [
+        (8, "orthogonal", "Orthogonal"),
+        (None, "glorot_uniform", "vocabulary"),
+        (8, my_rows, "my_rows"),
+        (8, OwnDraw(), "OwnDraw"),
+    ],
+)
+def test_initializers_that_cannot_be_computed_by_row_are_refused(
+    size: int | None, initializer: object, message: str
+) -> None:
+    with pytest.raises(Unsupported, match=message):
+        Embedding(size, 4, embeddings_initializer=initializer, name="o").table_spec()
 
 
 class Narrow(keras.initializers.RandomUniform):

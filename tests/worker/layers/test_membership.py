@@ -48,7 +48,7 @@ def test_config_goes_round(admission: et.AdmissionSpec | None, eviction: et.Evic
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"admission": ADMISSION, "input_dim": 10}, "'e': admission is for tables of any ids.*10"),
         ({"eviction": EVICTION, "input_dim": 10}, "'e': eviction is for tables of any ids.*10"),
@@ -58,8 +58,8 @@ def test_config_goes_round(admission: et.AdmissionSpec | None, eviction: et.Evic
         ({"admission": {"sightings": 0}}, "sightings must lie from 1 to 255"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(arguments: Keywords, told: str) -> None:
-    with pytest.raises(BadSpec, match=told):
+def test_what_cannot_be_is_refused_by_name(arguments: Keywords, message: str) -> None:
+    with pytest.raises(BadSpec, match=message):
         et.Embedding(**{"input_dim": None, "output_dim": 4, **arguments}, name="e")
 
 

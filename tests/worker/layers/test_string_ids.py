@@ -121,10 +121,10 @@ def test_what_a_spec_says_of_its_ids_survives() -> None:
 
 
 def test_strings_for_a_fixed_vocabulary_are_refused() -> None:
-    told = r"'items': called on strings, and input_dim=10 .*keras\.layers\.StringLookup or keras\.layers\.Hashing"
-    with pytest.raises(BadIds, match=told):
+    message = r"'items': called on strings, and input_dim=10 .*keras\.layers\.StringLookup or keras\.layers\.Hashing"
+    with pytest.raises(BadIds, match=message):
         et.Embedding(10, 2, name="items")(keras.Input((), dtype="string"))
-    with pytest.raises(BadIds, match=told):
+    with pytest.raises(BadIds, match=message):
         et.Embedding(10, 2, name="items")(tf.constant(["a"]))
 
 
@@ -164,7 +164,7 @@ def test_unsigned_ids_that_are_too_large_end_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "weights", "told"),
+    ("ids", "weights", "message"),
     [
         (tf.ragged.constant([[1, 2], [3]]), tf.ragged.constant([[1.0], [2.0, 3.0]]), "they differ in where records"),
         (
@@ -176,8 +176,8 @@ def test_unsigned_ids_that_are_too_large_end_a_job() -> None:
         (tf.sparse.from_dense([[1, 0]]), tf.sparse.from_dense([[0.0, 1.0]]), "they differ in where records"),
     ],
 )
-def test_weights_of_other_ids_are_refused(ids: object, weights: object, told: str) -> None:
-    with pytest.raises(BadIds, match=f"'w': .*{told}"):
+def test_weights_of_other_ids_are_refused(ids: object, weights: object, message: str) -> None:
+    with pytest.raises(BadIds, match=f"'w': .*{message}"):
         et.Embedding(None, 2, combiner="sum", name="w")(ids, weights)
 
 

@@ -89,22 +89,24 @@ def test_an_exported_model_predicts_the_same_without_elastable(tmp_path: Path) -
     assert plain_model(model, store).compiled
 
 
-def test_ids_a_dynamic_table_has_never_seen_read_the_mean_of_its_distribution() -> None:
-    inputs = keras.Input((1,), dtype="int64")
+def _any_ids(combiner: str | None = None) -> keras.Model:
+    inputs = keras.Input((3,), dtype="int64")
     initial = keras.initializers.RandomUniform(1.0, 3.0)
-    model = keras.Model(inputs, Embedding(None, 2, embeddings_initializer=initial, name="any")(inputs))
+    rows = Embedding(None, 2, embeddings_initializer=initial, combiner=combiner, name="any")(inputs)
+    model = keras.Model(inputs, rows)
     model.compile("sgd", "mse")
+    return model
+
+
+def test_ids_a_dynamic_table_has_never_seen_read_the_mean_of_its_distribution() -> None:
+    model, known = _any_ids(), np.array([[3, 4, 5]])
     plain = plain_model(model, _trained_store(model))
-    np.testing.assert_array_equal(plain.predict(np.array([[10**12], [-1]]), verbose=0), np.full((2, 1, 2), 2.0))
-    np.testing.assert_array_equal(plain.predict(np.array([[3]]), verbose=0), model.predict(np.array([[3]]), verbose=0))
+    np.testing.assert_array_equal(plain.predict(np.array([[10**12, -1, 77]]), verbose=0), np.full((1, 3, 2), 2.0))
+    np.testing.assert_array_equal(plain.predict(known, verbose=0), model.predict(known, verbose=0))
 
 
 def test_a_model_of_which_no_row_was_trained_is_exported(tmp_path: Path) -> None:
-    inputs = keras.Input((3,), dtype="int64")
-    initial = keras.initializers.RandomUniform(1.0, 3.0)
-    rows = Embedding(None, 2, embeddings_initializer=initial, combiner="mean", name="any")(inputs)
-    model = keras.Model(inputs, rows)
-    model.compile("sgd", "mse")
+    model = _any_ids("mean")
     with MemoryStore() as store:
         for layer in store_layers(model):
             store.create_table(layer.table_spec(0, OptimizerSpec.of("sgd")))

@@ -46,17 +46,17 @@ NULLED = arrow([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2))
 UNSIGNED = arrow([[2**64 - 1], [], [1, 2**63]], pa.list_(pa.uint64()))
 
 RIGHT = {
-    "int32 beside int64": ([arrow([1], pa.int32()), arrow([2**53 + 1])], "int64", {}, [1, 2**53 + 1]),
-    "int64 beside double": ([arrow([2**60]), arrow([1.0, None])], "int64", {"fill_null": {"c": -1}}, [2**60, 1, -1]),
-    "int beside double": ([arrow([2**60 + 1]), arrow([1.5])], "float32", {}, [2.0**60, 1.5]),
-    "uint64 beside int64": ([arrow([7], pa.uint64()), arrow([-2])], "", {}, [7, -2]),
-    "uint8 beside int8": ([arrow([200], pa.uint8()), arrow([-2], pa.int8())], "", {}, [200, -2]),
-    "bool beside int": ([arrow([True]), arrow([5])], "int64", {}, [1, 5]),
-    "null beside int": ([pa.nulls(1), arrow([5])], "int64", {"fill_null": {"c": 0}}, [0, 5]),
-    "null beside list": ([pa.nulls(1), arrow([[5]])], "int64", {"fill_null_list": {"c": []}}, [[], [5]]),
+    "int32 and int64": ([arrow([1], pa.int32()), arrow([2**53 + 1])], "int64", {}, [1, 2**53 + 1]),
+    "int64 and double": ([arrow([2**60]), arrow([1.0, None])], "int64", {"fill_null": {"c": -1}}, [2**60, 1, -1]),
+    "int and double": ([arrow([2**60 + 1]), arrow([1.5])], "float32", {}, [2.0**60, 1.5]),
+    "uint64 and int64": ([arrow([7], pa.uint64()), arrow([-2])], "", {}, [7, -2]),
+    "uint8 and int8": ([arrow([200], pa.uint8()), arrow([-2], pa.int8())], "", {}, [200, -2]),
+    "bool and int": ([arrow([True]), arrow([5])], "int64", {}, [1, 5]),
+    "null and int": ([pa.nulls(1), arrow([5])], "int64", {"fill_null": {"c": 0}}, [0, 5]),
+    "null and list": ([pa.nulls(1), arrow([[5]])], "int64", {"fill_null_list": {"c": []}}, [[], [5]]),
     "null alone": (pa.nulls(1), "int64", {"fill_null": {"c": 3}}, [3]),
-    "string beside dictionary": ([arrow(["007"]), arrow(["b"]).dictionary_encode()], "string", {}, ["007", "b"]),
-    "string beside large_string": ([arrow(["a"]), arrow(["b"], pa.large_string())], "", {}, ["a", "b"]),
+    "string and dictionary": ([arrow(["007"]), arrow(["b"]).dictionary_encode()], "string", {}, ["007", "b"]),
+    "string and large_string": ([arrow(["a"]), arrow(["b"], pa.large_string())], "", {}, ["a", "b"]),
     "string_view": (arrow(["a", "b"], pa.string_view()), "string", {}, ["a", "b"]),
     "binary": (arrow([b"a\xe9"]), "string", {}, [b"a\xe9"]),
     "columns in another order": (
@@ -66,7 +66,7 @@ RIGHT = {
         NULLED, "int64", {"fill_null": {"c": 9}, "fill_null_list": {"c": [7, 8]}}, [[1, 2], [7, 8], [3, 9]],
     ),
     "lists of floats": (arrow([[1.0, None]], pa.list_(pa.float64(), 2)), "int64", {"fill_null": {"c": 0}}, [[1, 0]]),
-    "lists of one size beside others": (
+    "lists of one size and others": (
         [NULLED[:1], arrow([[3], []], pa.list_(pa.int32()))], "int64", {}, [[1, 2], [3], []],
     ),
     "lists of two sizes": ([NULLED[:1], arrow([[3]], pa.list_(pa.int64(), 1))], "int64", {}, [[1, 2], [3]]),
@@ -116,9 +116,9 @@ NOT_UTF8 = pa.StringArray.from_buffers(
 )
 
 REFUSED = {
-    "int beside string": ([arrow([1]), arrow(["x"])], "", {}, "part-1.parquet: column 'c' is string, and int64 in"),
-    "int beside double": ([arrow([1]), arrow([1.0])], "", {}, "part-1.parquet: column 'c' is double, and int64 in .*"),
-    "bool beside int": ([arrow([True]), arrow([2])], "", {}, "part-1.parquet: column 'c' is int64, and bool in"),
+    "int and string": ([arrow([1]), arrow(["x"])], "", {}, "part-1.parquet: column 'c' is string, and int64 in"),
+    "int and double": ([arrow([1]), arrow([1.0])], "", {}, "part-1.parquet: column 'c' is double, and int64 in .*"),
+    "bool and int": ([arrow([True]), arrow([2])], "", {}, "part-1.parquet: column 'c' is int64, and bool in"),
     "missing later": ([arrow([1]), pa.table({"d": [1]})], "", {}, "part-1.parquet: no column 'c'; .*part-0"),
     "missing first": (
         [pa.table({"d": [1]}), pa.table({"c": [1], "d": [2]})], "int64", {}, "part-0.parquet: no column 'c'",
@@ -171,9 +171,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("files", "want", "options", "told"), REFUSED.values(), ids=REFUSED)
-def test_refused_by_name(tmp_path: Path, files: object, want: str, options: dict[str, Keyword], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+@pytest.mark.parametrize(("files", "want", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_by_name(tmp_path: Path, files: object, want: str, options: dict[str, Keyword], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         parquet(tmp_path, files, want, **options)
 
 
@@ -198,7 +198,7 @@ def text(folder: Path, content: bytes | str, want: str = "", **options: Keyword)
 CSV_RIGHT = {
     "leading zeros": ("c\n007\n7\n", "string", {}, ["007", "7"]),
     "signs and spaces": ("c\n+7\n 8\n-0\n", "int64", {}, [7, 8, 0]),
-    "1.0 beside 1": ("c\n1\n2\n3.0\n", "int64", {"block_records": 2}, [1, 2, 3]),
+    "1.0 and 1": ("c\n1\n2\n3.0\n", "int64", {"block_records": 2}, [1, 2, 3]),
     "exponents": ("c\n1e3\n2\n", "int64", {}, [1000, 2]),
     "true for an integer": ("c\ntrue\nfalse\n", "int64", {}, [1, 0]),
     "integers for floats, then fractions": ("c\n1\n2\n1.5\n", "float32", {"block_records": 2}, [1, 2, 1.5]),
@@ -258,11 +258,11 @@ CSV_REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "want", "options", "told"), CSV_REFUSED.values(), ids=CSV_REFUSED)
+@pytest.mark.parametrize(("content", "want", "options", "message"), CSV_REFUSED.values(), ids=CSV_REFUSED)
 def test_csv_is_refused_by_file_line_and_value(
-    tmp_path: Path, content: bytes | str, want: str, options: dict[str, Keyword], told: str
+    tmp_path: Path, content: bytes | str, want: str, options: dict[str, Keyword], message: str
 ) -> None:
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         text(tmp_path, content, want, **options)
 
 
@@ -284,9 +284,9 @@ def test_folder_values_are_read_as_the_input_wants_them(tmp_path: Path) -> None:
 def test_thousands_of_columns_are_refused_in_few_words(tmp_path: Path) -> None:
     names = ",".join(f"c{number}" for number in range(5_000))
     (tmp_path / "t.csv").write_text(f"{names}\n{'1,' * 4_999}1\n")
-    with pytest.raises(BadInput, match=r"no column 'y'; its columns are c0, .*, c19, \.\.\. \(5000\)$") as told:
+    with pytest.raises(BadInput, match=r"no column 'y'; its columns are c0, .*, c19, \.\.\. \(5000\)$") as message:
         CsvReader(tmp_path / "t.csv", label="y")
-    assert len(str(told.value)) < 400
+    assert len(str(message.value)) < 400
     reader = CsvReader(tmp_path / "t.csv", label="c7").for_inputs(ModelInputs({"c4999": "int64"}, own_step=False))
     assert list(reader.take(np.array([0]))[0]) == ["c4999"]
 
@@ -299,15 +299,15 @@ def test_empty_text_of_a_column_that_is_filled_is_a_null(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"fill_null": 0}, "fill_null=0: give a dict"),
         ({"column_types": {"a": pa.int64()}}, "column_types=.*give the name of an Arrow type, such as 'int64'"),
     ],
 )
-def test_options_of_another_kind_are_refused(tmp_path: Path, options: dict[str, Keyword], told: str) -> None:
+def test_options_of_another_kind_are_refused(tmp_path: Path, options: dict[str, Keyword], message: str) -> None:
     (tmp_path / "a.csv").write_text("a,y\n1,2\n")
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         CsvReader(str(tmp_path / "a.csv"), label="y", **options)
 
 

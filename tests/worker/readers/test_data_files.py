@@ -122,12 +122,13 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [("99999999999999999999", "beyond int64"), ("__HIVE_DEFAULT_PARTITION__", "nulls in a column")]
+    ("value", "message"),
+    [("99999999999999999999", "beyond int64"), ("__HIVE_DEFAULT_PARTITION__", "nulls in a column")],
 )
-def test_folders_whose_values_make_no_ids(tmp_path: Path, value: str, told: str) -> None:
+def test_folders_whose_values_make_no_ids(tmp_path: Path, value: str, message: str) -> None:
     (tmp_path / f"user={value}").mkdir()
     pq.write_table(pa.table({"late": [1.0]}), tmp_path / f"user={value}" / "a.parquet")
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         ParquetReader(tmp_path, label="late").take(np.array([0]))
 
 
@@ -220,11 +221,11 @@ def test_an_s3_server(s3: tuple[arrow_fs.S3FileSystem, str], kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [("az://account/x.csv", "no file system opens this URL: .*adlfs"), ("nowhere://x.csv", "nowhere://x.csv: no file")],
 )
-def test_urls_that_nothing_opens(url: str, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_urls_that_nothing_opens(url: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         CsvReader(url)
     with pytest.raises(BadInput, match="filesystem=7: give a pyarrow"):
         CsvReader("x.csv", filesystem=7)

@@ -86,7 +86,7 @@ def test_a_stream_that_can_be_opened_anywhere_goes_back_and_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "told"),
+    ("stream", "message"),
     [
         (lambda: [np.zeros(4), np.zeros(3)], r"batch 1 holds 3 records, and the first 4: .*repeat\(\) before \.batch"),
         (lambda: [np.zeros(4)], r"ended before its batch 1; epochs x steps_per_epoch asks for more"),
@@ -94,8 +94,8 @@ def test_a_stream_that_can_be_opened_anywhere_goes_back_and_ahead() -> None:
         (lambda: 7, "int: no stream of batches"),
     ],
 )
-def test_streams_that_cannot_be_trained_on(stream: Callable[..., object], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_streams_that_cannot_be_trained_on(stream: Callable[..., object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         numbers(et.EndlessReader(stream(), 5), 0, [0, 19])
 
 

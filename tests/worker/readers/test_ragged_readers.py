@@ -113,7 +113,7 @@ def test_empty_records_do_not_decide_the_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ([[1], [2**63, -1]], "an integer beyond int64"),
         ([["a"], [2]], "element 1 is a int"),
@@ -122,10 +122,10 @@ def test_empty_records_do_not_decide_the_dtype() -> None:
         ([np.zeros((2, 3)), np.zeros((2, 2))], "differ behind their first axis"),
     ],
 )
-def test_lists_that_make_no_records(values: list[object], told: str) -> None:
+def test_lists_that_make_no_records(values: list[object], message: str) -> None:
     array = np.empty(len(values), object)
     array[:] = values
-    with pytest.raises(BadInput, match=f"x: .*{told}"):
+    with pytest.raises(BadInput, match=f"x: .*{message}"):
         NumpyReader(array)
 
 

@@ -94,9 +94,11 @@ def test_the_range_that_is_read_together_is_told(readers: dict[str, Reader], kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "told"), [([0, RECORDS], "index 37 at position 1"), ([-1], "index -1 at position 0")])
-def test_an_index_out_of_range_is_named(readers: dict[str, Reader], kind: str, rows: list[int], told: str) -> None:
-    with pytest.raises(BadInput, match=f"{told}; it holds 37 records, 0 to 36"):
+@pytest.mark.parametrize(
+    ("rows", "message"), [([0, RECORDS], "index 37 at position 1"), ([-1], "index -1 at position 0")]
+)
+def test_an_index_out_of_range_is_named(readers: dict[str, Reader], kind: str, rows: list[int], message: str) -> None:
+    with pytest.raises(BadInput, match=f"{message}; it holds 37 records, 0 to 36"):
         readers[kind].take(np.array(rows, np.int64))
 
 
@@ -130,7 +132,7 @@ def test_what_is_taken_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "told"),
+    ("given_", "message"),
     [
         (({"a": np.zeros(3)}, np.zeros(4)), r"x\['a'\] has 3, y has 4 records"),
         ((np.zeros(0), np.zeros(0)), "empty, x has 0 records"),
@@ -146,8 +148,8 @@ def test_what_is_taken_is_a_copy() -> None:
         ((np.array([5, 2**63 + 1], np.uint64),), r"x: 9223372036854775809 at position 1 is above 2\*\*63 - 1"),
     ],
 )
-def test_arrays_that_cannot_be_read_are_refused(given_: tuple[object, ...], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_arrays_that_cannot_be_read_are_refused(given_: tuple[object, ...], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         NumpyReader(*given_)
 
 
@@ -164,7 +166,7 @@ def test_tuples_dicts_and_readers_become_readers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (np.zeros(3), "ndarray alone; give a Reader, a tuple"),
         ((1, 2, 3, 4), "a tuple of 4"),
@@ -174,8 +176,8 @@ def test_tuples_dicts_and_readers_become_readers() -> None:
         ("train.csv", "a str; give"),
     ],
 )
-def test_other_data_is_refused_by_name(data: object, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_other_data_is_refused_by_name(data: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         as_reader(data)
 
 
@@ -242,7 +244,7 @@ def test_parquet_files_must_be_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "no header"),
         ("a,b\n", "empty, there must be at least one record"),
@@ -252,9 +254,9 @@ def test_parquet_files_must_be_whole(tmp_path: Path) -> None:
         ("a\tb,c\td\n1\t2,5\t3\n", r"is cut by '\\t', not by ','; say delimiter='\\t'"),
     ],
 )
-def test_malformed_csv_is_told_by_file_and_line(tmp_path: Path, text: str, told: str) -> None:
+def test_malformed_csv_is_told_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         CsvReader(tmp_path / "t.csv")
 
 

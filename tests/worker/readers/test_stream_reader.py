@@ -66,6 +66,7 @@ def test_any_record_is_that_of_the_stream(wanted: list[int], size: int) -> None:
     rows = np.array(wanted, np.int64)
     reader = StreamReader(batches(size, X, Y, W))
     assert (len(reader), reader.batch_records, reader.shuffle_block) == (20, min(size, 20), None)
+    assert StreamReader(batches(size, X), shuffle_block=16).shuffle_block == 16
     same(reader.take(rows), NumpyReader(X, Y, W).take(rows))
 
 
@@ -82,34 +83,6 @@ def test_any_record_is_that_of_the_stream(wanted: list[int], size: int) -> None:
 def test_whatever_keras_takes_as_a_stream(stream: Callable[..., object]) -> None:
     rows = np.array([19, 0, 7, 7])
     same(StreamReader(stream()).take(rows), NumpyReader(X, Y).take(rows))
-
-
-def test_records_of_tfrecord_files(tmp_path: Path) -> None:
-    path = str(tmp_path / "clicks.tfrecord")
-    with tf.io.TFRecordWriter(path) as writer:
-        for number in range(50):
-            feature = {
-                "item": tf.train.Feature(int64_list=tf.train.Int64List(value=[number, 10**12 + number])),
-                "city": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"city %d" % (number % 7)])),
-                "label": tf.train.Feature(float_list=tf.train.FloatList(value=[number / 2])),
-            }
-            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
-    shapes = {
-        "item": tf.io.FixedLenFeature([2], tf.int64),
-        "city": tf.io.FixedLenFeature([], tf.string),
-        "label": tf.io.FixedLenFeature([], tf.float32),
-    }
-
-    def parsed(texts: object) -> object:
-        found = tf.io.parse_example(texts, shapes)
-        return {name: found[name] for name in ("item", "city")}, found["label"]
-
-    reader = StreamReader(tf.data.TFRecordDataset(path).batch(8).map(parsed), shuffle_block=16)
-    assert (len(reader), reader.batch_records, reader.shuffle_block) == (50, 8, 16)
-    x, y = reader.take(np.array([49, 3]))
-    np.testing.assert_array_equal(x["item"], [[49, 10**12 + 49], [3, 10**12 + 3]])
-    assert x["city"].tolist() == [b"city 0", b"city 3"]
-    np.testing.assert_array_equal(y, np.array([24.5, 1.5], np.float32))
 
 
 @given(st.lists(st.lists(st.text(max_size=5), min_size=2, max_size=2), min_size=1, max_size=9), st.integers(1, 4))
@@ -135,7 +108,7 @@ def test_only_so_many_batches_of_a_stream_without_an_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "told"),
+    ("stream", "message"),
     [
         ([], "ended before its first batch"),
         ([(np.zeros((2, 3)), np.zeros(2)), (np.zeros((2, 4)), np.zeros(2))],
@@ -155,8 +128,8 @@ def test_only_so_many_batches_of_a_stream_without_an_end() -> None:
         (7, "int: no stream"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_named(stream: object, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_cannot_be_read_is_named(stream: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         StreamReader(stream)
 
 

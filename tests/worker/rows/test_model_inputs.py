@@ -71,6 +71,8 @@ TRAINING: dict[str, Callable[[keras.Model, Array], object]] = {
     ),
     "train_on_batch": lambda model, column: model.train_on_batch({"item": column}, Y),
 }
+READING = {**FACES, **LOSSES}
+EVERY = {**READING, **TRAINING}
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -80,13 +82,13 @@ def test_doubles_that_are_integers_are_exact(model: keras.Model, face: str) -> N
     np.testing.assert_array_equal(found, model.predict({"item": ids}, verbose=0))
 
 
-@pytest.mark.parametrize("face", [*FACES, *LOSSES, *TRAINING])
+@pytest.mark.parametrize("face", EVERY)
 @pytest.mark.parametrize("kind", BAD)
 def test_doubles_that_are_no_ids_are_refused(model: keras.Model, face: str, kind: str) -> None:
-    value, told = BAD[kind]
+    value, message = BAD[kind]
     with pytest.raises(BadIds, match=r"input 'item'.*record 2|record 2.*item") as found:
-        {**FACES, **LOSSES, **TRAINING}[face](model, np.array([1.0, 2.0, value, 3.0]))
-    assert re.search(told, str(found.value))
+        EVERY[face](model, np.array([1.0, 2.0, value, 3.0]))
+    assert re.search(message, str(found.value))
 
 
 @pytest.mark.parametrize("face", TRAINING)
@@ -109,11 +111,11 @@ def test_a_float_input_works_where_it_holds_every_id(floats: keras.Model, face: 
     np.testing.assert_allclose(FACES[face](floats, ids.astype(np.float32)), wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("face", [*FACES, *LOSSES, *TRAINING])
-@pytest.mark.parametrize(("value", "told"), [(0.5, "0.5"), (np.nan, "nan"), (float(BIG), "16777216")])
-def test_a_float_input_refuses_what_is_no_id(floats: keras.Model, face: str, value: float, told: str) -> None:
-    with pytest.raises(BadIds, match=rf"'rows': id {re.escape(told)}.* of record 1 .*no integer below 2\*\*24"):
-        {**FACES, **LOSSES, **TRAINING}[face](floats, np.array([1, value, 2, 3], np.float32))
+@pytest.mark.parametrize("face", EVERY)
+@pytest.mark.parametrize(("value", "message"), [(0.5, "0.5"), (np.nan, "nan"), (float(BIG), "16777216")])
+def test_a_float_input_refuses_what_is_no_id(floats: keras.Model, face: str, value: float, message: str) -> None:
+    with pytest.raises(BadIds, match=rf"'rows': id {re.escape(message)}.* of record 1 .*no integer below 2\*\*24"):
+        EVERY[face](floats, np.array([1, value, 2, 3], np.float32))
 
 
 def test_training_on_a_float_input_names_the_column_and_the_record_of_all(floats: keras.Model) -> None:
@@ -127,28 +129,27 @@ def test_a_float_input_that_cannot_hold_every_id_is_refused() -> None:
         made(BIG, "float32").fit({"item": np.ones(4, np.float32)}, Y, verbose=0)
 
 
-@pytest.mark.parametrize("face", [*FACES, *LOSSES, *TRAINING])
+@pytest.mark.parametrize("face", EVERY)
 def test_an_input_of_32_bits_refuses_what_it_would_cut(face: str) -> None:
     with pytest.raises(BadIds, match=r"input 'item'.*4294967301.*int32"):
-        {**FACES, **LOSSES, **TRAINING}[face](made(dtype="int32"), np.array([1, 2, 2**32 + 5, 3]))
+        EVERY[face](made(dtype="int32"), np.array([1, 2, 2**32 + 5, 3]))
 
 
-@pytest.mark.parametrize("face", [*FACES, *LOSSES])
+@pytest.mark.parametrize("face", READING)
 def test_an_id_out_of_range_is_named_with_layer_and_record(face: str) -> None:
     with pytest.raises(IdOutOfRange, match=r"'rows': id 10 of record 2 of the batch is outside 0 <= id < 10"):
-        {**FACES, **LOSSES}[face](made(10), np.array([1, 2, 10, 3]))
+        READING[face](made(10), np.array([1, 2, 10, 3]))
 
 
-@pytest.mark.parametrize("face", [*FACES, *LOSSES])
+@pytest.mark.parametrize("face", READING)
 @pytest.mark.parametrize("kind", ["U", "S", "O"])
 def test_strings_of_numpy_are_read(face: str, kind: str) -> None:
     strings = made(dtype="string")
     texts, wanted = np.array(["a", "bc", "a", "d"]).astype(kind), et.hash_ids(["a", "bc", "a", "d"])
-    found = {**FACES, **LOSSES}[face](strings, texts)
+    found = READING[face](strings, texts)
     if face in FACES:
-        np.testing.assert_allclose(
-            np.asarray(found)[:, 0], strings.get_layer("rows").read_rows(wanted).sum(axis=1), rtol=1e-5
-        )
+        rows = strings.get_layer("rows").read_rows(wanted)
+        np.testing.assert_allclose(np.asarray(found)[:, 0], rows.sum(axis=1), rtol=1e-5)
 
 
 def test_a_sequential_model_that_is_not_built_refuses_a_fraction() -> None:
@@ -199,18 +200,8 @@ def test_a_layer_and_its_rows_take_ids_of_any_rank_and_kind_alike(size: int | No
     plain = np.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]])
     kinds = ["int8", "uint8", "int32", "uint32", "int64", "uint64", ">i8", "float32", "float64", "float16"]
     given: list[Any] = [plain.astype(kind) for kind in kinds]
-    given += [
-        plain[:, 0, 0],
-        plain[0],
-        plain[0, 0, 0],
-        plain.tolist(),
-        3,
-        [1.0, 2.0],
-        [],
-        np.zeros((0, 2)),
-        plain[::-1, ::2],
-    ]
-    given += [np.asfortranarray(plain), plain.astype(object)]
+    given += [plain[:, 0, 0], plain[0], plain[0, 0, 0], plain.tolist(), 3, [1.0, 2.0], [], np.zeros((0, 2))]
+    given += [plain[::-1, ::2], np.asfortranarray(plain), plain.astype(object)]
     for ids in given:
         wanted = layer.read_rows(np.asarray(ids).astype(np.int64))
         assert wanted.shape == (*np.shape(ids), 3)

@@ -39,7 +39,7 @@ def with_nan(array: Array, *records: int, value: float = np.nan) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (({"items": ITEMS, "price": PRICES}, with_nan(Y, 17)), r"y holds NaN or Inf in 1 of its 8 .* record 17"),
         (({"items": ITEMS, "price": with_nan(PRICES, 3, 5)}, Y), r"x\['price'\] holds NaN or Inf in 2 .* record 3"),
@@ -47,8 +47,8 @@ def with_nan(array: Array, *records: int, value: float = np.nan) -> Array:
         (({"items": ITEMS, "price": PRICES}, Y, with_nan(Y[:, 0], 30)), "sample_weight holds .* such as record 30"),
     ],
 )  # fmt: skip
-def test_nan_is_blamed_on_the_column_that_holds_it(data: object, told: str) -> None:
-    with pytest.raises(NotFinite, match=rf"{told}.*not_finite='skip'"):
+def test_nan_is_blamed_on_the_column_that_holds_it(data: object, message: str) -> None:
+    with pytest.raises(NotFinite, match=rf"{message}.*not_finite='skip'"):
         fit(data, shuffle=False)
 
 
@@ -77,7 +77,7 @@ def test_records_of_ragged_columns_are_found(kind: str) -> None:
 
 
 class Bad(et.Reader):
-    """Gives what it is told to, whatever was asked for."""
+    """Gives what it is message to, whatever was asked for."""
 
     def __init__(self, give: Callable[[Array], Batch]) -> None:
         self.give = give
@@ -90,7 +90,7 @@ class Bad(et.Reader):
 
 
 @pytest.mark.parametrize(
-    ("give", "told"),
+    ("give", "message"),
     [
         (lambda rows: {"items": ITEMS[rows]}, r"Bad\.take\(\) gave a dict; a batch is \(x,\)"),
         (lambda rows: (1, 2, 3, 4), "gave a tuple of 4"),
@@ -103,31 +103,31 @@ class Bad(et.Reader):
          r"holds x\['items'\], x\['price'\], and the first records of the training data x\['items'\], x\['price'\], y"),
     ],
 )  # fmt: skip
-def test_what_a_reader_of_ones_own_gives_wrong_is_named(give: Callable[[Array], Batch], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_a_reader_of_ones_own_gives_wrong_is_named(give: Callable[[Array], Batch], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         fit(Bad(give), shuffle=False)
 
 
 @pytest.mark.parametrize(
-    ("x", "told"),
+    ("x", "message"),
     [
         ({"items": ITEMS, "price": PRICES.astype(int)}, r"x\['price'\] is int64 \[n, 1\], and float32 \[n, 1\]"),
         ({"items": ITEMS}, r"holds x\['items'\], y, and the first .* x\['items'\], x\['price'\]"),
         ({"items": ITEMS, "price": np.repeat(PRICES, 2, 1)}, r"x\['price'\] is float32 \[n, 2\], and float32 \[n, 1\]"),
     ],
 )  # fmt: skip
-def test_validation_data_must_be_like_the_training_data(x: object, told: str) -> None:
-    with pytest.raises(BadInput, match=f"the validation data: {told}"):
+def test_validation_data_must_be_like_the_training_data(x: object, message: str) -> None:
+    with pytest.raises(BadInput, match=f"the validation data: {message}"):
         fit(({"items": ITEMS, "price": PRICES}, Y), validation_data=(x, Y))
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (tf.data.Dataset.from_tensor_slices((ITEMS, Y)), r"x: a single int64 value; .*batch a tf\.data\."),
         (({"item": ITEMS, "price": PRICES}, Y), "items"),
     ],
 )  # fmt: skip
-def test_datasets_of_another_structure(data: object, told: str) -> None:
-    with pytest.raises(ElastableError, match=told):
+def test_datasets_of_another_structure(data: object, message: str) -> None:
+    with pytest.raises(ElastableError, match=message):
         fit(data)

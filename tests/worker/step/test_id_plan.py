@@ -79,10 +79,8 @@ def test_ids_that_depend_on_rows_variables_or_chance_are_not_planned(caplog: pyt
     class Model(keras.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.first = Embedding(50, 1, name="first")
-            self.second = Embedding(50, 1, name="second")
-            self.third = Embedding(50, 1, name="third")
-            self.fourth = Embedding(50, 1, name="fourth")
+            names = ("first", "second", "third", "fourth")
+            self.first, self.second, self.third, self.fourth = (Embedding(50, 1, name=name) for name in names)
             self.dense = keras.layers.Dense(1)
 
         def call(self, x: tf.Tensor) -> tf.Tensor:

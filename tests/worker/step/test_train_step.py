@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.api import Slices
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model
@@ -65,11 +66,33 @@ def _step(model: keras.Model, batch: tf.Tensor = BATCH, micro_batch: int = 0, se
     return step(batch, rows, ids, micro_batch)
 
 
+def _assign(target: keras.Model, model: keras.Model) -> None:
+    for weight, value in zip(target.weights, model.weights, strict=True):
+        weight.assign(value)
+
+
+def _full(slices: Slices) -> np.ndarray:
+    """float32 `[50, 4]`: the gradient of the whole table."""
+    full = np.zeros((50, 4), np.float32)
+    np.add.at(full, slices.indices, slices.values)
+    return full
+
+
+class _Pooled(keras.Model):
+    """Sums the rows of its layer `items`, and ends in a dense layer."""
+
+    def __init__(self, **options: Keyword) -> None:
+        super().__init__()
+        self.items, self.out = _ours(name="items", **options), keras.layers.Dense(1)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.out(tf.reduce_sum(self.items(x), axis=1))
+
+
 def _twins(**arguments: Keyword) -> tuple[keras.Model, keras.Model]:
     ours, theirs = _model(_ours, **arguments), _model(_theirs, **arguments)
     theirs.get_layer("items").set_weights([ours.get_layer("items").read_rows(np.arange(50))])
-    for mine, other in zip(ours.weights, theirs.weights, strict=True):
-        other.assign(mine)
+    _assign(theirs, ours)
     return ours, theirs
 
 
@@ -84,9 +107,7 @@ def test_loss_gradients_states_and_metrics_equal_plain_keras() -> None:
     assert result.loss == pytest.approx(float(loss), rel=1e-6)
     slices = result.slices["items"]
     assert len(np.unique(slices.indices)) == len(slices.indices)
-    full = np.zeros((50, 4), np.float32)
-    full[slices.indices] = slices.values
-    np.testing.assert_allclose(full, tf.convert_to_tensor(table), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(_full(slices), tf.convert_to_tensor(table), rtol=1e-4, atol=1e-6)
     for mine, other in zip(result.dense, dense, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
     for mine, weight in zip(result.states, theirs.non_trainable_weights, strict=True):
@@ -127,8 +148,7 @@ def test_dropout_belongs_to_the_micro_batch() -> None:
     """Whatever a process has drawn before, micro-batch 7 drops the same units; others drop others."""
     model, other = _model(_ours, dropout=0.5), _model(_ours, dropout=0.5)
     _same_rows(model, other)
-    for mine, weight in zip(model.weights, other.weights, strict=True):
-        weight.assign(mine)
+    _assign(other, model)
     once = _step(model, micro_batch=7)
     _step(other, micro_batch=3)
     for gradient, same in zip(once.dense, _step(other, micro_batch=7).dense, strict=True):
@@ -142,8 +162,7 @@ def test_dropout_belongs_to_the_micro_batch() -> None:
 def test_a_regularizer_counts_once_a_layer_over_touched_rows() -> None:
     plain, heavy = _model(_ours), _model(_ours, regularizer=keras.regularizers.L2(0.5))
     _same_rows(plain, heavy)
-    for mine, weight in zip(plain.weights, heavy.weights, strict=True):
-        weight.assign(mine)
+    _assign(heavy, plain)
     touched = np.unique(np.concatenate([X.reshape(-1), X.reshape(-1) // 2]))
     penalty = 0.5 * float((plain.get_layer("items").read_rows(touched) ** 2).sum())
     assert _step(heavy).loss - _step(plain).loss == pytest.approx(penalty, rel=1e-3)
@@ -194,24 +213,19 @@ def test_ids_that_cannot_be_planned_still_get_their_gradients() -> None:
         loss = models[1].compute_loss(X, BATCH[1], models[1](X), None)
     gradients = tape.gradient(loss, [weight.value for weight in models[1].trainable_weights])
     for table, gradient in zip(("first", "second"), gradients, strict=True):
-        full = np.zeros((50, 4), np.float32)
-        np.add.at(full, result.slices[table].indices, result.slices[table].values)
+        full = _full(result.slices[table])
         np.testing.assert_allclose(full, tf.convert_to_tensor(gradient), rtol=1e-4, atol=1e-7)
         assert np.abs(full).max() > 0
 
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_call_whose_gradient_is_not_recorded_is_refused_by_name(eager: bool) -> None:
-    class Recomputed(keras.Model):
-        def __init__(self, trainable: bool) -> None:
-            super().__init__()
-            self.items, self.out = _ours(name="items", trainable=trainable), keras.layers.Dense(1)
-
+    class Recomputed(_Pooled):
         def call(self, x: tf.Tensor) -> tf.Tensor:
             return self.out(tf.recompute_grad(lambda ids: tf.reduce_sum(self.items(ids), axis=1))(x))
 
     for trainable in (True, False):
-        model = Recomputed(trainable)
+        model = Recomputed(trainable=trainable)
         model.compile("sgd", "mse", run_eagerly=eager)
         build_model(model, BATCH)
         if trainable:
@@ -222,14 +236,7 @@ def test_a_call_whose_gradient_is_not_recorded_is_refused_by_name(eager: bool) -
 
 
 def test_values_that_are_no_metrics_are_said_not_to_be_shown(caplog: pytest.LogCaptureFixture) -> None:
-    class Telling(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.items, self.out = _ours(name="items"), keras.layers.Dense(1)
-
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            return self.out(tf.reduce_sum(self.items(x), axis=1))
-
+    class Telling(_Pooled):
         def compute_metrics(self, x: object, y: object, y_pred: object, sample_weight: object = None) -> object:
             return {**super().compute_metrics(x, y, y_pred, sample_weight), "largest": keras.ops.max(y_pred)}
 
@@ -288,13 +295,10 @@ def test_jit_compile_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture)
     assert "jit_compile=True) has no effect" in caplog.text
 
 
-def test_models_that_are_not_compiled_are_refused() -> None:
-    with pytest.raises(ModelError, match="not compiled"):
-        build_model(keras.Sequential([keras.layers.Dense(1)]), BATCH)
-
-
-def test_a_model_that_fails_on_its_data_is_told_of() -> None:
+@pytest.mark.parametrize(("compiled", "message"), [(False, "not compiled"), (True, "fails on the first records")])
+def test_models_that_are_not_compiled_or_fail_on_their_data_are_refused(compiled: bool, message: str) -> None:
     model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ModelError, match="fails on the first records"):
+    if compiled:
+        model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=message):
         build_model(model, BATCH)

@@ -37,6 +37,8 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 _EXACT = {16: 2**11, 32: 2**24, 64: 2**53}
 """Bits of a float -> the first integer that another one may have been rounded to."""
 _FLOATS = ("float16", "float32", "bfloat16")
+_VIEWS = (pa.types.is_list_view, pa.types.is_large_list_view)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, *_VIEWS)
 _SCALARS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
@@ -218,10 +220,9 @@ def merged_type(kinds: Sequence[tuple[object, pa.DataType]], want: str, name: st
 
 
 def _refuse_mixture(kinds: Sequence[tuple[object, pa.DataType]], name: str) -> None:
-    exact = [(file, kind) for file, kind in kinds if not pa.types.is_floating(kind)]
-    floats = [(file, kind) for file, kind in kinds if pa.types.is_floating(kind)]
-    if exact and floats:
-        (file, kind), (other, float_kind) = exact[0], floats[0]
+    file, kind = next((each for each in kinds if not pa.types.is_floating(each[1])), (None, None))
+    other, float_kind = next((each for each in kinds if pa.types.is_floating(each[1])), (None, None))
+    if kind is not None and float_kind is not None:
         raise BadInput(
             f"{other}: column {name!r} is {float_kind}, and {kind} in {file}; say column_types={{{name!r}: 'int64'}} "
             "if its values are integers, else 'float64'"
@@ -276,11 +277,7 @@ def _refuse_for(kind: pa.DataType, want: str, name: str, file: object) -> None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view,
-        pa.types.is_large_list_view,
-    )  # fmt: skip
-    return any(test(kind) for test in tests)
+    return any(test(kind) for test in _LISTS)
 
 
 def _with_element(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
@@ -372,8 +369,12 @@ def first_bad(records: int, good: Callable[[int], bool]) -> int:
 
 def casts(values: pa.Array, kind: pa.DataType) -> bool:
     """Whether every value is one of the type."""
+    return _succeeds(lambda: values.cast(kind))
+
+
+def _succeeds(read: Callable[[], object]) -> bool:
     try:
-        values.cast(kind)
+        read()
     except pa.ArrowException:
         return False
     return True
@@ -429,7 +430,7 @@ def _elements(values: pa.Array, column: Column, at: At) -> Array:
     try:
         made = np.asarray(values.to_numpy(zero_copy_only=False))
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        bad = first_bad(len(values), lambda stop: _decodes(values[:stop]))
+        bad = first_bad(len(values), lambda stop: _succeeds(lambda: values[:stop].validate(full=True)))
         raise BadInput(f"{at(bad)}: is no UTF-8: {error}") from error
     if made.dtype != np.uint64:
         return made
@@ -437,14 +438,6 @@ def _elements(values: pa.Array, column: Column, at: At) -> Array:
         bad = int(np.argmax(made > 2**63 - 1))
         raise BadInput(f"{at(bad)}: {made[bad]} is above 2**63 - 1, the largest id; {at.keeps_bits}")
     return made.view(np.int64) if column.bits else made
-
-
-def _decodes(values: pa.Array) -> bool:
-    try:
-        values.validate(full=True)
-    except pa.ArrowException:
-        return False
-    return True
 
 
 def _filling(name: str, fill: object, kind: pa.DataType) -> pa.Scalar:

@@ -105,6 +105,7 @@ class BlockReader(Reader):
         if cached_blocks < 1:
             raise BadInput(f"{self._name}: cached_blocks must be at least 1, got {cached_blocks}")
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.shuffle_block = max(counts)
         self._cached_blocks = cached_blocks
         self.feed(ModelInputs())
 
@@ -124,11 +125,6 @@ class BlockReader(Reader):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    @property
-    def shuffle_block(self) -> int | None:
-        """Records in the largest block."""
-        return int(np.diff(self._starts).max())
 
     def for_inputs(self, inputs: ModelInputs) -> Reader:
         """The same records, each column read as its input wants it; with a transform in between nothing changes."""

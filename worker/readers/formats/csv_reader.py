@@ -44,7 +44,7 @@ class CsvReader(BlockReader):
     """CSV files as one record space, in the order given.
 
     Each file is scanned once for the positions of its records, when the reader is created. x is a dict of arrays. A
-    column is read as the model's input of its name wants it (docs/data.md): text as it stands for strings, integers
+    column is read as the model's input of its name wants it (docs/data.md): text as it is for strings, integers
     exactly. Without a model, types are inferred from the first block of the first file: integers, float32, booleans, or
     object arrays of `str`; dates and times stay strings. `column_types` sets them. Folders named `key=value`, in a
     folder or glob that you pass, become columns, too.
@@ -108,7 +108,7 @@ class CsvReader(BlockReader):
         self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
         counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
         super().__init__(files, self._names, counts, choice, transform, cached_blocks)
-        self._parse(self._text(0), {}, self.in_file[:1])  # a malformed record is told at once
+        self._parse(self._text(0), {}, self.in_file[:1])  # a malformed record is reported at once
 
     def feed(self, inputs: ModelInputs) -> None:
         super().feed(inputs)
@@ -132,7 +132,11 @@ class CsvReader(BlockReader):
             kind = pa.uint64() if want == "uint64" else pa.int64()
         elif want and want not in INTEGERS and not boolean and not (number and want == "number"):
             kind = pa.float64()
-        elif not want and pa.types.is_floating(found) and _large(self._first[name]):
+        elif (
+            not want
+            and pa.types.is_floating(found)
+            and pc.any(pc.greater_equal(pc.abs(self._first[name]), 2.0**63)).as_py()
+        ):
             self._refuse_large_integers(name)
         self._parsed[name] = kind
         return [(self.files[0], kind)]
@@ -278,10 +282,6 @@ class CsvReader(BlockReader):
         others = [each for each in _DELIMITERS if each != self._delimiter and record.count(each.encode()) == cuts]
         hint = f"; say delimiter={others[0]!r}, which cuts it so" if others else ""
         return BadInput(f"{text.place(bad)}: {reasons[-1]}{hint}")
-
-
-def _large(values: pa.ChunkedArray) -> bool:
-    return bool(pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py())
 
 
 def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Array:

@@ -28,6 +28,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 #: Schemes that Arrow opens itself; fsspec opens every other.
 _ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 _WILD = re.compile(r"[*?\[]")
+#: A name that begins with "." or "_", like those that Spark and Hive write next to data.
+_HIDDEN = re.compile(r"(^|/)[._]")
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip")
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -131,14 +133,15 @@ class _Opened:
         return cls(arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(filesystem)), filesystem, path, name)
 
     def files(self, kind: str, suffixes: Sequence[str]) -> list[DataFile]:
-        if self._is_file():
+        found = self._kind()
+        if found is arrow_fs.FileType.File:
             return [DataFile(self.arrow, self.path, self.name)]
         if _WILD.search(self.path):
             return self._matching(kind)
-        if not self._is_folder():
+        if found is not arrow_fs.FileType.Directory:
             raise BadInput(f"{kind}: {self.name}: no such file")
         folder = self.path.rstrip("/")
-        inside = [path for path in self._below(folder) if not _is_hidden(_relative(path, folder))]
+        inside = [path for path in self._below(folder) if not _HIDDEN.search(_relative(path, folder))]
         for path in inside:
             if not path.endswith(tuple(suffixes)):
                 raise BadInput(
@@ -171,15 +174,14 @@ class _Opened:
         inside = self.arrow.get_file_info(arrow_fs.FileSelector(folder or "/", recursive=True, allow_not_found=True))
         return sorted(entry.path for entry in inside if entry.is_file)
 
-    def _is_file(self) -> bool:
-        if self.fsspec is not None:
-            return not self.path.endswith("/") and not _WILD.search(self.path) and bool(self.fsspec.isfile(self.path))
-        return bool(self.arrow.get_file_info(self.path.rstrip("/")).is_file)
-
-    def _is_folder(self) -> bool:
-        if self.fsspec is not None:
-            return bool(self.fsspec.isdir(self.path))
-        return bool(self.arrow.get_file_info(self.path.rstrip("/")).type == arrow_fs.FileType.Directory)
+    def _kind(self) -> arrow_fs.FileType:
+        if self.fsspec is None:
+            return self.arrow.get_file_info(self.path.rstrip("/")).type
+        if not self.path.endswith("/") and not _WILD.search(self.path) and self.fsspec.isfile(self.path):
+            return arrow_fs.FileType.File
+        if _WILD.search(self.path) or not self.fsspec.isdir(self.path):
+            return arrow_fs.FileType.NotFound
+        return arrow_fs.FileType.Directory
 
 
 def _arrow_from_url(url: str) -> tuple[arrow_fs.FileSystem, str]:
@@ -197,11 +199,6 @@ def _relative(path: str, folder: str) -> str:
     """The part of a path below a folder; for a web server without URL escapes."""
     below = path[len(folder) :].lstrip("/")
     return unquote(below) if path.startswith(("http://", "https://")) else below
-
-
-def _is_hidden(path: str) -> bool:
-    """Whether a name in it begins with "." or "_", like those that Spark and Hive write next to data."""
-    return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
 def _partitions(folders: Iterable[str]) -> Iterable[tuple[str, str | None]]:

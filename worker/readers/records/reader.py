@@ -43,29 +43,21 @@ class Reader(ABC):
     """Numbered records 0 .. len - 1, the same on every process of a job.
 
     The job decides in which order records are trained; a reader only fetches the records it is asked for.
+
+    Attributes:
+        shuffle_block: Number of records that are read together; None (the default): any record can be fetched cheaply.
+            A job shuffles such blocks, and the records within each, so that a micro-batch reads few blocks.
+        in_order: Whether records are trained in the order of their numbers, even if the job shuffles.
+        batches: Batches in a pass, of any sizes, if the reader itself makes them (`batch`); None: the job makes them.
     """
+
+    shuffle_block: int | None = None
+    in_order: bool = False
+    batches: int | None = None
 
     @abstractmethod
     def __len__(self) -> int:
         """The number of records, at least 1."""
-
-    @property
-    def shuffle_block(self) -> int | None:
-        """Number of records that are read together; None (the default): any record can be fetched cheaply.
-
-        A job shuffles such blocks, and the records within each, so that a micro-batch reads few blocks.
-        """
-        return None
-
-    @property
-    def in_order(self) -> bool:
-        """Whether records are trained in the order of their numbers, even if the job shuffles."""
-        return False
-
-    @property
-    def batches(self) -> int | None:
-        """Batches in a pass, if the reader itself makes batches (`batch`), of any sizes; None: the job makes them."""
-        return None
 
     def batch(self, number: int) -> Batch:
         """Batch `number` of a reader that makes them itself."""

@@ -43,6 +43,8 @@ class EndlessReader(Reader):
             again but no longer kept.
     """
 
+    in_order = True
+
     def __init__(
         self, batches: object | Callable[[int], object], steps_per_epoch: int, *, keep_batches: int = 64
     ) -> None:
@@ -64,10 +66,6 @@ class EndlessReader(Reader):
 
     def __len__(self) -> int:
         return self._steps * self.batch_records
-
-    @property
-    def in_order(self) -> bool:
-        return True
 
     def of_pass(self, number: int) -> Reader:
         return _Pass(self, number)

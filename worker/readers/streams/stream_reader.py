@@ -221,7 +221,7 @@ class StreamReader(Reader):
         if shuffle_block is not None and shuffle_block < 1:
             raise BadInput(f"shuffle_block={shuffle_block}: records in a range, at least 1, or None")
         self.name = type(batches).__name__
-        self._shuffle_block = shuffle_block
+        self.shuffle_block = shuffle_block
         self._records = self.batch_records = 0
         self.sizes: list[int] = []
         place = Path(tempfile.gettempdir() if folder is None else folder)
@@ -245,10 +245,6 @@ class StreamReader(Reader):
 
     def __len__(self) -> int:
         return self._records
-
-    @property
-    def shuffle_block(self) -> int | None:
-        return self._shuffle_block
 
     def take(self, indices: Int64) -> Batch:
         rows = checked_indices(indices, self._records, self.name)

@@ -265,16 +265,13 @@ class _StepGraph:
     """
 
     def __init__(
-        self,
-        graph: tf.Graph,
-        variables: Iterable[keras.Variable],
-        rows: Mapping[str, tuple[Hashable, int]] | None = None,
+        self, graph: tf.Graph, variables: Iterable[keras.Variable], rows: Mapping[str, tuple[Hashable, int]]
     ) -> None:
         self._operations = graph.get_operations()
         self._places = {operation.name: place for place, operation in enumerate(self._operations)}
         known = {id(variable.value.handle): id(variable) for variable in variables}
         self._handles = {inner.name: known[id(outer)] for outer, inner in graph.captures if id(outer) in known}
-        self._rows = rows or {}
+        self._rows = rows
 
     def reads(self, tensors: object) -> set[Read]:
         """What the tensors in a structure are computed from; other values are skipped."""
