@@ -175,7 +175,8 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]
         plan.add("slots", (header.count, header.slot_width), _FLOAT32)
         if header.touches:
             plan.add("touches", (header.count, 2), _INT64)
-        yield header.table, RowBlock(*reader.read(plan, to_the_end=False))
+        ids, weights, slots, *touches = reader.read(plan, to_the_end=False)
+        yield header.table, RowBlock(ids, weights, slots, *touches[:1])
 
 
 def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
