@@ -24,15 +24,9 @@ from elastable.process.stopping import OutputConsole
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from elastable.replicas.knowledge_graphs.evaluation import Candidates
-    from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
     from elastable.embedding_store.contract.arrays import Int32
     from elastable.replicas.knowledge_graphs.evaluation import Candidates, TripleCandidates
-    from elastable.replicas.knowledge_graphs.trained import TrainedGraph
+    from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
 
 __all__ = [
     "GRAPH",
@@ -416,7 +410,15 @@ def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]
     names = ("query", "head", "relation", "tail", "side", "rank", "score")
     kinds = (pa.int64(), *[pa.string()] * 4, pa.int64(), pa.float32())
     rows = [
-        (number, *_triple(query, answer.entity), query.side, rank, answer.score)
+        (
+            number,
+            query.head or answer.entity,
+            query.relation,
+            query.tail or answer.entity,
+            query.side,
+            rank,
+            answer.score,
+        )
         for number, (query, answers) in enumerate(zip(queries, found, strict=True))
         for rank, answer in enumerate(answers, start=1)
     ]
