@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,7 +31,7 @@ from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.local_processes import LocalWorkers
 from elastable.jobs.options import JobOptions, TrainOptions
 from elastable.jobs.prepare import PreparedJob
-from elastable.jobs.store_watch import StoreHealth, watching_store
+from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobStatus, Tensor
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.jobs.job_master import Master
@@ -228,7 +229,8 @@ class JobRun:
         self._series.require_reached(prepared.progress.version)
         callbacks, hooks = self._callbacks(progress)
         show = repeating(lambda: self._look(progress), _LOOK_EVERY_S, "elastable-watch")
-        watched = watching_store(self._master, prepared.store, self._options.deadline_s, self._health)
+        lost, least = partial(self._master.report_failure, "store", fatal=True), lambda: self._master.status().version
+        watched = self._health.watching(prepared.store, lost, least, self._options.deadline_s)
         with progress, closing(self._writer), show, watched:
             callbacks.begin(prepared.progress.hooks)
             _log.info("job %s begins at version %d", prepared.job.job, prepared.progress.version)
