@@ -26,20 +26,18 @@ def backed_up_epoch(callbacks: Sequence[keras.callbacks.Callback], initial_epoch
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             file = Path(callback._training_metadata_path)
-            if file.exists():
-                initial_epoch = _epoch_in(file) or initial_epoch
+            if not file.exists():
+                continue
+            try:
+                epoch = json.loads(file.read_text())["epoch"]
+                if type(epoch) is not int or epoch < 0:
+                    raise ValueError(f"epoch {epoch!r}")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise BadInput(
+                    f"callback BackupAndRestore: {file} is no backup ({error}); delete its folder to begin anew"
+                ) from error
+            initial_epoch = epoch or initial_epoch
     return initial_epoch
-
-
-def _epoch_in(file: Path) -> int:
-    try:
-        epoch = json.loads(file.read_text())["epoch"]
-        if type(epoch) is int and epoch >= 0:
-            return epoch
-        reason = f"epoch {epoch!r}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error)
-    raise BadInput(f"callback BackupAndRestore: {file} is no backup ({reason}); delete its folder to begin anew")
 
 
 def refuse_backup_of_slots(

@@ -107,10 +107,12 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     job = _job(model, data, settings, steps)
     warn_of_batch_statistics(model, job)
     schedule = Schedule(job)
-    start = _start(schedule)
+    # A job counts its versions from epoch 0, also where the rows are older.
+    version = schedule.first_version(settings.initial_epoch)
+    start = Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
     tables = FitTables(
         model, seeds=settings.seeds, lazy=settings.lazy, store=settings.store, locations=settings.locations,
-        version=start.version, moved=moved, steps=steps,
+        version=version, moved=moved, steps=steps,
     )  # fmt: skip
     if steps is not None and tables.on_worker:
         steps = plan_step(model, batch_spec(sample))  # they are variables now
@@ -159,12 +161,6 @@ def _job(model: keras.Model, data: FitData, settings: FitSettings, steps: StepPl
         initial_epoch=settings.initial_epoch,
         evaluation_batch_size=data.validation_batch_size,
     )
-
-
-def _start(schedule: Schedule) -> Progress:
-    # A job counts its versions from epoch 0, also where the rows are older.
-    version = schedule.first_version(schedule.job.initial_epoch)
-    return Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
 
 
 def _run(

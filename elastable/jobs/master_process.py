@@ -89,19 +89,11 @@ def run_job(options: JobOptions, console: Console) -> int:
         keep_collections_short()
         run = run or _run_directory(options, held)
         health, lookups = StoreHealth(), LookupCounts()
-        server = held.enter_context(
-            GrpcServer(
-                options.listen,
-                [
-                    store_service(prepared.store, lookups=lookups, not_ready=health.not_ready),
-                    master_service(master, channels_of(prepared.store)),
-                ],
-                client_limits(options),
-                credentials=access.credentials,
-                insecure=options.insecure,
-                anonymous=access.anonymous,
-            )
-        )
+        rows = store_service(prepared.store, lookups=lookups, not_ready=health.not_ready)
+        services, who = [rows, master_service(master, channels_of(prepared.store))], access.credentials
+        limits, insecure = client_limits(options), options.insecure
+        server = GrpcServer(options.listen, services, limits, who, insecure, access.anonymous)
+        held.enter_context(server)
         _introduce(console, placed, prepared, run, server.address)
         job = JobRun(options, prepared, master, run, console, health)
         sources: dict[str, Source] = {
