@@ -34,7 +34,7 @@ def test_new_interpreters_end_with_the_same_numbers(trained: Trained, tmp_path: 
     ran = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "60", new=True)
     assert ran.code == 0, ran.err
     assert ["takes the statistics of each micro-batch" in line for line in ran.err.splitlines()] == [True], ran.err
-    trained.require_same_numbers((tmp_path / "latest").resolve())
+    trained.require_same_numbers(tmp_path / "latest" / "checkpoints")
 
 
 class TestRunDirectory:
@@ -112,7 +112,7 @@ def test_one_seed_is_one_result_profiled_or_not(trained: Trained, tmp_path: Path
     again = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, *options)
     assert again.code == 0, again.err
     run = (tmp_path / "latest").resolve()
-    trained.require_same_numbers(run)
+    trained.require_same_numbers(run / "checkpoints")
     # And it was profiled: ten micro-batches, with the phases of each.
     (log,) = (tmp_path / "profile" / "plugins" / "profile").glob("*/*.xplane.pb")
     assert f"a profile of 10 micro-batches is in {tmp_path / 'profile'}" in (run / "worker-0.log").read_text()

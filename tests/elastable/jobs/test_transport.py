@@ -23,4 +23,4 @@ def test_a_job_over_grpc_gives_the_bits_of_one_from_shared_memory(trained: Train
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     run = (tmp_path / "latest").resolve()
     assert not any(ATTACHED in log or LAID_DOWN in log for log in logs(run))
-    trained.require_same_numbers(run)
+    trained.require_same_numbers(run / "checkpoints")
