@@ -10,7 +10,7 @@ import pytest
 
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.elastable.kept_jobs import assert_same
-from tests.elastable.processes import CLICK_JOB, Finished, run_elastable
+from tests.elastable.processes import CLICK_JOB, Finished, succeeded
 from tests.untyped import Parsed
 
 #: The job of every test that compares with `trained`: 20 versions to an epoch.
@@ -42,7 +42,6 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """`click_job` trained with two workers, without any accident."""
     home = tmp_path_factory.mktemp("trained")
-    ran = run_elastable("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "60")
-    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    ran = succeeded("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "60")
     run = (home / "runs" / "latest").resolve()
     return Trained(ran, home, run, run / "checkpoints" / "ckpt-0000000040")

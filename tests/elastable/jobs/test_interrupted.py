@@ -16,7 +16,7 @@ from elastable.jobs.worker_process import refuse_early_end
 from elastable.master.api import JobStatus
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
+from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, succeeded
 
 
 def command_to_go_on(out: str) -> list[str]:
@@ -64,8 +64,7 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
     result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert result["metrics"] == trained.result["metrics"]
     # There is nothing left to do: it says what there was.
-    again = run_elastable(*third)
-    assert again.code == 0, again.err
+    succeeded(*third)
     told = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert (told["version"], told["examples"]) == (40, 0)
     assert told["metrics"] == result["metrics"]

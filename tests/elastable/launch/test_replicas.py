@@ -15,7 +15,7 @@ import pytest
 from elastable.embedding_store.errors import BadInput
 from elastable.launch.program import Program
 from elastable.process.exit_codes import ExitCode
-from tests.elastable.processes import elastable, is_running, run_elastable, wait_until
+from tests.elastable.processes import elastable, is_running, run_elastable, succeeded, wait_until
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
 
@@ -25,8 +25,7 @@ def pids(home: Path, count: int) -> list[int]:
 
 
 def test_replicas_do_their_work_and_say_who_says_what(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "3", PROGRAM, "add", tmp_path, new=True)
-    assert ran.code == 0, ran.err
+    ran = succeeded("replicas", "-n", "3", PROGRAM, "add", tmp_path, new=True)
     assert sorted(ran.out.splitlines()) == [f"[{rank}] 3 replicas add up to 6.0" for rank in range(3)]
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))
 
@@ -101,8 +100,7 @@ def test_those_that_are_killed_in_the_middle_are_named_at_once(tmp_path: Path) -
 
 
 def test_a_child_of_a_replica_is_none(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "2", PROGRAM, "child", tmp_path, new=True)
-    assert ran.code == 0, ran.err
+    ran = succeeded("replicas", "-n", "2", PROGRAM, "child", tmp_path, new=True)
     assert "[1] 1 replicas add up to 1.0\n" in ran.out
 
 
