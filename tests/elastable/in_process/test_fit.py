@@ -75,10 +75,6 @@ class TestAgainstKeras:
         ours = fitted(store_model(), Halved(0.1), records)
         assert_close(ours, fitted(plain_model(), Halved(0.1), records))
 
-    def test_an_optimizer_that_joins_rows_is_refused(self) -> None:
-        with pytest.raises(et.ElastableError, match="Lamb"):
-            fitted(store_model(), keras.optimizers.Lamb(0.1), clicks(BATCH))
-
 
 @keras.saving.register_keras_serializable(package="tests")
 class Halved(keras.optimizers.SGD):
@@ -154,25 +150,3 @@ class TestModels:
         assert [weight.table_name for weight in moved.get_layer("words").weights] == ["words"]
         x = records[0]
         np.testing.assert_allclose(moved.predict(x, verbose=0), theirs.predict(x, verbose=0), rtol=1e-5)
-
-    def test_a_subclassed_model(self) -> None:
-        x, y = clicks(BATCH * 8)
-        model = Subclassed()
-        model.compile(keras.optimizers.Adagrad(0.3), "binary_crossentropy")
-        history = et.fit(model, (x, y), epochs=5, batch_size=BATCH, verbose=False)
-        assert history.history["loss"][-1] < history.history["loss"][0]
-        assert model.predict(x, verbose=0).shape == (BATCH * 8, 1)
-
-
-class Subclassed(keras.Model):
-    """Hashes words within `call`, and uses one table twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hashed = keras.layers.Hashing(100)
-        self.rows = et.Embedding(None, 8, name="everything", combiner="sum")
-        self.out = keras.layers.Dense(1, activation="sigmoid")
-
-    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        user = self.rows(keras.ops.expand_dims(inputs["user"], -1))
-        return self.out(keras.ops.concatenate([user, self.rows(self.hashed(inputs["word"]))], axis=-1))
