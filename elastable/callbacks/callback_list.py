@@ -69,9 +69,14 @@ class JobCallbacks:
         # Metrics of every version are computed only if somebody looks at them.
         self._sees_versions = sees_batches(callbacks)
         self._list = keras.callbacks.CallbackList(
-            list(callbacks), add_history=True, add_progbar=False, model=model, epochs=epochs, steps=steps_per_epoch,
+            list(callbacks),
+            add_history=True,
+            add_progbar=False,
+            model=model,
+            epochs=epochs,
+            steps=steps_per_epoch,
             verbose=verbose,
-        )  # fmt: skip
+        )
 
     @property
     def history(self) -> keras.callbacks.History:

@@ -253,12 +253,8 @@ class JobRun:
         self._finish(hooks, checkpoint, status, time.monotonic() - started)
         if not self._interrupted:
             return ExitCode.DONE
-        line = f"{self._master.stop_reason} at version {status.version:,}; go on with:\n{self.resume_command}"
-        closed = self._master.stop_reason == OUTPUT_CLOSED
-        if closed:
-            _log.warning("%s", line)
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-        return ExitCode.OUTPUT_CLOSED if closed else ExitCode.INTERRUPTED
+        self._show_how_to_continue(status.version)
+        return ExitCode.OUTPUT_CLOSED if self._master.stop_reason == OUTPUT_CLOSED else ExitCode.INTERRUPTED
 
     @property
     def _interrupted(self) -> bool:
@@ -298,6 +294,12 @@ class JobRun:
         words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
         return shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
 
+    def _show_how_to_continue(self, version: int) -> None:
+        line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{self.resume_command}"
+        if self._master.stop_reason == OUTPUT_CLOSED:
+            _log.warning("%s", line)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def _look(self, progress: JobProgress) -> None:
         """Shows the job, and looks after local workers."""
         progress.show(self._master.status())
@@ -313,12 +315,7 @@ class JobRun:
                 self._master.report_failure("local workers", error, fatal=True)
 
     def _finish(self, hooks: JobHooks, checkpoint: str, status: JobStatus, total_seconds: float) -> None:
-        job, store, exported = self._prepared.job, self._prepared.store, None
-        if self._options.export:
-            try:
-                exported = str(export_keras(self._prepared.model, store, self._run.path / "model.keras"))
-            except Unsupported as error:
-                self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
+        job, store, exported = self._prepared.job, self._prepared.store, self._export()
         servers = store.watch if isinstance(store, ShardedStore) else None
         if servers is not None:
             servers.look()
@@ -354,3 +351,12 @@ class JobRun:
         if exported:
             paths["model"] = exported
         self._console.print(summary_table(result, hooks.logs, paths))
+
+    def _export(self) -> str | None:
+        if not self._options.export:
+            return None
+        try:
+            return str(export_keras(self._prepared.model, self._prepared.store, self._run.path / "model.keras"))
+        except Unsupported as error:
+            self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
+            return None

@@ -136,9 +136,12 @@ def _run_directory(options: JobOptions, held: ExitStack) -> RunDirectory:
 
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     settings = MasterOptions(
-        lease_seconds=options.lease_s, backup_after_s=options.backup_after_s, commit_deadline_s=options.deadline_s,
-        evaluate_every=options.evaluate_every, checkpoint_every=options.checkpoint_every,
-    )  # fmt: skip
+        lease_seconds=options.lease_s,
+        backup_after_s=options.backup_after_s,
+        commit_deadline_s=options.deadline_s,
+        evaluate_every=options.evaluate_every,
+        checkpoint_every=options.checkpoint_every,
+    )
     parts = prepared.job, prepared.store, prepared.dense, prepared.metrics
     return Master(*parts, start=prepared.progress, options=settings)
 
@@ -146,9 +149,11 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
 def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
     return WorkerOptions(
         master=str(Address.parse(address).for_this_host()),  # a certificate names hosts, and 0.0.0.0 is none
-        model=options.model_file, deadline_s=options.deadline_s, transport=options.transport,
+        model=options.model_file,
+        deadline_s=options.deadline_s,
+        transport=options.transport,
         profile=options.local_profile,
-    )  # fmt: skip
+    )
 
 
 def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run: RunDirectory, address: str) -> None:

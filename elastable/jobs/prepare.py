@@ -157,9 +157,14 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
     on_broken = None if checkpoint is None else giving_way_to(checkpoint, tables, job, options)
     store = open_places(
-        locations, places, options.store, shared=shared, deadline_s=deadline_s, on_broken=on_broken,
+        locations,
+        places,
+        options.store,
+        shared=shared,
+        deadline_s=deadline_s,
+        on_broken=on_broken,
         credentials=credentials,
-    )  # fmt: skip
+    )
     optimizers = {} if steps is None else steps.optimizers()
     try:
         beginning = _filled(options, store, tables, model, dense, job, checkpoint, warm, optimizers)
