@@ -410,15 +410,7 @@ def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]
     names = ("query", "head", "relation", "tail", "side", "rank", "score")
     kinds = (pa.int64(), *[pa.string()] * 4, pa.int64(), pa.float32())
     rows = [
-        (
-            number,
-            query.head or answer.entity,
-            query.relation,
-            query.tail or answer.entity,
-            query.side,
-            rank,
-            answer.score,
-        )
+        (number, *_triple(query, answer.entity), query.side, rank, answer.score)
         for number, (query, answers) in enumerate(zip(queries, found, strict=True))
         for rank, answer in enumerate(answers, start=1)
     ]
