@@ -113,18 +113,17 @@ def test_replicas_that_cannot_be_started_are_named(tmp_path: Path) -> None:
     assert "no.such.host.invalid" in ran.err
 
 
-def test_mpirun_starts_replicas_too(tmp_path: Path) -> None:
-    mpirun = str(Path(sys.executable).with_name("mpirun"))
+def run_program(*started_by: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the program by another command than `elastable replicas`."""
     environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
-    ran = subprocess.run(
-        [mpirun, "-n", "2", sys.executable, str(PROGRAM), "add", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=environment,
-        stdin=subprocess.DEVNULL,
+    command = [*started_by, sys.executable, str(PROGRAM), "add", str(home)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=environment, stdin=subprocess.DEVNULL
     )
+
+
+def test_mpirun_starts_replicas_too(tmp_path: Path) -> None:
+    ran = run_program(str(Path(sys.executable).with_name("mpirun")), "-n", "2", home=tmp_path)
     assert (ran.returncode, ran.stdout.count("2 replicas add up to 3.0")) == (0, 2), ran.stderr
 
 
@@ -150,12 +149,5 @@ def test_a_program_is_the_words_that_name_it(words: list[str]) -> None:
 
 
 def test_without_replicas_a_program_is_a_group_of_one(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, str(PROGRAM), "add", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
-    )
+    ran = run_program(home=tmp_path)
     assert ran.stdout == "1 replicas add up to 1.0\n", ran.stderr
