@@ -150,16 +150,11 @@ def main() -> None:
         if error is None:
             raise
         with suppress(OSError):  # its log may lie on the disk that is full; the exit code tells of it, too
-            _show(error)
+            if os.environ.get("ELASTABLE_LOG_FORMAT") == "json":  # stderr holds nothing but JSON
+                _log.error("%s: %s", type(error).__name__, error)
+            else:
+                line = f"[bold red]{type(error).__name__}[/bold red]: {escape(str(error))}"
+                Console(stderr=True).print(line, highlight=False, soft_wrap=True)
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
-
-
-def _show(error: ElastableError) -> None:
-    """On stderr, which holds nothing but JSON where the log is JSON."""
-    if os.environ.get("ELASTABLE_LOG_FORMAT") == "json":
-        _log.error("%s: %s", type(error).__name__, error)
-        return
-    line = f"[bold red]{type(error).__name__}[/bold red]: {escape(str(error))}"
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True)

@@ -22,7 +22,9 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 def main() -> None:
     """Runs the program; the first argument is the file descriptor to say what it failed by, the rest the program."""
-    _die_with_parent()
+    with suppress(OSError, AttributeError, TypeError):
+        # A parent that is killed cannot end this process; on Linux the kernel does.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     keep_freed_memory()
     quiet_when_imported()
     for stream in (sys.stdout, sys.stderr):
@@ -42,7 +44,11 @@ def _run(words: list[str]) -> tuple[int, str]:
     try:
         Program.of(words).run(_elastable)
     except SystemExit as ended:
-        return _exit_code(ended), _said(ended.__context__) if ended.code else ""
+        why = _said(ended.__context__) if ended.code else ""
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0, why
+        print(ended.code, file=sys.stderr)
+        return ExitCode.UNEXPECTED, why
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED, "interrupted"
     except ElastableError as error:
@@ -61,21 +67,8 @@ def _elastable() -> None:
     main()
 
 
-def _exit_code(ended: SystemExit) -> int:
-    if ended.code is None or isinstance(ended.code, int):
-        return ended.code or 0
-    print(ended.code, file=sys.stderr)
-    return ExitCode.UNEXPECTED
-
-
 def _said(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _die_with_parent() -> None:
-    """A parent that is killed cannot end this process; on Linux the kernel does."""
-    with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ dense weights alone; the rows of the tables, of any number, are kept in a checkp
 
 from __future__ import annotations
 
-import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +71,7 @@ class BestVersions:
             )
         for callback in self._followed.values():
             for hook in _HOOKS:
-                setattr(callback, hook, _with_dense_weights(getattr(callback, hook)))
+                setattr(callback, hook, rows_unlisted()(getattr(callback, hook)))
         self._store, self._dense, self._job, self._progress = store, dense, job, progress
         self._directory, self._rows_changed = directory, rows_changed
         self._temporary: str | None = None
@@ -107,9 +106,14 @@ class BestVersions:
             CheckpointError: a best version cannot be written.
         """
         for name, callback in self._followed.items():
-            if callback.best_weights is not None and callback.best_weights is not self._seen.get(name):
-                self._noted[name] = self._keep(name)
-                self._seen[name] = callback.best_weights
+            if callback.best_weights is None or callback.best_weights is self._seen.get(name):
+                continue
+            if self._directory is None and self._temporary is None:
+                self._temporary = tempfile.mkdtemp(prefix="elastable-best-")
+            keep = 1 if self._directory is None else _KEPT_IN_A_JOB
+            place = (self._home(name), self._store, self._dense.tensors(), self._job, self._progress())
+            self._noted[name] = write_checkpoint(*place, keep=keep).rpartition("/")[2]
+            self._seen[name] = callback.best_weights
 
     def end(self) -> None:
         """Call it after the callbacks' `on_train_end`: they have restored dense weights.
@@ -130,24 +134,8 @@ class BestVersions:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _keep(self, name: str) -> str:
-        if self._directory is None and self._temporary is None:
-            self._temporary = tempfile.mkdtemp(prefix="elastable-best-")
-        keep = 1 if self._directory is None else _KEPT_IN_A_JOB
-        place = (self._home(name), self._store, self._dense.tensors(), self._job, self._progress())
-        return write_checkpoint(*place, keep=keep).rpartition("/")[2]
-
     def _open(self, name: str, checkpoint: str) -> Checkpoint:
         return open_checkpoint(f"{self._home(name)}/{Path(checkpoint).name}")
 
     def _home(self, name: str) -> str:
         return f"{self._temporary or self._directory}/{name.replace(' ', '-')}"
-
-
-def _with_dense_weights(hook: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(hook)
-    def called(*args: object, **kwargs: object) -> None:
-        with rows_unlisted():
-            hook(*args, **kwargs)
-
-    return called

@@ -60,8 +60,7 @@ class JobCallbacks:
         dense: DenseModel | None = None,
     ) -> None:
         for callback in callbacks:
-            _refuse_unsupported(callback, in_job)
-            _refuse_histograms(callback, model)
+            _refuse_unsupported(callback, model, in_job)
         self._model, self._given = model, tuple(callbacks)
         self._freezing, self._best, self._dense = freezing, best, dense
         self._warned = False
@@ -154,7 +153,14 @@ class JobCallbacks:
         """An epoch is over and evaluated; True if training is to stop."""
         if not self._warned and any(name.startswith("val_") for name in logs):
             self._warned = True
-            _warn_of_test_hooks(self._given)
+            for callback in self._given:
+                if names := test_hooks(callback):
+                    _LOG.warning(
+                        "callback %s: the validation data is evaluated by workers, without %s; use on_epoch_end, "
+                        "whose logs hold the results as val_...",
+                        type(callback).__name__,
+                        ", ".join(names),
+                    )
         self._list.on_epoch_end(epoch, dict(logs))
         self._best.look()
         return bool(self._model.stop_training)
@@ -178,28 +184,7 @@ class JobCallbacks:
             self._dense.restore(kept)
 
 
-def _warn_of_test_hooks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    for callback in callbacks:
-        if names := test_hooks(callback):
-            _LOG.warning(
-                "callback %s: the validation data is evaluated by workers, without %s; use on_epoch_end, "
-                "whose logs hold the results as val_...",
-                type(callback).__name__,
-                ", ".join(names),
-            )
-
-
-def _refuse_histograms(callback: keras.callbacks.Callback, model: keras.Model) -> None:
-    """Raises `Unsupported` where TensorBoard would fail at the end of an epoch, as it reads a table's rows."""
-    if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
-        for layer in store_layers(model):
-            try:
-                require_matrix(layer)
-            except Unsupported as error:
-                raise Unsupported(f"callback TensorBoard(histogram_freq={callback.histogram_freq}): {error}") from error
-
-
-def _refuse_unsupported(callback: keras.callbacks.Callback, in_job: bool) -> None:
+def _refuse_unsupported(callback: keras.callbacks.Callback, model: keras.Model, in_job: bool) -> None:
     kinds, name = keras.callbacks, require_callback(callback)
     if in_job and isinstance(callback, kinds.BackupAndRestore):
         raise Unsupported(
@@ -211,3 +196,9 @@ def _refuse_unsupported(callback: keras.callbacks.Callback, in_job: bool) -> Non
             "out: with use_ema all become their averages at the end of training, and with ema_overwrite_frequency "
             "meanwhile"
         )
+    if isinstance(callback, kinds.TensorBoard) and callback.histogram_freq:
+        for layer in store_layers(model):  # it would fail at the end of an epoch, as it reads a table's rows
+            try:
+                require_matrix(layer)
+            except Unsupported as error:
+                raise Unsupported(f"callback TensorBoard(histogram_freq={callback.histogram_freq}): {error}") from error

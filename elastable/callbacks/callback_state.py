@@ -41,7 +41,13 @@ def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, object
                 raise BadInput(
                     f"callback {name} has a state_dict() and no load_state_dict(state): give it both, or none"
                 )
-            states[name] = _checked(name, callback.state_dict())
+            try:
+                states[name] = json.loads(json.dumps(callback.state_dict(), default=_plain))
+            except (TypeError, ValueError) as error:
+                raise BadInput(
+                    f"callback {name}: its state_dict() is kept with the job as JSON, and cannot be: {error}; give "
+                    "numbers, strings, lists and dicts of them"
+                ) from error
         else:
             for kind, attributes in _OF_KERAS.items():
                 if isinstance(callback, kind):
@@ -81,16 +87,6 @@ def named(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[tuple[str, 
         kind = type(callback).__name__
         seen[kind] += 1
         yield (kind if seen[kind] == 1 else f"{kind} {seen[kind]}"), callback
-
-
-def _checked(name: str, state: object) -> object:
-    try:
-        return json.loads(json.dumps(state, default=_plain))
-    except (TypeError, ValueError) as error:
-        raise BadInput(
-            f"callback {name}: its state_dict() is kept with the job as JSON, and cannot be: {error}; give numbers, "
-            "strings, lists and dicts of them"
-        ) from error
 
 
 def _plain(value: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import typer
 from rich.console import Console
@@ -52,7 +52,13 @@ def list_all(options: _ListOptions) -> None:
         "checkpoint", "version", "job", "written", "kind", "size", "rows", "state", title=escape(options.directory)
     )
     for listed in found:
-        shown.add_row(*_cells(listed))
+        name = escape(listed.address.rpartition("/")[2])
+        if listed.checkpoint is None:
+            shown.add_row(name, *[""] * 6, f"[red]damaged[/red]: {escape(listed.damage)}")
+            continue
+        it = listed.checkpoint.manifest
+        about = f"{it.version:,}", escape(str(it.job.get("job", ""))), it.written or "unknown", it.kind
+        shown.add_row(name, *about, readable_size(it.size), f"{it.rows:,}", "whole")
     _console().print(shown)
 
 
@@ -206,17 +212,8 @@ def _difference(
             }
             for table in tables
         ],
-        "dense": [{name: getattr(tensor, name) for name in tensor.__slots__} for tensor in dense],
+        "dense": [asdict(tensor) for tensor in dense],
     }
-
-
-def _cells(listed: ListedCheckpoint) -> tuple[str, ...]:
-    name = escape(listed.address.rpartition("/")[2])
-    if listed.checkpoint is None:
-        return name, *[""] * 6, f"[red]damaged[/red]: {escape(listed.damage)}"
-    manifest = listed.checkpoint.manifest
-    size, rows, job = readable_size(manifest.size), f"{manifest.rows:,}", escape(str(manifest.job.get("job", "")))
-    return name, f"{manifest.version:,}", job, manifest.written or "unknown", manifest.kind, size, rows, "whole"
 
 
 def _as_json(listed: ListedCheckpoint) -> dict[str, object]:

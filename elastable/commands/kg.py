@@ -120,7 +120,12 @@ def train(
     dataset = _with_header(dataset, header)
     found, notes = None if resume is None else newest_checkpoint_of(resume), tuple[str, ...]()
     if found is None:
-        settings, notes = _planned(dataset, model, chosen, budget)
+        from elastable.replicas.knowledge_graphs.graph import load_graph
+        from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings
+
+        minutes = None if budget is None else _minutes(budget)
+        graph = load_graph(dataset)
+        settings, notes = planned_settings(model, chosen, GraphSize(len(graph.entities), len(graph.train)), minutes)
     else:
         set_anew = [_CHOSEN[name].shown_name for name, value in chosen.items() if value is not None]
         set_anew += ["--budget"] if budget is not None else []
@@ -130,18 +135,6 @@ def train(
     result = run_graph(dataset, settings, workers, run_dir, OutputConsole(), found, checkpoint_minutes, notes)
     if "stopped" in result:
         raise typer.Exit(_EXIT_CODES[result["stopped"]])
-
-
-def _planned(
-    dataset: str, model: str, chosen: dict[str, object], budget: str | None
-) -> tuple[TrainSettings, tuple[str, ...]]:
-    """The settings of a run, and what was chosen by the size of the graph, for people."""
-    from elastable.replicas.knowledge_graphs.graph import load_graph
-    from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings
-
-    minutes = None if budget is None else _minutes(budget)
-    graph = load_graph(dataset)
-    return planned_settings(model, chosen, GraphSize(len(graph.entities), len(graph.train)), minutes)
 
 
 def _minutes(budget: str) -> float:

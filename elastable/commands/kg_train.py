@@ -84,7 +84,7 @@ def run_graph(
             group = replica_group(_DEADLINE_S)
             if group.rank:
                 run = GraphRun(graph, source, settings, Path(), begin, checkpoint_minutes, stop.asked, clock)
-                train_graph(group, run, _nothing)
+                train_graph(group, run, lambda kind, place, values: None)
                 return {}
             workers = group.size
         if workers > len(graph.entities):
@@ -140,10 +140,6 @@ def _how_to_go_on(found: DocumentFields, source: str, home: Path, workers: int) 
     more = "" if workers == 1 or started_by_mpi() else f" --workers {workers}"
     command = f"elastable kg train {shlex.quote(source)} --resume {shlex.quote(str(home))}{more}"
     return f"stopped after {found['epochs']} epochs, at step {found['steps']}; all is saved. Continue with:\n{command}"
-
-
-def _nothing(kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
-    """Other ranks than 0 tell nothing."""
 
 
 def _table(result: DocumentFields, home: Path) -> Table:
@@ -205,9 +201,23 @@ class TrainingProgress:
         now = self._clock()
         passed, self._last = now - self._last, now
         if kind == "step":
-            self._step(place, values, passed, now)
+            trained = values["triples"] - self._epoch_triples
+            self.triples, self.seconds = self.triples + trained, self.seconds + passed
+            self._epoch_triples, self._epoch_seconds = values["triples"], self._epoch_seconds + passed
+            self._epoch_steps += 1
+            if self._console.is_terminal:
+                if self._live is None:
+                    self._live = Live(console=self._console, refresh_per_second=2, transient=True)
+                    self._live.start()
+                self._live.update(Text(self._line(place, values["loss"]), no_wrap=True, overflow="ellipsis"))
+            elif now - self._shown >= _EVERY_S:
+                self._shown = now
+                self._console.print(self._line(place, values["loss"]), highlight=False, soft_wrap=True)
         elif kind == "epoch":
-            self._epoch(place, values)
+            speed = self._epoch_triples / max(1e-9, self._epoch_seconds)
+            self._note("epoch", place, {"loss": values["loss"]}, f"loss {values['loss']:.4f}  {speed:,.0f} triples/s")
+            self._epoch_triples, self._epoch_seconds, self._epoch_steps = 0.0, 0.0, 0
+            self._shown = self._last
         elif kind == "evaluation":
             noted = {name: value for name, value in values.items() if name in _NOTED}
             line = "  ".join(f"{name.removeprefix('val_')} {values[name]:.4f}" for name in ("val_mrr", "val_hits@10"))
@@ -218,17 +228,6 @@ class TrainingProgress:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-    def _step(self, place: RunProgress, values: Mapping[str, float], passed: float, now: float) -> None:
-        trained = values["triples"] - self._epoch_triples
-        self.triples, self.seconds = self.triples + trained, self.seconds + passed
-        self._epoch_triples, self._epoch_seconds = values["triples"], self._epoch_seconds + passed
-        self._epoch_steps += 1
-        if self._console.is_terminal:
-            self._show(self._line(place, values["loss"]))
-        elif now - self._shown >= _EVERY_S:
-            self._shown = now
-            self._console.print(self._line(place, values["loss"]), highlight=False, soft_wrap=True)
 
     def _line(self, place: RunProgress, loss: float) -> str:
         done = place.step - place.epochs * place.steps_per_epoch
@@ -243,21 +242,9 @@ class TrainingProgress:
             f"{speed:,.0f} triples/s  {_duration(epoch_left)} left in the epoch, at most {_duration(run_left)} in all"
         )
 
-    def _epoch(self, place: RunProgress, values: Mapping[str, float]) -> None:
-        speed = self._epoch_triples / max(1e-9, self._epoch_seconds)
-        self._note("epoch", place, {"loss": values["loss"]}, f"loss {values['loss']:.4f}  {speed:,.0f} triples/s")
-        self._epoch_triples, self._epoch_seconds, self._epoch_steps = 0.0, 0.0, 0
-        self._shown = self._last
-
     def _note(self, kind: str, place: RunProgress, noted: Mapping[str, float], line: str) -> None:
         self._directory.record(kind, place.step, place.epochs, dict(noted))
         self._console.print(f"epoch {place.epochs}/{self._settings.epochs}  {line}", highlight=False, soft_wrap=True)
-
-    def _show(self, line: str) -> None:
-        if self._live is None:
-            self._live = Live(console=self._console, refresh_per_second=2, transient=True)
-            self._live.start()
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
 
 def _duration(seconds: float) -> str:

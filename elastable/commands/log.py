@@ -47,7 +47,10 @@ def show(options: _LogOptions) -> None:
         return
     about = Table(title=escape(redacted(options.place)), show_header=False, title_justify="left")
     about.add_row("version", f"{found.version:,}")
-    about.add_row("base", _base_of(found))
+    base = f"version {found.base_version:,}, {readable_size(found.base_bytes)}" if found.base is not None else "none"
+    if found.flushed:
+        base = f"version {found.base_version:,}, entry {found.flushed:,}: rows are in the store up to there"
+    about.add_row("base", base)
     about.add_row("entries", f"{found.first:,} to {found.last:,}, {readable_size(found.bytes)}")
     about.add_row("torn at the end", readable_size(found.torn_bytes) if found.torn_bytes else "nothing")
     about.add_row("rows in commits", f"{found.rows:,}")
@@ -96,9 +99,3 @@ def _is_redis(place: str) -> bool:
 
 def _inspected(place: str) -> LogReport:
     return inspect_redis_log(place) if _is_redis(place) else inspect_log(place)
-
-
-def _base_of(report: LogReport) -> str:
-    if report.flushed:
-        return f"version {report.base_version:,}, entry {report.flushed:,}: rows are in the store up to there"
-    return "none" if report.base is None else f"version {report.base_version:,}, {readable_size(report.base_bytes)}"

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
-from elastable.embedding_store.composite import Placement, plan_tables
+from elastable.embedding_store.composite import plan_tables
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
@@ -20,7 +20,7 @@ from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
-    import keras
+    pass
 
 __all__ = ["plan", "readable_size"]
 
@@ -45,9 +45,20 @@ def plan(options: _PlanOptions) -> None:
 
     model, tables = tables_of(options.model_file, options.offload_above)
     placements = plan_tables(tables, locations_of(options.locations, options.store).settings)
-    dense = [(variable.path, tuple(variable.shape), _bytes_of(variable)) for variable in variables_of(model.weights)]
+    dense = [
+        {
+            "variable": it.path,
+            "shape": list(it.shape),
+            "bytes": int(it.value.dtype.size * it.value.shape.num_elements()),
+        }
+        for it in variables_of(model.weights)
+    ]
     if options.as_json:
-        typer.echo(json.dumps(_as_json(placements, dense), indent=2))
+        names = ("table", "kind", "rows", "row", "elements", "row_bytes", "bytes", "reason")
+        told = [
+            {**{name: getattr(line, name) for name in names}, "location": line.location.storage} for line in placements
+        ]
+        typer.echo(json.dumps({"tables": told, "dense": dense}, indent=2))
         return
     shown = Table(
         "table", "tensor", "shape", "elements", "size", "location", "reason", title=f"plan of {options.model_file.name}"
@@ -61,25 +72,11 @@ def plan(options: _PlanOptions) -> None:
     if not console.is_terminal:
         console = OutputConsole(width=160)
     console.print(shown)
-    total = sum(size for _, _, size in dense)
+    total = sum(it["bytes"] for it in dense)
     console.print(
         f"{len(dense)} dense variables, {readable_size(total)}: on the master, with their optimizer state, and on "
         "every worker"
     )
-
-
-def _as_json(placements: tuple[Placement, ...], dense: list[tuple[str, tuple[int, ...], int]]) -> dict[str, object]:
-    names = ("table", "kind", "rows", "row", "elements", "row_bytes", "bytes", "reason")
-    return {
-        "tables": [
-            {**{name: getattr(line, name) for name in names}, "location": line.location.storage} for line in placements
-        ],
-        "dense": [{"variable": path, "shape": list(shape), "bytes": size} for path, shape, size in dense],
-    }
-
-
-def _bytes_of(variable: keras.Variable) -> int:
-    return int(variable.value.dtype.size * variable.value.shape.num_elements())
 
 
 def readable_size(count: int) -> str:

@@ -103,10 +103,8 @@ def _train_reader(given: FitArguments) -> Reader:
     for name, part in (("y", y), ("sample_weight", weight)):
         if part is not None:
             raise BadInput(f"{name}=: {type(x).__name__} as x gives (x, y) or (x, y, sample_weight) by itself")
-    return _train_stream(x, given) if is_fit_stream(x) else as_reader(x, endless=True)
-
-
-def _train_stream(x: object, given: FitArguments) -> Reader:
+    if not is_fit_stream(x):
+        return as_reader(x, endless=True)
     batches = given.steps_per_epoch * given.grads_to_wait if given.steps_per_epoch else None
     once = given.batch_size is not None or bool(given.validation_split)  # records of batches that are made here
     reader = train_stream(x, batches, given.initial_epoch, given.epochs, given.shuffle, once)
@@ -131,7 +129,13 @@ def _validation_reader(given: FitArguments) -> Reader | None:
             raise BadInput(f"validation_data is a tuple of {len(data)}; give (x, y) or (x, y, sample_weight)")
         return _of_arrays(*(*data, None, None)[:3])
     if is_fit_stream(data):
-        return validation_stream(data, given.validation_steps)
+        steps = given.validation_steps
+        if steps is None and (is_iterator(data) or is_endless(data)):
+            raise BadInput(
+                f"validation_data is a {type(data).__name__}, a stream without an end: say how many of its batches to "
+                "evaluate (validation_steps=)"
+            )
+        return StreamReader(data, count=None if steps is None else int(steps))
     if _is_source(data):
         return as_reader(data)
     return _of_arrays(*_parts(data, None, None))
@@ -279,17 +283,3 @@ def train_stream(
     if once:
         return StreamReader(data, count=count)
     return PassReader(data, count=count, shuffle=shuffle, first_pass=first_epoch, goes_on=True)
-
-
-def validation_stream(data: object, steps: int | None) -> Reader:
-    """Records to evaluate on: the first `steps` batches, each time; None: all.
-
-    Raises:
-        BadInput: a stream without an end, or whose end is not known, without `steps`.
-    """
-    if steps is None and (is_iterator(data) or is_endless(data)):
-        raise BadInput(
-            f"validation_data is a {type(data).__name__}, a stream without an end: say how many of its batches to "
-            "evaluate (validation_steps=)"
-        )
-    return StreamReader(data, count=None if steps is None else int(steps))

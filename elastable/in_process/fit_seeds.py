@@ -51,8 +51,8 @@ def fit_seeds(seed: int | None, model: keras.Model, initial_epoch: int) -> FitSe
         BadInput: the seed is no integer.
     """
     if seed is None:
-        first = global_seed()
-        run = _run(model, initial_epoch)
+        first, before = global_seed(), _runs.get(model, -1)
+        run = _runs[model] = before + 1 if initial_epoch == 0 else max(before, 0)
         words = np.random.SeedSequence((first & (2**64 - 1), run)).generate_state(1, np.uint64)
         return FitSeeds(int(words[0] >> np.uint64(1)) if run else first, first, keras=True)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
@@ -61,30 +61,21 @@ def fit_seeds(seed: int | None, model: keras.Model, initial_epoch: int) -> FitSe
     return FitSeeds(int(seed), int(seed), keras=False)
 
 
-def _run(model: keras.Model, initial_epoch: int) -> int:
-    before = _runs.get(model, -1)
-    run = before + 1 if initial_epoch == 0 else max(before, 0)
-    _runs[model] = run
-    return run
-
-
 def _warn_of_dense_draws(model: keras.Model, seed: int) -> None:
     """Says so where a model that is not trained yet has dense variables that are others in every process."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or int(optimizer.iterations) or keras.src.utils.rng_utils.get_random_seed() is not None:
         return
-    drawn = next((layer for layer in layers_of(model) if variables_of(layer.weights) and _draws_at_random(layer)), None)
-    if drawn is not None:
+    for layer in layers_of(model):
+        unseeded = any(getattr(value, "_init_seed", 0) is None for value in vars(layer).values())  # an initializer
+        if not unseeded or not variables_of(layer.weights):
+            continue
         _log.warning(
             "et.fit(seed=%d) seeds initial rows, the order of the records and dropout. The weights of layer %r were "
             "drawn when the model was made: for a run that can be repeated call keras.utils.set_random_seed(%d) before "
             "that",
             seed,
-            drawn.name,
+            layer.name,
             seed,
         )
-
-
-def _draws_at_random(layer: keras.Layer) -> bool:
-    """Whether one of its initializers had no seed."""
-    return any(getattr(value, "_init_seed", 0) is None for value in vars(layer).values())
+        return

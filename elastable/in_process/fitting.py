@@ -9,10 +9,9 @@ import numpy as np
 
 from elastable.embedding_store.composite import LocationSettings
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.in_process.backup import backed_up_epoch
 from elastable.in_process.fit_data import FitArguments, fit_data
 from elastable.in_process.fit_seeds import fit_seeds
-from elastable.in_process.in_process_job import FitSettings, run_here
+from elastable.in_process.in_process_job import FitSettings, backed_up_epoch, run_here
 from elastable.in_process.in_process_stores import StoreGiven
 
 __all__ = ["fit"]

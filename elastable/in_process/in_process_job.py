@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import keras
 from rich.console import Console
@@ -18,10 +20,11 @@ from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.composite import LocationSettings
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.shards import ShardStore
-from elastable.in_process.backup import refuse_backup_of_slots
 from elastable.in_process.fit_data import FitData
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.in_process_stores import FitTables, StoreGiven
@@ -38,17 +41,17 @@ from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
 from elastable.worker.keras.same_optimizer import require_same_optimizer
-from elastable.worker.keras.seeds import same_keras_state
+from elastable.worker.keras.seeds import layers_of, same_keras_state
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model, for_model, sample_batch, warn_of_batch_statistics
-from elastable.worker.models.offload import offload_built
+from elastable.worker.models.offload import OffloadedEmbedding, offload_built
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step, planned_optimizers
 
-__all__ = ["FitSettings", "run_here"]
+__all__ = ["FitSettings", "backed_up_epoch", "run_here"]
 
 _SHOW_EVERY_S = 0.5
 
@@ -107,10 +110,12 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     job = _job(model, data, settings, steps)
     warn_of_batch_statistics(model, job)
     schedule = Schedule(job)
-    start = _start(schedule)
+    # A job counts its versions from epoch 0, also where the rows are older.
+    version = schedule.first_version(settings.initial_epoch)
+    start = Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
     tables = FitTables(
         model, seeds=settings.seeds, lazy=settings.lazy, store=settings.store, locations=settings.locations,
-        version=start.version, moved=moved, steps=steps,
+        version=version, moved=moved, steps=steps,
     )  # fmt: skip
     if steps is not None and tables.on_worker:
         steps = plan_step(model, batch_spec(sample))  # they are variables now
@@ -159,12 +164,6 @@ def _job(model: keras.Model, data: FitData, settings: FitSettings, steps: StepPl
         initial_epoch=settings.initial_epoch,
         evaluation_batch_size=data.validation_batch_size,
     )
-
-
-def _start(schedule: Schedule) -> Progress:
-    # A job counts its versions from epoch 0, also where the rows are older.
-    version = schedule.first_version(schedule.job.initial_epoch)
-    return Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
 
 
 def _run(
@@ -251,3 +250,44 @@ def _worker_beside(
     finally:
         worker.stop()
         thread.join(timeout=30.0)
+
+
+# `keras.callbacks.BackupAndRestore` in `et.fit`: where a fit that was interrupted goes on
+
+
+def backed_up_epoch(callbacks: Sequence[keras.callbacks.Callback], initial_epoch: int) -> int:
+    """The epoch that Keras' `fit` would begin at: that of a backup, where there is one.
+
+    Raises:
+        BadInput: a backup that cannot be read.
+    """
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            file = Path(callback._training_metadata_path)
+            if not file.exists():
+                continue
+            try:
+                epoch = json.loads(file.read_text())["epoch"]
+                if type(epoch) is not int or epoch < 0:
+                    raise ValueError(f"epoch {epoch!r}")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise BadInput(
+                    f"callback BackupAndRestore: {file} is no backup ({error}); delete its folder to begin anew"
+                ) from error
+            initial_epoch = epoch or initial_epoch
+    return initial_epoch
+
+
+def refuse_backup_of_slots(
+    callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, tables: dict[str, TableSpec]
+) -> None:
+    """Raises `Unsupported` where a backup would lack the slots of a table: the file holds a plain Keras embedding."""
+    if not any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
+        return
+    for layer in layers_of(model):
+        spec = tables.get(layer.name) if isinstance(layer, OffloadedEmbedding) else None
+        if spec is not None and row_optimizer(spec.optimizer).slots:
+            raise Unsupported(
+                f"callback BackupAndRestore: embedding layer {layer.name!r} is offloaded, and Keras' file has no place "
+                "for the slots of its optimizer; use et.Embedding, or a job with --checkpoint-dir and --resume"
+            )

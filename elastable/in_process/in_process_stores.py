@@ -47,7 +47,12 @@ def _stores_and_places(
     A store given by URL is opened once in a process, stays open for the layers that read from it, and is closed when
     the process ends. A store in memory that the model's layers read already is kept.
     """
-    stores = _stores(given, model, tables)
+    if given is None:
+        stores: dict[str, EmbeddingStore] = {"memory": _memory_of(model, tables) or _memory()}
+    elif isinstance(given, Mapping):
+        stores = {storage: _store(store) for storage, store in given.items()}
+    else:
+        stores = {storage_of_url(given) if isinstance(given, str) else "memory": _store(given)}
     if not stores:
         raise BadInput("store={}: give at least one store, or None")
     if locations is not None:
@@ -80,14 +85,6 @@ def _refuse_rows_of_others(
             )
     with _lock:
         _read.update(url for url, store in _opened.items() if store in stores.values())
-
-
-def _stores(given: StoreGiven, model: keras.Model, tables: Mapping[str, TableSpec]) -> dict[str, EmbeddingStore]:
-    if given is None:
-        return {"memory": _memory_of(model, tables) or _memory()}
-    if isinstance(given, Mapping):
-        return {storage: _store(store) for storage, store in given.items()}
-    return {storage_of_url(given) if isinstance(given, str) else "memory": _store(given)}
 
 
 def _store(given: object) -> EmbeddingStore:

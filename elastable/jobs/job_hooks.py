@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import keras
 
@@ -74,10 +75,11 @@ _log = logging.getLogger(__name__)
 _RECORD_EVERY_S = 0.5
 
 
+@dataclass(eq=False)
 class JobHooks(Hooks):
     """Joins a job to Keras callbacks, a run directory and checkpoints.
 
-    Args:
+    Attributes:
         callbacks: Keras callbacks of the job.
         schedule: Of the job.
         stop: Ends the job, with a reason.
@@ -87,54 +89,42 @@ class JobHooks(Hooks):
         on_epoch: Called with (epoch, logs) after each epoch.
         evaluated: Called with (version, logs) after each evaluation during training.
         committed: Called with the updates, version and frozen tables of each commit.
-        version: That the job begins with: 0, or where an earlier run of it ended.
-        written: How many rows of all tables were written besides commits; None: such rows are seen by every worker.
+        version: That was committed last; the job begins with 0, or where an earlier run of it ended.
         shares_model: Whether a worker computes with the model that the master trains.
+        written: How many rows of all tables were written besides commits; None: such rows are seen by every worker.
+        seconds: Between versions, without evaluations.
+        untimed_records: Of the first version: its seconds were the workers' way here, and are not counted.
+        logs: Of the last epoch.
     """
 
-    def __init__(
-        self,
-        callbacks: JobCallbacks,
-        schedule: Schedule,
-        stop: Callable[[str], None],
-        run: RunDirectory | None = None,
-        save: Callable[[], None] | None = None,
-        checkpoint_every: int = 0,
-        on_epoch: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
-        evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None,
-        committed: Callable[[Mapping[str, TableUpdate], int, Collection[str]], None] = lambda *commit: None,
-        version: int = 0,
-        shares_model: bool = False,
-        written: Callable[[], int] | None = None,
-    ) -> None:
-        self._callbacks = callbacks
-        self._shares_model = shares_model
-        self._schedule = schedule
-        self._stop = stop
-        self._run = run
-        self._save = save
-        self._every = checkpoint_every
-        self._on_epoch = on_epoch
-        self._evaluated = evaluated
-        self._committed = committed
-        self._untrained = UntrainedTables(callbacks.model)
+    callbacks: JobCallbacks
+    schedule: Schedule
+    stop: Callable[[str], None]
+    run: RunDirectory | None = None
+    save: Callable[[], None] | None = None
+    checkpoint_every: int = 0
+    on_epoch: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None
+    evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None
+    committed: Callable[[Mapping[str, TableUpdate], int, Collection[str]], None] = lambda *commit: None
+    version: int = 0
+    shares_model: bool = False
+    written: Callable[[], int] | None = None
+    seconds: float = 0.0
+    untimed_records: int = 0
+    logs: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._untrained = UntrainedTables(self.callbacks.model)
+        self._timed_since: float | None = None
         self._recorded = 0.0
         self._asked: float | None = None  # when it was decided whether the next version is noted
-        self._version, self._written = version, written
-        self._made_one = False
-        self._stopped = False
-        self.seconds = 0.0
-        """Between versions, without evaluations."""
-        self.untimed_records = 0
-        """Records of the first version: its seconds were the workers' way here, and are not counted."""
-        self._timed_since: float | None = None
-        self.logs: Mapping[str, float] = {}
+        self._made_one = self._stopped = False
 
     def state(self) -> Mapping[str, object]:
-        return self._callbacks.states()
+        return self.callbacks.states()
 
     def on_epoch_begin(self, epoch: int) -> None:
-        self._callbacks.begin_epoch(epoch)
+        self.callbacks.begin_epoch(epoch)
         self._begin_step()
         if self._made_one:
             # Not in the first one: the workers are still on their way.
@@ -142,43 +132,43 @@ class JobHooks(Hooks):
 
     def go_on(self, logs: Mapping[str, float]) -> None:
         """The job goes on at a version that was kept before callbacks heard of it: they hear of it now."""
-        version = self._version
-        step, last = self._schedule.step(version - 1), self._schedule.ends_epoch(version)
-        self._stopped = self._callbacks.version(step, logs, last)
+        version = self.version
+        step, last = self.schedule.step(version - 1), self.schedule.ends_epoch(version)
+        self._stopped = self.callbacks.version(step, logs, last)
 
     def on_rows(self, version: int, made: Accumulated) -> None:
-        self._committed(made.updates, version, made.frozen)
+        self.committed(made.updates, version, made.frozen)
         self._untrained.saw(made.changed, made.overflowed)
 
     def waits_for_log(self, version: int) -> bool:
         """True for versions that callbacks hear of, that are noted in the run directory, or saved."""
         self._asked = time.monotonic()
-        saved = self._save is not None and is_due(version, self._every)
-        return self._callbacks.sees_versions or saved or self._is_noted(self._asked)
+        saved = self.save is not None and is_due(version, self.checkpoint_every)
+        return self.callbacks.sees_versions or saved or self._is_noted(self._asked)
 
     def _is_noted(self, now: float) -> bool:
-        return self._run is not None and now - self._recorded >= _RECORD_EVERY_S
+        return self.run is not None and now - self._recorded >= _RECORD_EVERY_S
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         if not self._made_one:
-            before = self._schedule.records_before
+            before = self.schedule.records_before
             self.untimed_records = before(version) - before(version - 1)
-        self._version, self._made_one = version, True
+        self.version, self._made_one = version, True
         describe_process(version=version)
         now = time.monotonic()
         if self._timed_since is not None:
             self.seconds += now - self._timed_since
         self._timed_since = now
         rows = self._rows_written()
-        last = self._schedule.ends_epoch(version)
-        self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
+        last = self.schedule.ends_epoch(version)
+        self._stopped = self.callbacks.version(self.schedule.step(version - 1), logs, last)
         now, self._asked = time.monotonic() if self._asked is None else self._asked, None
-        if self._run is not None and self._is_noted(now):
+        if self.run is not None and self._is_noted(now):
             self._recorded = now
-            self._run.record("train", version, self._schedule.epoch(version - 1), logs)
-        if self._save is not None and is_due(version, self._every):
-            self._save()
-        if not self._stopped and not self._schedule.ends_epoch(version):
+            self.run.record("train", version, self.schedule.epoch(version - 1), logs)
+        if self.save is not None and is_due(version, self.checkpoint_every):
+            self.save()
+        if not self._stopped and not self.schedule.ends_epoch(version):
             self._begin_step()
             if self._rows_written() != rows:
                 raise Unsupported(
@@ -187,14 +177,14 @@ class JobHooks(Hooks):
                 )
 
     def _rows_written(self) -> int:
-        return self._written() if self._written is not None and self._callbacks.sees_versions else 0
+        return self.written() if self.written is not None and self.callbacks.sees_versions else 0
 
     def _begin_step(self) -> None:
         # After a checkpoint is begun: a job that is resumed from it begins the step itself.
-        self._callbacks.begin_step(self._schedule.step(self._version))
+        self.callbacks.begin_step(self.schedule.step(self.version))
 
     def may_assign(self) -> bool:
-        return self._shares_model or self._callbacks.sees_versions
+        return self.shares_model or self.callbacks.sees_versions
 
     def stops_epoch(self) -> bool:
         return self._stopped
@@ -203,18 +193,18 @@ class JobHooks(Hooks):
         self._timed_since = None
 
     def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
-        if self._run is not None:
-            self._run.record("evaluation", version, self._schedule.epoch(version - 1), logs)
-        self._evaluated(version, logs)
+        if self.run is not None:
+            self.run.record("evaluation", version, self.schedule.epoch(version - 1), logs)
+        self.evaluated(version, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         self._timed_since = None
         self._untrained.end()
         self.logs = dict(logs)
-        if self._run is not None:
-            self._run.record("epoch", self._version, epoch, logs)
+        if self.run is not None:
+            self.run.record("epoch", self.version, epoch, logs)
         listed = ", ".join(f"{name} {value:.6g}" for name, value in logs.items()) or "no metrics"
-        _log.info("epoch %d ended at version %d: %s", epoch + 1, self._version, listed)
-        self._on_epoch(epoch, logs)
-        if self._callbacks.end_epoch(epoch, logs):
-            self._stop("a callback stopped training")
+        _log.info("epoch %d ended at version %d: %s", epoch + 1, self.version, listed)
+        self.on_epoch(epoch, logs)
+        if self.callbacks.end_epoch(epoch, logs):
+            self.stop("a callback stopped training")

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,7 +31,7 @@ from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.local_processes import LocalWorkers
 from elastable.jobs.options import JobOptions, TrainOptions
 from elastable.jobs.prepare import PreparedJob
-from elastable.jobs.store_watch import StoreHealth, watching_store
+from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobStatus, Tensor
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.jobs.job_master import Master
@@ -229,7 +230,8 @@ class JobRun:
         self._series.require_reached(prepared.progress.version)
         callbacks, hooks = self._callbacks(progress)
         show = repeating(lambda: self._look(progress), _LOOK_EVERY_S, "elastable-watch")
-        watched = watching_store(self._master, prepared.store, self._options.deadline_s, self._health)
+        lost, least = partial(self._master.report_failure, "store", fatal=True), lambda: self._master.status().version
+        watched = self._health.watching(prepared.store, lost, least, self._options.deadline_s)
         with progress, closing(self._writer), show, watched:
             callbacks.begin(prepared.progress.hooks)
             _log.info("job %s begins at version %d", prepared.job.job, prepared.progress.version)
@@ -252,12 +254,8 @@ class JobRun:
         self._finish(hooks, checkpoint, status, time.monotonic() - started)
         if not self._interrupted:
             return ExitCode.DONE
-        line = f"{self._master.stop_reason} at version {status.version:,}; go on with:\n{self.resume_command}"
-        closed = self._master.stop_reason == OUTPUT_CLOSED
-        if closed:
-            _log.warning("%s", line)
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-        return ExitCode.OUTPUT_CLOSED if closed else ExitCode.INTERRUPTED
+        self._show_how_to_continue(status.version)
+        return ExitCode.OUTPUT_CLOSED if self._master.stop_reason == OUTPUT_CLOSED else ExitCode.INTERRUPTED
 
     @property
     def _interrupted(self) -> bool:
@@ -298,6 +296,12 @@ class JobRun:
         words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
         return shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
 
+    def _show_how_to_continue(self, version: int) -> None:
+        line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{self.resume_command}"
+        if self._master.stop_reason == OUTPUT_CLOSED:
+            _log.warning("%s", line)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def _look(self, progress: JobProgress) -> None:
         """Shows the job, and looks after local workers."""
         progress.show(self._master.status())
@@ -313,12 +317,7 @@ class JobRun:
                 self._master.report_failure("local workers", error, fatal=True)
 
     def _finish(self, hooks: JobHooks, checkpoint: str, status: JobStatus, total_seconds: float) -> None:
-        job, store, exported = self._prepared.job, self._prepared.store, None
-        if self._options.export:
-            try:
-                exported = str(export_keras(self._prepared.model, store, self._run.path / "model.keras"))
-            except Unsupported as error:
-                self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
+        job, store, exported = self._prepared.job, self._prepared.store, self._export()
         servers = store.watch if isinstance(store, ShardedStore) else None
         if servers is not None:
             servers.look()
@@ -354,3 +353,12 @@ class JobRun:
         if exported:
             paths["model"] = exported
         self._console.print(summary_table(result, hooks.logs, paths))
+
+    def _export(self) -> str | None:
+        if not self._options.export:
+            return None
+        try:
+            return str(export_keras(self._prepared.model, self._prepared.store, self._run.path / "model.keras"))
+        except Unsupported as error:
+            self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
+            return None

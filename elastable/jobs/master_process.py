@@ -91,19 +91,11 @@ def run_job(options: JobOptions, console: Console) -> int:
         keep_collections_short()
         run = run or _run_directory(options, held)
         health, lookups = StoreHealth(), LookupCounts()
-        server = held.enter_context(
-            GrpcServer(
-                options.listen,
-                [
-                    store_service(prepared.store, lookups=lookups, not_ready=health.not_ready),
-                    master_service(master, channels_of(prepared.store)),
-                ],
-                client_limits(options),
-                credentials=access.credentials,
-                insecure=options.insecure,
-                anonymous=access.anonymous,
-            )
-        )
+        rows = store_service(prepared.store, lookups=lookups, not_ready=health.not_ready)
+        services, who = [rows, master_service(master, channels_of(prepared.store))], access.credentials
+        limits, insecure = client_limits(options), options.insecure
+        server = GrpcServer(options.listen, services, limits, who, insecure, access.anonymous)
+        held.enter_context(server)
         _introduce(console, placed, prepared, run, server.address)
         job = JobRun(options, prepared, master, run, console, health)
         sources: dict[str, Source] = {
@@ -146,9 +138,12 @@ def _run_directory(options: JobOptions, held: ExitStack) -> RunDirectory:
 
 def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     settings = MasterOptions(
-        lease_seconds=options.lease_s, backup_after_s=options.backup_after_s, commit_deadline_s=options.deadline_s,
-        evaluate_every=options.evaluate_every, checkpoint_every=options.checkpoint_every,
-    )  # fmt: skip
+        lease_seconds=options.lease_s,
+        backup_after_s=options.backup_after_s,
+        commit_deadline_s=options.deadline_s,
+        evaluate_every=options.evaluate_every,
+        checkpoint_every=options.checkpoint_every,
+    )
     parts = prepared.job, prepared.store, prepared.dense, prepared.metrics
     return Master(*parts, start=prepared.progress, options=settings)
 
@@ -156,9 +151,11 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
 def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
     return WorkerOptions(
         master=str(Address.parse(address).for_this_host()),  # a certificate names hosts, and 0.0.0.0 is none
-        model=options.model_file, deadline_s=options.deadline_s, transport=options.transport,
+        model=options.model_file,
+        deadline_s=options.deadline_s,
+        transport=options.transport,
         profile=options.local_profile,
-    )  # fmt: skip
+    )
 
 
 def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run: RunDirectory, address: str) -> None:

@@ -156,9 +156,14 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
     on_broken = None if checkpoint is None else giving_way_to(checkpoint, tables, job, options)
     store = open_places(
-        locations, places, options.store, shared=shared, deadline_s=deadline_s, on_broken=on_broken,
+        locations,
+        places,
+        options.store,
+        shared=shared,
+        deadline_s=deadline_s,
+        on_broken=on_broken,
         credentials=credentials,
-    )  # fmt: skip
+    )
     optimizers = {} if steps is None else steps.optimizers()
     try:
         beginning = _filled(options, store, tables, model, dense, job, checkpoint, warm, optimizers)
@@ -260,7 +265,7 @@ def _warm_start(model: keras.Model, options: JobOptions) -> Checkpoint | None:
     return warm
 
 
-def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[keras.Model, dict[str, TableSpec]]:
+def tables_of(model_file: Path, offload_above: int = 0) -> tuple[keras.Model, dict[str, TableSpec]]:
     """The built model of a model file, and the tables that it needs, before any is placed; no row is read.
 
     Raises:
@@ -268,9 +273,9 @@ def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[
     """
     file = load_model_file(model_file)
     with leaving_rows_out():
-        model = make_model(file.model, lambda: _training_records(file), seed, offload_above)
+        model = make_model(file.model, lambda: _training_records(file), 0, offload_above)
     steps = _planned(model, _training_records(file)) if needs_sample(model) else None
-    return model, discover_tables(model, seed, optimizers={} if steps is None else steps.optimizers())
+    return model, discover_tables(model, 0, optimizers={} if steps is None else steps.optimizers())
 
 
 def _discovered(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError, StoreBroken, TakenOver, Unavailable
 from elastable.embedding_store.support.retry import given_up
 from elastable.process.repeating import repeating
 
-if TYPE_CHECKING:
-    from elastable.master.jobs.job_master import Master
-
-__all__ = ["StoreHealth", "watching_store"]
+__all__ = ["StoreHealth"]
 
 _LOOK_EVERY_S = 1.0
 
@@ -47,57 +44,40 @@ class StoreHealth:
             raise
         self._problem = None
 
-    def watching(self, store: EmbeddingStore, lost: Callable[[ElastableError], None]) -> AbstractContextManager[None]:
+    def watching(
+        self,
+        store: EmbeddingStore,
+        lost: Callable[[ElastableError], None],
+        least: Callable[[], int] = lambda: 0,
+        deadline_s: float = math.inf,
+    ) -> AbstractContextManager[None]:
         """While the block runs, the store is looked at every second.
+
+        A job fails so as soon as its store has another owner, or has lost what it held. Otherwise its workers would
+        read another job's versions meanwhile, or none, and report nothing, so no commit would ever find out.
 
         Args:
             store: This process's.
-            lost: Called once it is another's, or has lost its rows, after which nobody looks any more.
+            lost: Called once it is another's, or has lost its rows, or was away; after that nobody looks any more.
+            least: The version that the store is at, or beyond.
+            deadline_s: How long it, or a shard of it, may be unreachable.
         """
+        answered = time.monotonic()
 
         def look() -> bool:
+            nonlocal answered
             try:
-                self.look(store)
+                self.look(store, least())
+                answered = time.monotonic()
             except (TakenOver, StoreBroken) as error:
                 lost(error)
                 return True
+            except Unavailable as error:
+                if time.monotonic() - answered > deadline_s:
+                    lost(given_up(error, deadline_s))
+                    return True
             except ElastableError:
-                pass  # it may answer again
+                pass  # it may answer again; whoever needs it now reports it
             return False
 
         return repeating(look, _LOOK_EVERY_S, "elastable-store-watch")
-
-
-def watching_store(
-    master: Master, store: EmbeddingStore, deadline_s: float, health: StoreHealth
-) -> AbstractContextManager[None]:
-    """While the block runs, the job fails as soon as its store has another owner, or has lost what it held.
-
-    Otherwise its workers would read another job's versions meanwhile, or none, and report nothing, so no commit of this
-    job would ever find out.
-
-    Args:
-        master: Of the job.
-        store: Of the job.
-        deadline_s: How long the store, or a shard of it, may be unreachable.
-        health: Keeps what each look finds.
-    """
-    answered = time.monotonic()
-
-    def look() -> bool:
-        nonlocal answered
-        try:
-            health.look(store, master.status().version)
-            answered = time.monotonic()
-        except (TakenOver, StoreBroken) as error:
-            master.report_failure("store", error, fatal=True)
-            return True
-        except Unavailable as error:
-            if time.monotonic() - answered > deadline_s:
-                master.report_failure("store", given_up(error, deadline_s), fatal=True)
-                return True
-        except ElastableError:
-            pass  # whoever needs the store now reports it
-        return False
-
-    return repeating(look, _LOOK_EVERY_S, "elastable-store-watch")

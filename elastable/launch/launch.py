@@ -125,7 +125,9 @@ class Launch:
         """
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            while not self._over():
+            while self._mpiexec.poll() is None and not self._killed:
+                if all(member.pid and not member.running for member in self._members):
+                    break
                 self._step()
             self._release()
             end = time.monotonic() + _LAST_LINES_S
@@ -182,20 +184,15 @@ class Launch:
         if not piece:
             self._drop(member)
         if (not piece and member.code is None) or member.code:
-            self._failed(member)
+            now = time.monotonic()
+            member.failed_at = now if member.failed_at is None else member.failed_at
+            self._first_failure = now if self._first_failure is None else self._first_failure
 
     def _drop(self, member: _Member) -> None:
         if member.control is not None:
             self._selector.unregister(member.control)
             member.control.close()
             member.control = None
-
-    def _failed(self, member: _Member) -> None:
-        now = time.monotonic()
-        if member.failed_at is None:
-            member.failed_at = now
-        if self._first_failure is None:
-            self._first_failure = now
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signalled += 1
@@ -227,11 +224,6 @@ class Launch:
         for member in self._members:
             member.ended_by_us |= member.running
         self._signal_all(number)
-
-    def _over(self) -> bool:
-        """Whether no program runs any more, and none will start."""
-        ended = all(member.pid and not member.running for member in self._members)
-        return ended or self._mpiexec.poll() is not None or self._killed
 
     def _end_now(self) -> None:
         """Kills the programs that still run."""

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -44,11 +44,11 @@ class ControlClient:
         OSError: the control server cannot be reached.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._hosts, self._port = json.loads(environment[ADDRESS])
+    def __init__(self) -> None:
+        self._hosts, self._port = json.loads(os.environ[ADDRESS])
         self._hello = {
-            "token": environment[TOKEN],
-            "rank": int(environment["PMI_RANK"]),
+            "token": os.environ[TOKEN],
+            "rank": int(os.environ["PMI_RANK"]),
             "pid": os.getpid(),
             "host": this_host(),
             "name": socket.gethostname(),

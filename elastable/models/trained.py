@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import keras
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 _BATCH = 256
 
 
+@dataclass(frozen=True)
 class TrainedModel:
     """A model with the dense variables and tables of a checkpoint, or with those that model() gives.
 
@@ -53,19 +55,11 @@ class TrainedModel:
         reader: The records of the split that was asked for; None: of none.
     """
 
-    def __init__(
-        self,
-        file: ModelFile,
-        checkpoint: Checkpoint | None,
-        model: keras.Model,
-        store: EmbeddingStore,
-        reader: Reader | None,
-    ) -> None:
-        self.file = file
-        self.checkpoint = checkpoint
-        self.model = model
-        self.store = store
-        self.reader = reader
+    file: ModelFile
+    checkpoint: Checkpoint | None
+    model: keras.Model
+    store: EmbeddingStore
+    reader: Reader | None
 
     def records(self) -> Reader:
         """The records of the split that was asked for."""
@@ -99,20 +93,20 @@ def open_trained(
     """
     file = load_model_file(model_file)
     saved = None if checkpoint is None else open_checkpoint(checkpoint)
-    reader = None if split is None else _reader(file, split)
+    reader = None if split is None else file.reader(split)
+    if split is not None and reader is None:
+        raise BadInput(f"{file.path}: data({split!r}) returned None; there is no such split")
     job: DocumentFields = {"seed": 0, "offload_above": 0} if saved is None else saved.job
 
     def records() -> Reader:
-        return reader or _any_reader(file)
+        some = reader or file.reader("train") or file.reader("validation")
+        if some is None:
+            raise BadInput(f"{file.path}: data() returned None for every split; the model cannot be built")
+        return some
 
     with leaving_rows_out() if saved is not None else nullcontext(set[str]()) as left_out:
-        model = make_model(
-            file.model,
-            records() if labels else records,
-            int(job["seed"]),
-            int(job["offload_above"]),
-            job.get("on_worker", ()),
-        )
+        numbers = int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ())
+        model = make_model(file.model, records() if labels else records, *numbers)
     reader = None if reader is None else for_model(reader, model)
     steps = None
     if needs_sample(model):
@@ -121,26 +115,18 @@ def open_trained(
     if saved is None:
         _take_given(file, model, steps, store)
     else:
-        _say_left_out(saved, left_out.union(tables_given(store_layers(model))))
+        if unused := left_out.union(tables_given(store_layers(model))):
+            _log.warning(
+                "the rows that model() gives (%s) are left out: those of %s, version %d, are used",
+                ", ".join(sorted(unused)),
+                redacted(saved.address),
+                saved.version,
+            )
         restore_tables(saved, store)
         dense_part(model, steps).restore(saved.dense())
         for layer in store_layers(model):
             layer.attach(store, int(job["seed"]))
     return TrainedModel(file, saved, model, store, reader)
-
-
-def _reader(file: ModelFile, split: str) -> Reader:
-    reader = file.reader(split)
-    if reader is None:
-        raise BadInput(f"{file.path}: data({split!r}) returned None; there is no such split")
-    return reader
-
-
-def _any_reader(file: ModelFile) -> Reader:
-    reader = file.reader("train") or file.reader("validation")
-    if reader is None:
-        raise BadInput(f"{file.path}: data() returned None for every split; the model cannot be built")
-    return reader
 
 
 def _take_given(file: ModelFile, model: keras.Model, steps: StepPlan | None, store: EmbeddingStore) -> None:
@@ -154,16 +140,6 @@ def _take_given(file: ModelFile, model: keras.Model, steps: StepPlan | None, sto
     optimizers = {} if steps is None else steps.optimizers()
     tables = seeded_as_read(discover_tables(model, 0, optimizers=optimizers), model, keras=False)
     tables_in_store(model, tables, store, pretrained_rows(layers), 0, 0, optimizers)
-
-
-def _say_left_out(saved: Checkpoint, tables: Collection[str]) -> None:
-    if tables:
-        _log.warning(
-            "the rows that model() gives (%s) are left out: those of %s, version %d, are used",
-            ", ".join(sorted(tables)),
-            redacted(saved.address),
-            saved.version,
-        )
 
 
 def evaluated(trained: TrainedModel, batch_size: int | None = None) -> dict[str, float]:

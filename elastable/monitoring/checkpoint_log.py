@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,10 @@ class CheckpointLog:
 
     def note(self, version: int, seconds: float, place: str) -> None:
         """One has been written."""
-        size = _bytes_of(Path(place)) if "://" not in place else None
+        size = None
+        if "://" not in place:
+            with suppress(OSError):
+                size = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
         with self._lock:
             self.written += 1
             self._noted.append(NotedCheckpoint(version, time.time(), seconds, place, size))
@@ -66,10 +70,3 @@ class CheckpointLog:
         """The latest, in the order in which they ended."""
         with self._lock:
             return tuple(self._noted)
-
-
-def _bytes_of(folder: Path) -> int | None:
-    try:
-        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    except OSError:
-        return None

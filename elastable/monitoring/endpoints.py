@@ -253,7 +253,9 @@ def _family(metric: Metric, samples: list[Sample]) -> Family:
         histograms = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
         for sample in samples:
             assert isinstance(sample.value, Histogram), metric.name
-            histograms.add_metric(sample.labels, _buckets(sample.value), sample.value.seconds)
+            counts = map(float, accumulate(sample.value.counts))
+            buckets = list(zip([*map(repr, BOUNDS_S), "+Inf"], counts, strict=True))
+            histograms.add_metric(sample.labels, buckets, sample.value.seconds)
         return histograms
     kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     family = kind(metric.name, metric.meaning, labels=metric.labels)
@@ -261,9 +263,3 @@ def _family(metric: Metric, samples: list[Sample]) -> Family:
         assert not isinstance(sample.value, Histogram), metric.name
         family.add_metric(sample.labels, sample.value)
     return family
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound."""
-    bounds = [*(repr(bound) for bound in BOUNDS_S), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))

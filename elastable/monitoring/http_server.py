@@ -198,7 +198,9 @@ class Access:
         if refusal is not None:
             await refusal(scope, receive, _with_headers(send))
             return
-        scope[ALLOWED] = self._knows_token(headers)
+        shown = _shown_token(headers.get("authorization", ""))
+        known = [hmac.compare_digest(shown, token) for token in self._tokens]  # all, in the same time
+        scope[ALLOWED] = not self._tokens or any(known)
         if not scope[ALLOWED] and scope["path"] not in _PROBES:
             asks = {"WWW-Authenticate": 'Basic realm="Elastable: the password is the token", charset="UTF-8"'}
             told = "this server asks for a token: Authorization: Bearer TOKEN; in a browser, as the password\n"
@@ -215,13 +217,6 @@ class Access:
         if self._local and not names_this_host(headers.get("host", "")):
             return PlainTextResponse("call this server by localhost or 127.0.0.1\n", 421)
         return None
-
-    def _knows_token(self, headers: Headers) -> bool:
-        if not self._tokens:
-            return True
-        shown = _shown_token(headers.get("authorization", ""))
-        known = [hmac.compare_digest(shown, token) for token in self._tokens]
-        return any(known)
 
 
 def _shown_token(authorization: str) -> bytes:

@@ -40,12 +40,18 @@ def exporting_traces(url: str, service: str = "elastable") -> Iterator[None]:
         BadInput: no such URL can be, or the environment asks for another protocol.
         NotInstalled: the extra "traces" is not installed.
     """
-    protocol = _protocol()
+    said = next((name for name in _PROTOCOL_VARIABLES if os.environ.get(name)), None)
+    protocol = _GRPC if said is None else os.environ[said]
+    if protocol not in (_GRPC, _HTTP):
+        raise BadInput(f"{said}={protocol}: traces are exported by OTLP over {_GRPC} or {_HTTP}")
     _require_endpoint(url, protocol)
     with needs("--traces", "traces"):
         from elastable.monitoring.opentelemetry_tracer import OpenTelemetryTracer
     if protocol == _HTTP:
-        tracer = OpenTelemetryTracer.posting(_posted_to(url), service, _EXPORT_S)
+        # As OpenTelemetry says, the variable for all signals is a base, and others are whole.
+        is_base = not os.environ.get(_OF_TRACES) and os.environ.get(_OF_ALL) == url
+        whole = urlsplit(url).path.rstrip("/") and not is_base
+        tracer = OpenTelemetryTracer.posting(url if whole else url.rstrip("/") + _HTTP_PATH, service, _EXPORT_S)
     else:
         tracer = OpenTelemetryTracer.exporting(url, service, _EXPORT_S)
     try:
@@ -53,21 +59,6 @@ def exporting_traces(url: str, service: str = "elastable") -> Iterator[None]:
             yield
     finally:
         tracer.close()
-
-
-def _protocol() -> str:
-    said = next((name for name in _PROTOCOL_VARIABLES if os.environ.get(name)), None)
-    protocol = _GRPC if said is None else os.environ[said]
-    if protocol not in (_GRPC, _HTTP):
-        raise BadInput(f"{said}={protocol}: traces are exported by OTLP over {_GRPC} or {_HTTP}")
-    return protocol
-
-
-def _posted_to(url: str) -> str:
-    """Where spans are posted. As OpenTelemetry says, the variable for all signals is a base, and others are whole."""
-    is_base = not os.environ.get(_OF_TRACES) and os.environ.get(_OF_ALL) == url
-    path = urlsplit(url).path.rstrip("/")
-    return url.rstrip("/") + _HTTP_PATH if is_base or not path else url
 
 
 def _require_endpoint(url: str, protocol: str) -> None:

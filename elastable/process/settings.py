@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from elastable.embedding_store.contract.malformed import UNREADABLE
@@ -34,10 +34,10 @@ def key_of(field: OptionField) -> str:
     return field.shown_name.removeprefix("--")
 
 
-def take_variables(fields: Iterable[OptionField], environment: MutableMapping[str, str] = os.environ) -> None:
+def take_variables(fields: Iterable[OptionField]) -> None:
     """Takes the variables of a command out of the environment: its child processes have settings of their own."""
     for name in (CONFIG_VARIABLE, *(variable_of(field) for field in fields)):
-        environment.pop(name, None)
+        os.environ.pop(name, None)
 
 
 def load_settings(

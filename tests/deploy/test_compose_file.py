@@ -44,11 +44,17 @@ def test_there_are_four_services_and_no_more(compose: Parsed) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_can_be_scaled_and_says_whether_it_is_healthy(compose: Parsed, service: str) -> None:
+def test_a_service_can_be_scaled_says_whether_it_is_healthy_and_is_confined(compose: Parsed, service: str) -> None:
     settings = compose["services"][service]
     assert "container_name" not in settings  # a fixed name allows one container only
     assert "ports" not in settings  # nor can two containers publish one port
     assert settings["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+    assert settings["read_only"] is True
+    assert settings["tmpfs"] == ["/tmp"]
+    assert settings["cap_drop"] == ["ALL"]
+    assert settings["security_opt"] == ["no-new-privileges:true"]
+    assert {"pids_limit", "mem_limit"} <= set(settings)
+    assert set(settings["logging"]["options"]) == {"max-size", "max-file"}
 
 
 def test_each_waits_for_the_one_it_needs_to_be_healthy(compose: Parsed) -> None:
@@ -74,14 +80,10 @@ def test_rows_and_runs_lie_on_named_volumes(compose: Parsed) -> None:
     assert "--run-dir=/runs" in compose["services"]["master"]["command"]
 
 
-def test_redis_writes_an_append_only_file_to_its_volume(compose: Parsed) -> None:
+def test_redis_writes_an_append_only_file_to_its_volume_and_rewrites_it_by_measured_limits(compose: Parsed) -> None:
     command = compose["services"]["redis"]["command"][-1]
-    assert "--appendonly yes" in command
-    assert "--dir /data" in command
-
-
-def test_the_append_only_file_is_rewritten_by_the_limits_that_were_measured(compose: Parsed) -> None:
-    assert " ".join(COMPOSE_LIMITS) in compose["services"]["redis"]["command"][-1]
+    for words in ("--appendonly yes", "--dir /data", " ".join(COMPOSE_LIMITS)):
+        assert words in command
 
 
 def test_the_image_brings_compiled_kernels_in_a_folder_of_its_user(dockerfile: list[str]) -> None:
@@ -116,17 +118,6 @@ def test_the_labels_are_those_of_the_package(dockerfile: list[str]) -> None:
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]+)"', label))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (labels["version"], labels["licenses"]) == (project["version"], "Apache-2.0")
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_a_service_is_confined(compose: Parsed, service: str) -> None:
-    settings = compose["services"][service]
-    assert settings["read_only"] is True
-    assert settings["tmpfs"] == ["/tmp"]
-    assert settings["cap_drop"] == ["ALL"]
-    assert settings["security_opt"] == ["no-new-privileges:true"]
-    assert {"pids_limit", "mem_limit"} <= set(settings)
-    assert set(settings["logging"]["options"]) == {"max-size", "max-file"}
 
 
 def test_memory_is_limited_and_redis_refuses_writes_before_its_container_is_killed(compose: Parsed) -> None:

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from tests.elastable.processes import CLICK_JOB, Finished, run_elastable
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from tests.elastable.kept_jobs import assert_same
+from tests.elastable.processes import CLICK_JOB, Finished, succeeded
 from tests.untyped import Parsed
 
 #: The job of every test that compares with `trained`: 20 versions to an epoch.
@@ -31,26 +31,17 @@ class Trained:
         found: Parsed = json.loads((self.run / "result.json").read_text())
         return found
 
-    def require_same_numbers(self, run: Path) -> None:
-        """Fails where another run of the job ended with any bit that is not this one's."""
-        ours, theirs = (
-            {file.name: file for file in home.glob("**/*.safetensors")}
-            for home in (run / "checkpoints" / self.checkpoint.name, self.checkpoint)
-        )
-        assert set(ours) == set(theirs)
-        assert ours
-        for name, file in ours.items():
-            mine, others = load_file(file), load_file(theirs[name])
-            assert set(mine) == set(others)
-            for key, tensor in mine.items():
-                np.testing.assert_array_equal(tensor, others[key], err_msg=f"{name} {key}")
+    def require_same_numbers(self, checkpoint: str | Path) -> None:
+        """Fails where another checkpoint of the job has any bit that is not this one's."""
+        ours, theirs = open_checkpoint(checkpoint), open_checkpoint(self.checkpoint)
+        assert ours.version == theirs.version
+        assert_same(ours, theirs)
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """`click_job` trained with two workers, without any accident."""
     home = tmp_path_factory.mktemp("trained")
-    ran = run_elastable("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "60")
-    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    ran = succeeded("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "60")
     run = (home / "runs" / "latest").resolve()
     return Trained(ran, home, run, run / "checkpoints" / "ckpt-0000000040")

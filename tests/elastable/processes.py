@@ -27,6 +27,7 @@ __all__ = [
     "counted_by_workers",
     "elastable",
     "run_elastable",
+    "succeeded",
     "wait_until",
 ]
 
@@ -162,6 +163,13 @@ def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new
     else:
         ran = run_preloaded(words, _ROOT, _environment(env), LIMIT_S)
     return Finished(ran.returncode, ran.stdout, ran.stderr)
+
+
+def succeeded(*arguments: str | Path, env: dict[str, str] | None = None, new: bool = False) -> Finished:
+    """The same of a command that must end with exit code 0."""
+    ran = run_elastable(*arguments, env=env, new=new)
+    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    return ran
 
 
 def wait_until(condition: Callable[[], object], what: str, process: Running, limit_s: float = LIMIT_S) -> None:

@@ -24,15 +24,9 @@ from elastable.process.stopping import OutputConsole
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from elastable.replicas.knowledge_graphs.evaluation import Candidates
-    from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
     from elastable.embedding_store.contract.arrays import Int32
     from elastable.replicas.knowledge_graphs.evaluation import Candidates, TripleCandidates
-    from elastable.replicas.knowledge_graphs.trained import TrainedGraph
+    from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
 
 __all__ = [
     "GRAPH",

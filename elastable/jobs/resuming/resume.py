@@ -248,9 +248,16 @@ def refuse_anothers_record(record: bytes | None, checkpoint: Checkpoint, overwri
 
 
 _SAME = (
-    "mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads",
+    "mode",
+    "micro_batch_size",
+    "grads_to_wait",
+    "seed",
+    "train_records",
+    "shuffle",
+    "average",
+    "intra_op_threads",
     "on_worker",
-)  # fmt: skip
+)
 
 
 def refuse_other_job(what: str, saved: DocumentFields, job: JobSpec) -> None:

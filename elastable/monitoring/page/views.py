@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store import errors
@@ -53,10 +53,11 @@ _MOST_TABLES = 200
 _WAITED_S = 1.0  # that a version takes of a store server before the page says so
 
 
+@dataclass
 class JobView:
     """Of a job.
 
-    Args:
+    Attributes:
         master: Of the job.
         store: Of the job.
         not_ready: Why the store cannot be asked now; None: it can.
@@ -64,110 +65,109 @@ class JobView:
         curves: Of its metrics.
         resume: The command that goes on with the job.
         ended: Workers that the job's command has started and that have failed.
+        started: Unix time, in seconds.
+        host: Name of this one.
     """
 
-    def __init__(
-        self,
-        master: Master,
-        store: EmbeddingStore,
-        not_ready: Callable[[], str | None],
-        checkpoints: CheckpointLog,
-        curves: Curves,
-        resume: str,
-        ended: Callable[[], Sequence[EndedChild]] = tuple,
-    ) -> None:
-        self._ended = ended
-        self._master, self._store, self._not_ready = master, store, not_ready
-        self._checkpoints, self._curves, self._resume = checkpoints, curves, resume
-        self._started, self._host = time.time(), socket.gethostname()
+    master: Master
+    store: EmbeddingStore
+    not_ready: Callable[[], str | None]
+    checkpoints: CheckpointLog
+    curves: Curves
+    resume: str
+    ended: Callable[[], Sequence[EndedChild]] = tuple
+    started: float = field(default_factory=time.time)
+    host: str = field(default_factory=socket.gethostname)
 
     def __call__(self) -> Mapping[str, object]:
-        status, problem = self._master.status(), self._not_ready()
+        status, problem = self.master.status(), self.not_ready()
         identities = [*(it.identity for it in status.workers), *(it.identity for it in status.gone)]
-        joined = {it.pid for it in identities if it.host == self._host}
-        unjoined = [it for it in self._ended() if it.pid not in joined]
+        joined = {it.pid for it in identities if it.host == self.host}
+        unjoined = [it for it in self.ended() if it.pid not in joined]
         return {
             **_progress(status),
             "kind": "job",
-            **_times(self._started),
-            "why": self._master.not_ready(),
-            "curves": self._curves.points(),
-            "phases": _phases(self._master, _commits(self._store if problem is None else None, status)),
+            **_times(self.started),
+            "why": self.master.not_ready(),
+            "curves": self.curves.points(),
+            "phases": _phases(self.master, _commits(self.store if problem is None else None, status)),
             "workers": [*map(_worker, status.workers), *map(_worker, status.gone), *map(self._unjoined, unjoined)],
             "servers": [*map(_server, status.servers)],
-            **_store(self._store, problem),
-            "checkpoints": [asdict(each) for each in reversed(self._checkpoints.noted())],
-            "problems": [*map(self._unjoined_problem, unjoined), *_problems(status, problem, self._checkpoints)],
-            "resume": self._resume,
+            **_store(self.store, problem),
+            "checkpoints": [asdict(each) for each in reversed(self.checkpoints.noted())],
+            "problems": [*map(self._unjoined_problem, unjoined), *_problems(status, problem, self.checkpoints)],
+            "resume": self.resume,
         }
 
     def _unjoined(self, worker: EndedChild) -> dict[str, object]:
-        who = {"id": "", "host": self._host, "pid": worker.pid, "leases": 0, "micro_batches": 0}
+        who = {"id": "", "host": self.host, "pid": worker.pid, "leases": 0, "micro_batches": 0}
         return {**who, "state": "gone", "records_per_s": 0.0, "silent_s": None}
 
     def _unjoined_problem(self, worker: EndedChild) -> dict[str, object]:
         advice = "Look at its log; start another one at any time: elastable worker."
         what = printable(f"It {worker}. It had not joined the job.", 1_000)
-        return {"who": f"worker {self._host} pid {worker.pid}", "what": what, "advice": advice, "count": 1}
+        return {"who": f"worker {self.host} pid {worker.pid}", "what": what, "advice": advice, "count": 1}
 
 
+@dataclass
 class ServerView:
     """Of a parameter server.
 
-    Args:
+    Attributes:
         status: How far it is.
         store: Whose rows it serves.
         not_ready: Why the store cannot be asked now; None: it can.
     """
 
-    def __init__(
-        self, status: Callable[[], JobStatus], store: EmbeddingStore, not_ready: Callable[[], str | None]
-    ) -> None:
-        self._status, self._store, self._not_ready = status, store, not_ready
-        self._started = time.time()
+    status: Callable[[], JobStatus]
+    store: EmbeddingStore
+    not_ready: Callable[[], str | None]
+    started: float = field(default_factory=time.time)
 
     def __call__(self) -> Mapping[str, object]:
-        problem = self._not_ready()
+        problem = self.not_ready()
         progress: Mapping[str, object] = {"state": "failed", "workers": []}
         if problem is None:
-            status = self._status()
+            status = self.status()
             progress = {**_progress(status), "workers": [*map(_worker, status.workers)]}
         return {
             **progress,
             "kind": "server",
-            **_times(self._started),
-            **_store(self._store, problem),
+            **_times(self.started),
+            **_store(self.store, problem),
             "problems": _store_problems(problem),
         }
 
 
+@dataclass
 class ShardView:
     """Of a store server.
 
-    Args:
+    Attributes:
         shard: That it serves.
         store: URL of its rows; a login in it is left out.
         not_ready: Why the store cannot be asked now; None: it can.
     """
 
-    def __init__(self, shard: Shard, store: str, not_ready: Callable[[], str | None]) -> None:
-        self._shard, self._url, self._not_ready = shard, redacted(store), not_ready
-        self._started = time.time()
+    shard: Shard
+    store: str
+    not_ready: Callable[[], str | None]
+    started: float = field(default_factory=time.time)
 
     def __call__(self) -> Mapping[str, object]:
-        problem, claim = self._not_ready(), self._shard.ownership.claim
-        owner = self._shard.ownership.live_owner()
+        problem, claim = self.not_ready(), self.shard.ownership.claim
+        owner = self.shard.ownership.live_owner()
         return {
-            **_store(self._shard.store, problem),
-            "version": self._shard.store.version() if problem is None else None,
+            **_store(self.shard.store, problem),
+            "version": self.shard.store.version() if problem is None else None,
             "kind": "shard",
             "state": "failed" if problem is not None else "serving a job" if owner else "waiting for a job",
-            "store": self._url,
+            "store": redacted(self.store),
             "owner": printable(owner, 256, lines=False),
             "job": "" if claim is None else printable(claim.job, 256, lines=False),
-            "pushed_bytes": self._shard.buffered_bytes,
+            "pushed_bytes": self.shard.buffered_bytes,
             "workers": [],
-            **_times(self._started),
+            **_times(self.started),
             "problems": _store_problems(problem),
         }
 

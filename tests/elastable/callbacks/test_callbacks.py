@@ -12,7 +12,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
 from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
-from tests.untyped import Keyword, Parsed
+from tests.untyped import Keyword
 
 RECORDS = clicks(64)
 VERSIONS = 4  # to an epoch of 64 records
@@ -70,23 +70,6 @@ class TestHonoured:
         assert set(counted.logs[0]) == {"loss", "val_loss"}
         assert [logs["loss"] for logs in counted.logs] == history.history["loss"]
         assert history.epoch == [0, 1]
-
-    def test_learning_rates_reach_tables_and_dense_variables(self) -> None:
-        # A rate of 0 in the second epoch: nothing moves any more.
-        model = store_model()
-        snapshots: list[Parsed] = []
-        note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: snapshots.append(tables_and_weights(model)))
-        trained(2, note, keras.callbacks.LearningRateScheduler(lambda epoch: (0.5, 0.0)[epoch]), model=model)
-        for name, values in snapshots[0].items():
-            np.testing.assert_array_equal(snapshots[1][name], values, err_msg=name)
-        assert np.abs(snapshots[0]["users"] - 1).max() > 0.01
-
-    def test_reduce_on_plateau(self) -> None:
-        model = store_model()
-        reducing = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.1, patience=1, min_delta=100.0)
-        history = trained(3, reducing, model=model, validation_data=RECORDS)
-        assert float(model.optimizer.learning_rate) < 0.5
-        assert "learning_rate" in history.history
 
     def test_weights_that_a_callback_sets_are_trained_on(self) -> None:
         def half(model: keras.Model) -> object:

@@ -8,15 +8,14 @@ import keras
 import numpy as np
 
 from tests.elastable.callbacks import weights_job
-from tests.elastable.processes import run_elastable
+from tests.elastable.processes import succeeded
 
 JOB = Path(__file__).with_name("weights_job.py")
 
 
 def test_callbacks_that_average_weights_average_the_rows(tmp_path: Path) -> None:
     options = ("--epochs", str(weights_job.EPOCHS), "--micro-batch-size", str(weights_job.RECORDS), "--workers", "1")
-    ran = run_elastable("train", JOB, *options, "--deadline", "60", "--run-dir", tmp_path / "runs")
-    assert ran.code == 0, ran.err
+    succeeded("train", JOB, *options, "--deadline", "60", "--run-dir", tmp_path / "runs")
     ours = keras.models.load_model(next((tmp_path / "runs").rglob("model.keras")))
     plain = weights_job.program(keras.layers.Embedding)
     ids, y = weights_job.data("train")

@@ -22,7 +22,7 @@ from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_settings, settings_of
 from elastable.replicas.knowledge_graphs.trained import LinkPredictor
 from elastable.replicas.knowledge_graphs.training import GraphCheckpoints, RunProgress
-from tests.elastable.processes import elastable, run_elastable, wait_until
+from tests.elastable.processes import elastable, succeeded, wait_until
 
 CITIES = 24
 PUBLISHED = Path(__file__).parents[3] / "examples" / "knowledge_graphs"
@@ -159,8 +159,7 @@ def test_progress_within_an_epoch_says_loss_speed_and_time_left(tmp_path: Path) 
 def test_processes_over_mpi_train_the_model_of_threads(graph: Path, tmp_path: Path) -> None:
     options = ("--dim", "8", "--batch", "32", "--epochs", "2", "--evaluate-every", "2")
     train = ("kg", "train", str(graph), *options, "--run-dir")
-    done = run_elastable("replicas", "-n", "2", "elastable", *train, str(tmp_path / "processes"))
-    assert done.code == 0, done.out + done.err
+    succeeded("replicas", "-n", "2", "elastable", *train, str(tmp_path / "processes"))
     assert CliRunner().invoke(app, [*train, str(tmp_path / "threads"), "--workers", "2"]).exit_code == 0
     processes, threads = (
         GraphCheckpoints(tmp_path / kind / "latest" / "checkpoints").newest().state for kind in ("processes", "threads")

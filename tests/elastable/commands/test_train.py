@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from elastable.command import app
 from tests.elastable.click_job import HELD_OUT, RECORDS, data
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.processes import CLICK_JOB, counted_by_workers, run_elastable
+from tests.elastable.processes import CLICK_JOB, counted_by_workers, succeeded
 
 
 def told(*arguments: str | Path) -> list[dict[str, object]]:
@@ -31,10 +31,9 @@ def told(*arguments: str | Path) -> list[dict[str, object]]:
 
 def test_new_interpreters_end_with_the_same_numbers(trained: Trained, tmp_path: Path) -> None:
     """All other jobs of the tests are forks of a process that has imported TensorFlow."""
-    ran = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "60", new=True)
-    assert ran.code == 0, ran.err
+    ran = succeeded("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "60", new=True)
     assert ["takes the statistics of each micro-batch" in line for line in ran.err.splitlines()] == [True], ran.err
-    trained.require_same_numbers((tmp_path / "latest").resolve())
+    trained.require_same_numbers(tmp_path / "latest" / "checkpoints")
 
 
 class TestRunDirectory:
@@ -109,10 +108,9 @@ assert not ours, ours
 def test_one_seed_is_one_result_profiled_or_not(trained: Trained, tmp_path: Path) -> None:
     """Dense weights, rows, slots and states of a second run, by one worker, are those of the first to the bit."""
     options = ("--run-dir", tmp_path, "--deadline", "60", "--profile", tmp_path / "profile")
-    again = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, *options)
-    assert again.code == 0, again.err
+    succeeded("train", CLICK_JOB, "--workers", "1", *JOB, *options)
     run = (tmp_path / "latest").resolve()
-    trained.require_same_numbers(run)
+    trained.require_same_numbers(run / "checkpoints")
     # And it was profiled: ten micro-batches, with the phases of each.
     (log,) = (tmp_path / "profile" / "plugins" / "profile").glob("*/*.xplane.pb")
     assert f"a profile of 10 micro-batches is in {tmp_path / 'profile'}" in (run / "worker-0.log").read_text()

@@ -14,7 +14,7 @@ from elastable.embedding_store.composite import LocationSettings, TensorLocation
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.open_store import open_store
-from tests.elastable.processes import CLICK_JOB, run_elastable
+from tests.elastable.processes import CLICK_JOB, succeeded
 from tests.elastable.small_models import clicks, store_model, tables_and_weights
 from tests.untyped import Keyword
 
@@ -90,8 +90,7 @@ def locations(tmp_path: Path, redis_url: str) -> Path:
 
 class TestCommand:
     def test_plan(self, locations: Path) -> None:
-        ran = run_elastable("plan", CLICK_JOB, "--locations", locations, "--json")
-        assert ran.code == 0, ran.err
+        ran = succeeded("plan", CLICK_JOB, "--locations", locations, "--json")
         told = json.loads(ran.out)
         lines = {(line["table"], line["kind"]): line for line in told["tables"]}
         assert lines["users", "weight"]["location"] == "worker"
@@ -100,21 +99,18 @@ class TestCommand:
         assert lines["words", "optimizer_state"]["location"] == "redis"
         assert lines["words", "weight"]["reason"] == "override by name"
         assert sum(variable["bytes"] for variable in told["dense"]) > 0
-        shown = run_elastable("plan", CLICK_JOB)
-        assert shown.code == 0, shown.err
+        shown = succeeded("plan", CLICK_JOB)
         assert "any id x 8" in shown.out
         assert "dense variables" in shown.out
 
     @pytest.mark.timeout(900)
     def test_a_job_trains_and_its_checkpoint_evaluates(self, locations: Path, tmp_path: Path) -> None:
         job = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--workers", "2")
-        ran = run_elastable("train", CLICK_JOB, *job, "--locations", locations, "--run-dir", tmp_path)
-        assert ran.code == 0, f"{ran.out}\n{ran.err}"
+        succeeded("train", CLICK_JOB, *job, "--locations", locations, "--run-dir", tmp_path)
         run = (tmp_path / "latest").resolve()
         result = json.loads((run / "result.json").read_text())
         assert result["auc"] > 0.8
-        told = run_elastable("evaluate", CLICK_JOB, "--checkpoint", result["checkpoint"])
-        assert told.code == 0, told.err
+        told = succeeded("evaluate", CLICK_JOB, "--checkpoint", result["checkpoint"])
         assert json.loads(told.out)["auc"] == pytest.approx(result["auc"], abs=1e-6)
         plain = keras.saving.load_model(run / "model.keras")
         assert "users" in [layer.name for layer in plain.layers]

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store import errors
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job, tables_of
-from elastable.master.api import JobSpec, Push, Slices, SyncPushId, WorkerIdentity
-from elastable.master.commits.dense_part import DensePart
-from elastable.master.jobs.job_master import Master
-from elastable.master.wire.client import MasterClient
-from elastable.master.wire.master_service import master_service
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from tests.elastable.processes import CLICK_JOB
 from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
@@ -172,55 +164,6 @@ def assert_finite(model: keras.Model) -> None:
         assert np.isfinite(values).all(), name
     for variable in model.variables:
         assert np.isfinite(np.asarray(variable)).all(), variable.path
-
-
-JOB = JobSpec(job="j", micro_batch_size=2, train_records=4)
-
-
-class TestPushes:
-    """What a foreign client may hand in over the wire."""
-
-    @pytest.mark.parametrize(
-        ("version", "slices", "error", "told"),
-        [
-            (
-                0,
-                {"t": ([1], np.ones((1, 3)))},
-                errors.BadGradient,
-                r"table 't'.*float32 \[1, 2\], got float32 \[1, 3\]",
-            ),
-            (0, {"t": ([9], np.ones((1, 2)))}, errors.IdOutOfRange, "table 't': id 9 at position 0"),
-            (0, {"u": ([1], np.ones((1, 2)))}, errors.TableNotFound, r"table 'u', which is not there \(tables: t\)"),
-            (0, {"t": ([1], [[np.nan, 0]])}, errors.NotFinite, "table 't': the gradient of id 1"),
-            (3, {"t": ([1], np.ones((1, 2)))}, errors.FutureVersion, "push for version 3, which is not there"),
-        ],
-    )
-    def test_refused(
-        self, version: int, slices: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]], error: type[Exception], told: str
-    ) -> None:
-        store = et.MemoryStore()
-        store.create_table(et.TableSpec("t", 2, vocabulary_size=9))
-        before = store.lookup({"t": np.arange(9)})["t"]
-        master = Master(JOB, store, DensePart())
-        given = {
-            table: Slices(np.array(ids, np.int64), np.array(values, np.float32))
-            for table, (ids, values) in slices.items()
-        }
-        with (
-            GrpcServer("127.0.0.1:0", [store_service(store), master_service(master)]) as server,
-            MasterClient(server.address, deadline_s=30) as client,
-        ):
-            client.join(WorkerIdentity("w"))
-            with pytest.raises(error, match=told):
-                client.report_gradient(Push(SyncPushId(version, 2 * version), 2, slices=given))
-        np.testing.assert_array_equal(store.lookup({"t": np.arange(9)})["t"], before)
-
-    def test_a_gradient_of_another_dtype(self) -> None:
-        store = et.MemoryStore()
-        store.create_table(et.TableSpec("t", 2))
-        push = Push(SyncPushId(0, 0), 2, slices={"t": Slices(np.array([1]), np.ones((1, 2)))})  # type: ignore[arg-type]
-        with pytest.raises(errors.BadGradient, match="float64"):
-            Master(JOB, store, DensePart()).report_gradient(push)
 
 
 class TestStoreOfAnotherJob:

@@ -14,7 +14,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import BadInput
 from tests.elastable.jobs import columns_job as job
-from tests.elastable.processes import run_elastable
+from tests.elastable.processes import succeeded
 
 MODEL = Path(job.__file__)
 BIG = 16_777_217
@@ -62,13 +62,11 @@ def test_files_train_what_the_same_arrays_train(home: Path) -> None:
 def test_a_job_of_two_workers(home: Path) -> None:
     saved, out = home / "saved", home / "predictions.npy"
     options = ("--micro-batch-size", "8", "--grads-to-wait", "1", "--seed", "3", "--run-dir", home / "runs")
-    trained = run_elastable("train", MODEL, "--workers", "2", *options, "--checkpoint-dir", saved, "--no-shuffle")
-    assert trained.code == 0, trained.err
+    succeeded("train", MODEL, "--workers", "2", *options, "--checkpoint-dir", saved, "--no-shuffle")
     used = ("--checkpoint", saved)
-    evaluated = run_elastable("evaluate", MODEL, *used)
-    predicted = run_elastable("predict", MODEL, *used, "--output", out, "--batch-size", "7")
-    found = run_elastable("lookup", "items", str(BIG), "0", *used)
-    assert (evaluated.code, predicted.code, found.code) == (0, 0, 0), evaluated.err + predicted.err + found.err
+    evaluated = succeeded("evaluate", MODEL, *used)
+    succeeded("predict", MODEL, *used, "--output", out, "--batch-size", "7")
+    found = succeeded("lookup", "items", str(BIG), "0", *used)
     store, history = fitted(job.data("train"))
     rows = store.lookup({"items": np.array([BIG, 0])})["items"]
     told = [json.loads(line)["row"] for line in found.out.splitlines()]

@@ -12,7 +12,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import BadInput
 from tests.elastable.conftest import JOB
-from tests.elastable.processes import CLICK_JOB, run_elastable
+from tests.elastable.processes import CLICK_JOB, succeeded
 from tests.elastable.small_models import clicks, store_model
 
 BATCH, EVERY = 16, 3
@@ -70,15 +70,13 @@ def test_a_jobs_results_are_those_of_its_checkpoints(tmp_path: Path) -> None:
     every = 8
     home = ["--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "checkpoints", "--keep", 0]
     arguments = [*JOB, "--evaluate-every", every, "--checkpoint-every", every, "--no-export"]
-    ended = run_elastable("train", CLICK_JOB, "--workers", "2", *map(str, [*arguments, *home]))
-    assert ended.code == 0, ended.err
+    succeeded("train", CLICK_JOB, "--workers", "2", *map(str, [*arguments, *home]))
     lines = [json.loads(line) for line in (tmp_path / "runs" / "latest" / "metrics.jsonl").read_text().splitlines()]
     beside = {line["version"]: line for line in lines if line["kind"] == "evaluation"}
     assert sorted(beside) == [version for version in range(every, 40, every) if version % 20]
     for version, line in beside.items():
         checkpoint = tmp_path / "checkpoints" / f"ckpt-{version:010d}"
-        told = run_elastable("evaluate", CLICK_JOB, "--checkpoint", checkpoint)
-        assert told.code == 0, told.err
+        told = succeeded("evaluate", CLICK_JOB, "--checkpoint", checkpoint)
         result = json.loads(told.out.splitlines()[-1])
         assert result["version"] == version
         found = {name: value for name, value in line.items() if name.startswith("val_")}

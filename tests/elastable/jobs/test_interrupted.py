@@ -9,36 +9,14 @@ import signal
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import JobFailed
 from elastable.jobs.worker_process import refuse_early_end
 from elastable.master.api import JobStatus
-from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
-
-
-def assert_same_model(one: str | Path, other: str | Path) -> None:
-    """Every dense tensor, row and slot of two checkpoints is equal to the bit."""
-    ours, theirs = open_checkpoint(one), open_checkpoint(other)
-    assert ours.version == theirs.version
-    dense, expected = ours.dense(), theirs.dense()
-    assert set(dense) == set(expected)
-    for key, tensor in dense.items():
-        np.testing.assert_array_equal(tensor, expected[key], err_msg=key)
-    assert set(ours.manifest.tables) == set(theirs.manifest.tables)
-    for table in ours.manifest.tables:
-        for field in ("ids", "weights", "slots"):
-            mine, others = (_by_id(checkpoint, table, field) for checkpoint in (ours, theirs))
-            np.testing.assert_array_equal(mine, others, err_msg=f"{table} {field}")
-
-
-def _by_id(checkpoint: Checkpoint, table: str, field: str) -> np.ndarray:
-    blocks = list(checkpoint.rows(table))
-    order = np.argsort(np.concatenate([block.ids for block in blocks]))
-    return np.concatenate([getattr(block, field) for block in blocks])[order]
+from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, succeeded
 
 
 def command_to_go_on(out: str) -> list[str]:
@@ -82,12 +60,11 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
         assert "resuming at version" in train.out
         assert "go on with" not in train.out
     checkpoints = third[third.index("--checkpoint-dir") + 1]
-    assert_same_model(checkpoints, trained.checkpoint)
+    trained.require_same_numbers(checkpoints)
     result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert result["metrics"] == trained.result["metrics"]
     # There is nothing left to do: it says what there was.
-    again = run_elastable(*third)
-    assert again.code == 0, again.err
+    succeeded(*third)
     told = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert (told["version"], told["examples"]) == (40, 0)
     assert told["metrics"] == result["metrics"]

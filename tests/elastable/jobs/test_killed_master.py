@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.jobs.test_interrupted import assert_same_model
-from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable, wait_until
+from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable, succeeded, wait_until
 from tests.servers import running_server
 
 
@@ -51,10 +50,9 @@ def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, store: st
     assert other.code != 0
     assert "seed was 7 and is 8" in other.err
     # Not finished yet, so --rerun changes nothing.
-    last = run_elastable(*job, "--workers", "2", "--rerun")
-    assert last.code == 0, last.err
+    last = succeeded(*job, "--workers", "2", "--rerun")
     assert "resuming at version 28" in last.out
-    assert_same_model(next(checkpoints.glob("ckpt-*")), trained.checkpoint)
+    trained.require_same_numbers(next(checkpoints.glob("ckpt-*")))
     result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert result["metrics"] == trained.result["metrics"]
 

@@ -11,7 +11,7 @@ import pytest
 
 import elastable as et
 from tests.elastable.jobs import ragged_stream_job as job
-from tests.elastable.processes import run_elastable
+from tests.elastable.processes import succeeded
 
 MODEL = Path(job.__file__)
 
@@ -21,15 +21,11 @@ def test_a_job_trains_each_record_once_and_its_checkpoint_can_be_used(tmp_path: 
     saved, out = tmp_path / "saved", tmp_path / "predictions.npy"
     options = ("--micro-batch-size", "8", "--grads-to-wait", "1", "--seed", "3", "--run-dir", tmp_path / "runs")
     for epochs, more in (("1", ()), ("3", ("--resume",))):
-        ran = run_elastable(
-            "train", MODEL, "--workers", "2", "--epochs", epochs, *options, "--checkpoint-dir", saved, *more
-        )
-        assert ran.code == 0, ran.err
+        succeeded("train", MODEL, "--workers", "2", "--epochs", epochs, *options, "--checkpoint-dir", saved, *more)
     used = ("--checkpoint", saved)
-    evaluated = run_elastable("evaluate", MODEL, *used)
-    predicted = run_elastable("predict", MODEL, *used, "--output", out, "--batch-size", "7")
-    found = run_elastable("lookup", "items_table", "item 3", "item 999", *used)
-    assert (evaluated.code, predicted.code, found.code) == (0, 0, 0), evaluated.err + predicted.err + found.err
+    evaluated = succeeded("evaluate", MODEL, *used)
+    succeeded("predict", MODEL, *used, "--output", out, "--batch-size", "7")
+    found = succeeded("lookup", "items_table", "item 3", "item 999", *used)
 
     # As the job was: from one seed, in one process.
     keras.utils.set_random_seed(3)

@@ -11,7 +11,7 @@ import pytest
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.process.exit_codes import ExitCode
 from tests.elastable.click_job import RECORDS
-from tests.elastable.processes import CLICK_JOB, Hold, counted_by_workers, elastable, run_elastable
+from tests.elastable.processes import CLICK_JOB, Hold, counted_by_workers, elastable, run_elastable, succeeded
 from tests.servers import running_server
 
 
@@ -41,8 +41,7 @@ def test_redis_dies_in_the_middle(server_binary: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_an_asynchronous_job_counts_each_record_once_an_epoch(tmp_path: Path) -> None:
     arguments = ("--workers", "2", "--mode", "async", "--epochs", "3", "--micro-batch-size", "32", "--no-export")
-    ran = run_elastable("train", CLICK_JOB, *arguments, "--run-dir", tmp_path)
-    assert ran.code == 0, ran.err
+    ran = succeeded("train", CLICK_JOB, *arguments, "--run-dir", tmp_path)
     result = json.loads((tmp_path / "latest" / "result.json").read_text())
     assert result["mode"] == "async"
     assert result["examples"] == 3 * RECORDS

@@ -14,7 +14,6 @@ import pytest
 
 from elastable.master.wire.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.jobs.test_interrupted import assert_same_model
 from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable, wait_until
 from tests.ports import free_address
 
@@ -86,7 +85,7 @@ class TestRestarts:
         assert restarts.codes == [0, 0, 0], "\n".join(errors)
 
     def test_the_model_is_that_of_an_undisturbed_job(self, restarts: Restarts, trained: Trained) -> None:
-        assert_same_model(restarts.home / "checkpoints", trained.checkpoint)
+        trained.require_same_numbers(restarts.home / "checkpoints")
         result = json.loads((restarts.home / "runs" / "latest" / "result.json").read_text())
         assert result["metrics"] == trained.result["metrics"]
 

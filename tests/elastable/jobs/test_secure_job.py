@@ -86,7 +86,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
 @pytest.mark.timeout(900)
 def test_the_numbers_are_those_of_a_job_in_plain_text(met: Met, trained: Trained) -> None:
     assert met.code == 0, met.said
-    trained.require_same_numbers(met.run)
+    trained.require_same_numbers(met.run / "checkpoints")
 
 
 def test_those_of_the_job_are_answered(met: Met) -> None:

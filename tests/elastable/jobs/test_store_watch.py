@@ -6,7 +6,7 @@ import pytest
 
 from elastable.embedding_store.errors import ShardLost
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.jobs.store_watch import StoreHealth, watching_store
+from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec, WorkerIdentity
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.job_master import Master
@@ -23,7 +23,7 @@ def test_a_store_server_that_stays_away_is_lost_for_master_and_workers() -> None
         away, health = store._servers[1], StoreHealth()
         assert isinstance(away, ShardClient)
         away.connection.deadline_s = 0.5
-        with watching_store(master, store, 0.1, health):
+        with health.watching(store, lambda error: master.report_failure("store", error, fatal=True), deadline_s=0.1):
             until(lambda: "failed" in (master.not_ready() or ""))
         named = f"shard 1 of 2: {servers[1].address} .*taken for lost, as it stayed away for the deadline of 0.1 s"
         with pytest.raises(ShardLost, match=named) as told:

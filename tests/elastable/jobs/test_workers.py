@@ -17,7 +17,6 @@ from elastable.embedding_store.errors import PermissionDenied
 from elastable.master.api import WorkerIdentity
 from elastable.master.wire.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.jobs.test_interrupted import assert_same_model
 from tests.elastable.processes import (
     CLICK_JOB,
     Finished,
@@ -95,7 +94,7 @@ def _joined(master: Running, pid: int) -> bool:
 class TestAccidents:
     def test_the_job_ends_with_the_numbers_of_an_undisturbed_one(self, accidents: Accidents, trained: Trained) -> None:
         assert accidents.code == 0, accidents.master.err
-        assert_same_model(accidents.run / "checkpoints", trained.checkpoint)
+        trained.require_same_numbers(accidents.run / "checkpoints")
         assert json.loads((accidents.run / "result.json").read_text())["workers"] == 2
 
     def test_a_late_worker_computes_the_rest_and_leaves(self, accidents: Accidents) -> None:

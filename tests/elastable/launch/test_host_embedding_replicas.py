@@ -8,13 +8,12 @@ import keras
 import numpy as np
 
 from tests.elastable.launch.host_embedding_program import BATCH, DIM, RATE, ROWS, X, Y, model_of
-from tests.elastable.processes import run_elastable
+from tests.elastable.processes import succeeded
 
 
 def test_two_processes_train_as_one_plain_keras_model(tmp_path: Path) -> None:
     """Batches of 15 are 8 and 7: the parts differ in size."""
-    ran = run_elastable("replicas", "-n", "2", "-m", "tests.elastable.launch.host_embedding_program", tmp_path)
-    assert ran.code == 0, ran.err
+    succeeded("replicas", "-n", "2", "-m", "tests.elastable.launch.host_embedding_program", tmp_path)
     # The regularizer of weight zero makes gradients dense: see `tests.equality.model.plain_model`.
     zero = keras.regularizers.L2(0.0)
     rows = keras.layers.Embedding(ROWS, DIM, embeddings_initializer="ones", embeddings_regularizer=zero)

@@ -15,7 +15,7 @@ import pytest
 from elastable.embedding_store.errors import BadInput
 from elastable.launch.program import Program
 from elastable.process.exit_codes import ExitCode
-from tests.elastable.processes import elastable, is_running, run_elastable, wait_until
+from tests.elastable.processes import elastable, is_running, run_elastable, succeeded, wait_until
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
 
@@ -25,8 +25,7 @@ def pids(home: Path, count: int) -> list[int]:
 
 
 def test_replicas_do_their_work_and_say_who_says_what(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "3", PROGRAM, "add", tmp_path, new=True)
-    assert ran.code == 0, ran.err
+    ran = succeeded("replicas", "-n", "3", PROGRAM, "add", tmp_path, new=True)
     assert sorted(ran.out.splitlines()) == [f"[{rank}] 3 replicas add up to 6.0" for rank in range(3)]
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))
 
@@ -101,8 +100,7 @@ def test_those_that_are_killed_in_the_middle_are_named_at_once(tmp_path: Path) -
 
 
 def test_a_child_of_a_replica_is_none(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "2", PROGRAM, "child", tmp_path, new=True)
-    assert ran.code == 0, ran.err
+    ran = succeeded("replicas", "-n", "2", PROGRAM, "child", tmp_path, new=True)
     assert "[1] 1 replicas add up to 1.0\n" in ran.out
 
 
@@ -115,18 +113,17 @@ def test_replicas_that_cannot_be_started_are_named(tmp_path: Path) -> None:
     assert "no.such.host.invalid" in ran.err
 
 
-def test_mpirun_starts_replicas_too(tmp_path: Path) -> None:
-    mpirun = str(Path(sys.executable).with_name("mpirun"))
+def run_program(*started_by: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the program by another command than `elastable replicas`."""
     environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
-    ran = subprocess.run(
-        [mpirun, "-n", "2", sys.executable, str(PROGRAM), "add", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=environment,
-        stdin=subprocess.DEVNULL,
+    command = [*started_by, sys.executable, str(PROGRAM), "add", str(home)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=environment, stdin=subprocess.DEVNULL
     )
+
+
+def test_mpirun_starts_replicas_too(tmp_path: Path) -> None:
+    ran = run_program(str(Path(sys.executable).with_name("mpirun")), "-n", "2", home=tmp_path)
     assert (ran.returncode, ran.stdout.count("2 replicas add up to 3.0")) == (0, 2), ran.stderr
 
 
@@ -152,12 +149,5 @@ def test_a_program_is_the_words_that_name_it(words: list[str]) -> None:
 
 
 def test_without_replicas_a_program_is_a_group_of_one(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, str(PROGRAM), "add", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
-    )
+    ran = run_program(home=tmp_path)
     assert ran.stdout == "1 replicas add up to 1.0\n", ran.stderr

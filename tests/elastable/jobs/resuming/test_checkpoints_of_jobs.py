@@ -15,7 +15,7 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints
 from elastable.master.checkpoints.writing import write_checkpoint
-from tests.elastable.processes import CLICK_JOB, run_elastable
+from tests.elastable.processes import CLICK_JOB, run_elastable, succeeded
 from tests.master.checkpoints.jobs import created, dense_of, progress_of, train
 from tests.untyped import Keywords
 
@@ -81,8 +81,7 @@ def test_one_of_two_jobs_that_start_in_an_empty_directory_is_refused(tmp_path: P
 
 def test_a_command_says_which_checkpoint_it_took(tmp_path: Path) -> None:
     words = ("train", CLICK_JOB, "--micro-batch-size", "512", "--workers", "1", "--no-export", "--deadline", "60")
-    first = run_elastable(*words, "--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "saved")
-    assert first.code == 0, first.err
+    succeeded(*words, "--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "saved")
     saved = open_checkpoint(tmp_path / "saved")
     warm = run_elastable(*words, "--run-dir", tmp_path / "runs", "--warm-start", tmp_path / "saved")
     assert f"beginning with rows from {saved.address} of job {saved.job['job']}, version {saved.version}" in warm.out

@@ -19,7 +19,7 @@ from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.worker.layers.model_tables import tables_given
 from elastable.worker.rows.saved_rows import leaving_rows_out
-from tests.elastable.processes import run_elastable
+from tests.elastable.processes import succeeded
 
 USERS, DIM, RECORDS, BATCH = 30, 4, 96, 16
 LARGE_IDS = np.array([-5, 7, 1 << 40])  # of the table of any ids; the last is never trained
@@ -145,11 +145,10 @@ def test_a_job_goes_on_as_fit_does(home: Home, tmp_path: Path, stores: tuple[str
     space: dict[str, object] = {}
     exec(DATA.format(home=str(home.path)), space)
     et.fit(again, space["x"], space["y"], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    ran = run_elastable(
+    succeeded(
         "train", home.file(LOADED), "--epochs", "2", "--micro-batch-size", str(BATCH), "--no-shuffle", "--workers", "1",
         "--run-dir", tmp_path / "runs", "--deadline", "60", *stores,
     )  # fmt: skip
-    assert ran.code == 0, f"{ran.out}\n{ran.err}"
     latest = tmp_path / "runs" / "latest"
     exported = keras.models.load_model(json.loads((latest / "result.json").read_text())["model"])
     inputs = space["x"]
@@ -173,8 +172,7 @@ def test_a_worker_reads_no_rows_from_files(home: Home) -> None:
 def test_what_is_resumed_wins_and_says_so(home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved, file = tmp_path / "saved", home.file(ASSIGNED)
     words = ("--micro-batch-size", str(BATCH), "--workers", "1", "--no-export", "--run-dir", tmp_path / "runs")
-    ran = run_elastable("train", file, *words, "--checkpoint-dir", saved, "--resume")
-    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    ran = succeeded("train", file, *words, "--checkpoint-dir", saved, "--resume")
     assert "left out" not in ran.err
     with caplog.at_level(logging.WARNING), prepared(file, resume=True, checkpoint_dir=saved, epochs=2).store as store:
         assert store.version() == RECORDS // BATCH
