@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +16,7 @@ from elastable.embedding_store.tables.row_blocks import joined_rows
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.saved_rows import all_rows
 from elastable.worker.rows.scope import export_format
-
-if TYPE_CHECKING:
-    from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["LARGEST_EXPORTED_BYTES", "exported_rows", "integer_ids_in_export"]
 
@@ -34,7 +31,7 @@ _SHARE_BELOW = 0.02275013194817921
 _HALVES = {"float16": tf.float16, "bfloat16": tf.bfloat16}
 
 
-def integer_ids_in_export(layer: StoreBacked, inputs: TensorLike) -> TensorLike:
+def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
     """Casts floats where a model is exported with them; other ids are returned unchanged.
 
     A float input of the model, and the default signature of floats that Keras traces for a subclassed model besides the
@@ -69,7 +66,7 @@ def _is_default_signature() -> bool:
     return False
 
 
-def exported_rows(layer: StoreBacked, ids: tf.Tensor, kind: str) -> tf.Tensor:
+def exported_rows(layer: StoreLayer, ids: tf.Tensor, kind: str) -> tf.Tensor:
     """float32 `[n, dim]`: the rows of int64 `[n]` ids, as part of the traced graph.
 
     All rows of a fixed table are a constant; or the rows of a table of any ids and their sorted ids, which are
@@ -90,7 +87,7 @@ def exported_rows(layer: StoreBacked, ids: tf.Tensor, kind: str) -> tf.Tensor:
     return tf.gather(tf.constant(all_rows(layer)), ids)
 
 
-def _searched(layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+def _searched(layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
     known, weights, spec, kept = _trained(layer)
     fresh = _initial_values(spec, ids) * tf.constant(kept)
     if not len(known):
@@ -100,7 +97,7 @@ def _searched(layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
     return tf.where(there[:, tf.newaxis], tf.gather(tf.constant(weights), place), fresh)
 
 
-def _trained(layer: StoreBacked) -> tuple[Int64, Float32, TableSpec, np.float32]:
+def _trained(layer: StoreLayer) -> tuple[Int64, Float32, TableSpec, np.float32]:
     """Sorted ids, their rows, the table's spec, and the decay factor of ids without a row."""
     source, name = layer.source, layer.table_name
     if source is None:
@@ -117,7 +114,7 @@ def _trained(layer: StoreBacked) -> tuple[Int64, Float32, TableSpec, np.float32]
     return rows.ids[order], rows.weights[order], spec, np.float32(1 if decay is None else np.exp(decay))
 
 
-def _refuse_large(layer: StoreBacked, rows: int) -> None:
+def _refuse_large(layer: StoreLayer, rows: int) -> None:
     size = rows * layer.output_dim * 4
     if size > LARGEST_EXPORTED_BYTES:
         raise Unsupported(

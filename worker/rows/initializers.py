@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import keras
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +10,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, variance_scaling
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
-
-if TYPE_CHECKING:
-    from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["LARGEST_DRAW", "first_rows", "initializer_spec", "seed_of", "was_seeded"]
 
@@ -98,7 +94,7 @@ LARGEST_DRAW = 1 << 22
 _DRAWN = "_elastable_drawn"
 
 
-def first_rows(layer: StoreBacked, unseeded: bool) -> Float32 | None:
+def first_rows(layer: StoreLayer, unseeded: bool) -> Float32 | None:
     """All initial rows of a layer's table, if they are not `initial_rows` of its spec.
 
     They are the layer's `weights=`, the array of a `Constant`, or what Keras' own layer would draw with the
@@ -129,7 +125,7 @@ def first_rows(layer: StoreBacked, unseeded: bool) -> Float32 | None:
     return drawn[0] if drawn else None
 
 
-def _draw(layer: StoreBacked) -> Float32 | None:
+def _draw(layer: StoreLayer) -> Float32 | None:
     initializer = layer.embeddings_initializer
     # A SeedGenerator counts the draws of everything that shares it: what Keras would draw is unknown here.
     if layer.input_dim is None or not isinstance(getattr(initializer, "seed", None), int):
@@ -139,7 +135,7 @@ def _draw(layer: StoreBacked) -> Float32 | None:
     return np.asarray(initializer((layer.input_dim, layer.output_dim), dtype=layer.variable_dtype), np.float32)
 
 
-def _constant_rows(layer: StoreBacked) -> Float32:
+def _constant_rows(layer: StoreLayer) -> Float32:
     """Of an array that is no matrix, as one row for all, only up to `LARGEST_DRAW` elements are made."""
     array = np.asarray(layer.embeddings_initializer.value, np.float32)
     shape = (layer.input_dim or 0, layer.output_dim)

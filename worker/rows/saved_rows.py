@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import keras
 import numpy as np
@@ -30,9 +30,7 @@ from elastable.embedding_store.tables.row_blocks import joined_rows, put_weights
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
 from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.scope import StepScope, current_scope, export_format
-
-if TYPE_CHECKING:
-    from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = [
     "LARGEST_TABLE_BYTES",
@@ -97,7 +95,7 @@ def leaving_rows_out() -> Iterator[set[str]]:
         _left_out.reset(token)
 
 
-def _leaves_out(layer: StoreBacked) -> bool:
+def _leaves_out(layer: StoreLayer) -> bool:
     names = _left_out.get()
     if names is not None:
         names.add(layer.table_name)
@@ -105,7 +103,7 @@ def _leaves_out(layer: StoreBacked) -> bool:
     return names is not None
 
 
-def all_rows(layer: StoreBacked) -> Float32:
+def all_rows(layer: StoreLayer) -> Float32:
     """float32 `[vocabulary, dim]`: every row of a layer's fixed table, for a file.
 
     Raises:
@@ -116,7 +114,7 @@ def all_rows(layer: StoreBacked) -> Float32:
     return _read_all(layer, count)
 
 
-def rows_in_memory(layer: StoreBacked) -> Float32:
+def rows_in_memory(layer: StoreLayer) -> Float32:
     """float32 `[vocabulary, dim]`: every row of a layer's fixed table, for a program that reads its weight.
 
     Raises:
@@ -125,7 +123,7 @@ def rows_in_memory(layer: StoreBacked) -> Float32:
     return _read_all(layer, require_matrix(layer))
 
 
-def _read_all(layer: StoreBacked, count: int) -> Float32:
+def _read_all(layer: StoreLayer, count: int) -> Float32:
     rows = np.empty((count, layer.output_dim), np.float32)
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
@@ -133,7 +131,7 @@ def _read_all(layer: StoreBacked, count: int) -> Float32:
     return rows
 
 
-def require_all_rows(layer: StoreBacked) -> int:
+def require_all_rows(layer: StoreLayer) -> int:
     """The number of rows of a fixed table; raises `Unsupported` for a table that takes any id."""
     if layer.input_dim is None:
         raise Unsupported(
@@ -143,7 +141,7 @@ def require_all_rows(layer: StoreBacked) -> int:
     return layer.input_dim
 
 
-def require_matrix(layer: StoreBacked) -> int:
+def require_matrix(layer: StoreLayer) -> int:
     """The number of rows of a fixed table that may be read in one go.
 
     Raises:
@@ -173,7 +171,7 @@ def _largest_matrix_bytes() -> int:
     return int(text) if text else _LARGEST_MATRIX_BYTES
 
 
-def load_all_rows(layer: StoreBacked, rows: npt.ArrayLike) -> None:
+def load_all_rows(layer: StoreLayer, rows: npt.ArrayLike) -> None:
     """Writes all rows of a fixed table; slots do not change, as when a Keras variable is assigned.
 
     Args:
@@ -204,7 +202,7 @@ def load_all_rows(layer: StoreBacked, rows: npt.ArrayLike) -> None:
             put_weights(source, layer.table_name, ids, rows[ids])
 
 
-def assign_rows(layer: StoreBacked, ids: Int64, rows: Float32) -> None:
+def assign_rows(layer: StoreLayer, ids: Int64, rows: Float32) -> None:
     """Writes rows by id; slots do not change.
 
     Args:
@@ -242,7 +240,7 @@ def assign_rows(layer: StoreBacked, ids: Int64, rows: Float32) -> None:
     put_weights(_writable(layer), layer.table_name, ids, rows)
 
 
-def save_table(layer: StoreBacked, store: SavedArrays) -> None:
+def save_table(layer: StoreLayer, store: SavedArrays) -> None:
     """Writes the table of an `et.Embedding` into its part of a Keras file: if it was never trained as the plain layer.
 
     Raises:
@@ -265,14 +263,14 @@ def save_table(layer: StoreBacked, store: SavedArrays) -> None:
         store["untouched_decay"] = np.array(state.untouched_decay, np.float64)
 
 
-def _untouched(layer: StoreBacked) -> EmbeddingStore:
+def _untouched(layer: StoreLayer) -> EmbeddingStore:
     """A store with the layer's table, all of it initial values."""
     own = MemoryStore()
     own.create_table(layer.table_spec(layer.seed))
     return own
 
 
-def load_table(layer: StoreBacked, store: SavedArrays) -> None:
+def load_table(layer: StoreLayer, store: SavedArrays) -> None:
     """Reads what `save_table` wrote, or a plain Keras layer.
 
     A layer without a store gets a new one; otherwise the rows go into its store. Slots are loaded if the file's
@@ -312,7 +310,7 @@ def load_table(layer: StoreBacked, store: SavedArrays) -> None:
         layer.note_steps(steps)
 
 
-def load_plain_rows(layer: StoreBacked, store: SavedArrays) -> None:
+def load_plain_rows(layer: StoreLayer, store: SavedArrays) -> None:
     """Reads the rows that a plain `keras.layers.Embedding` wrote.
 
     Raises:
@@ -324,7 +322,7 @@ def load_plain_rows(layer: StoreBacked, store: SavedArrays) -> None:
     load_all_rows(layer, store[PLAIN_ROWS])
 
 
-def _no_rows(layer: StoreBacked, store: SavedArrays) -> str:
+def _no_rows(layer: StoreLayer, store: SavedArrays) -> str:
     found = f"{', '.join(sorted(store.keys()))} in its place" if len(store.keys()) else "nothing in its place"
     return (
         f"embedding layer {layer.name!r}: the file holds no rows for its table ({found}): another kind of layer, or "
@@ -345,7 +343,7 @@ def _put_untouched(source: EmbeddingStore, spec: TableSpec, with_rows: Int64, sa
             put_weights(source, name, ids[other], expected[other])
 
 
-def _saved_table(layer: StoreBacked, store: SavedArrays) -> tuple[TableSpec, Int64, MemoryStore]:
+def _saved_table(layer: StoreLayer, store: SavedArrays) -> tuple[TableSpec, Int64, MemoryStore]:
     """A table's spec, ids, and a new store with what the file holds of it."""
     spec = replace(spec_from_json(np.asarray(store["spec"], np.uint8).tobytes()), name=layer.table_name)
     ours = layer.table_spec()
@@ -364,7 +362,7 @@ def _saved_table(layer: StoreBacked, store: SavedArrays) -> tuple[TableSpec, Int
     return spec, ids, own
 
 
-def _writable(layer: StoreBacked) -> EmbeddingStore:
+def _writable(layer: StoreLayer) -> EmbeddingStore:
     if not isinstance(layer.source, EmbeddingStore):
         raise Unsupported(
             f"embedding layer {layer.name!r} reads its rows from elsewhere, and cannot save or load them here: save "
@@ -373,7 +371,7 @@ def _writable(layer: StoreBacked) -> EmbeddingStore:
     return layer.source
 
 
-def refuse_legacy_file(layer: StoreBacked) -> None:
+def refuse_legacy_file(layer: StoreLayer) -> None:
     """Raises `Unsupported` while Keras writes an HDF5 file of the old format, which cannot hold tables in a store."""
     if global_state.get_global_attribute("use_legacy_config", None):
         raise Unsupported(
@@ -382,7 +380,7 @@ def refuse_legacy_file(layer: StoreBacked) -> None:
         )
 
 
-def _refuse_large(layer: StoreBacked, size: int) -> None:
+def _refuse_large(layer: StoreLayer, size: int) -> None:
     largest = _largest.get()
     if size > largest:
         raise Unsupported(
@@ -446,7 +444,7 @@ class WholeTable:
     dtype = "float32"
     ndim = 2
 
-    def __init__(self, layer: StoreBacked) -> None:
+    def __init__(self, layer: StoreLayer) -> None:
         self.layer = layer
         self.name = "embeddings"
         self.path = f"{getattr(layer, 'path', None) or layer.name}/embeddings"
@@ -567,7 +565,7 @@ class TableInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc
         layer: A layer whose table lives, or will live, in a store.
     """
 
-    def __init__(self, layer: StoreBacked) -> None:
+    def __init__(self, layer: StoreLayer) -> None:
         self.layer = layer
 
     def serialize(self) -> bytes:

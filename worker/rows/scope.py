@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +17,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import Slices
 from elastable.worker.keras.structures import Gradient
-
-if TYPE_CHECKING:
-    from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = [
     "PlanScope",
@@ -55,11 +53,11 @@ class RowScope:
     Scopes are per thread, like tracing. Without one, a layer reads its source or initial values.
     """
 
-    def leaves_out(self, layer: StoreBacked) -> bool:
+    def leaves_out(self, layer: StoreLayer) -> bool:
         """Whether a layer reads its rows as outside of a step."""
         return False
 
-    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
         raise NotImplementedError
 
@@ -72,9 +70,9 @@ class PlanScope(RowScope):
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[StoreBacked, tf.Tensor]] = []
+        self.calls: list[tuple[StoreLayer, tf.Tensor]] = []
 
-    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """Records `ids` and returns zeros `[n, dim]`."""
         self.calls.append((layer, ids))
         return tf.identity(tf.zeros([tf.shape(ids)[0], layer.output_dim]), name=PLANNED_ROWS)
@@ -96,7 +94,7 @@ class StepScope(RowScope):
             regularizers have no effect.
     """
 
-    layers: Sequence[StoreBacked]
+    layers: Sequence[StoreLayer]
     inverses: Sequence[tf.Tensor | None]
     bets: dict[str, tf.Tensor]
     lookup: Callable[[str, Int64], Float32] | None = None
@@ -105,11 +103,11 @@ class StepScope(RowScope):
     losses_read: bool = False
     _next: int = 0
 
-    def leaves_out(self, layer: StoreBacked) -> bool:
+    def leaves_out(self, layer: StoreLayer) -> bool:
         """A frozen one of another model, which was not planned."""
         return not layer.trainable and not any(each is layer for each in self.layers)
 
-    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids."""
         call = self._next
         self._next += 1
@@ -129,11 +127,11 @@ class StepScope(RowScope):
             return self._look_up_in_graph(layer, ids)
         return tf.gather(self.watched(layer, self.bets[layer.table_name], None), self.inverses[call])
 
-    def watched(self, layer: StoreBacked, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
+    def watched(self, layer: StoreLayer, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
         """The rows that a call gathers from; `in_graph` is the number of a call that could not be planned."""
         return rows
 
-    def _look_up_in_graph(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+    def _look_up_in_graph(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         if self.lookup is None:
             raise ModelError(f"embedding layer {layer.name!r}: its ids cannot be planned and no lookup is available")
         lookup = self.lookup
@@ -146,7 +144,7 @@ class StepScope(RowScope):
         return tf.gather(self.watched(layer, bet, len(self.unplanned) - 1), inverse)
 
 
-def refuse_inner_call(layer: StoreBacked) -> NoReturn:
+def refuse_inner_call(layer: StoreLayer) -> NoReturn:
     """Raises `Unsupported` for a layer that is called inside an inner graph of the step."""
     raise Unsupported(
         f"embedding layer {layer.name!r} is called inside of a loop, a condition or a compiled function; call it "
@@ -191,7 +189,7 @@ class TapeLookup:
         rows: float32 `[u, dim]` tensor that the call gathered from, watched by all open tapes.
     """
 
-    layer: StoreBacked
+    layer: StoreLayer
     unique: Int64
     rows: tf.Tensor
 
@@ -202,7 +200,7 @@ class TapeScope(RowScope):
     def __init__(self) -> None:
         self.lookups: list[TapeLookup] = []
 
-    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids.
 
         Raises:

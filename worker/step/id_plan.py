@@ -20,7 +20,7 @@ from elastable.worker.losses.origins import ancestors
 from elastable.worker.readers.records.pytrees import named_parts
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.scope import PLANNED_ROWS, PlanScope, entered, refuse_inner_call
-from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.forward import forward, update_metrics
 from elastable.worker.step.traced.step_plan import overrides, rehearse
@@ -43,7 +43,7 @@ class IdPlan:
         columns: The columns of the batch that planned ids are computed from.
     """
 
-    layers: tuple[StoreBacked, ...]
+    layers: tuple[StoreLayer, ...]
     planned: tuple[bool, ...]
     columns: tuple[str, ...]
     _function: Callable[..., list[tf.Tensor]] | None
@@ -133,7 +133,7 @@ def _traced(model: keras.Model, spec: BatchSpec, training: bool) -> tuple[PlanSc
     return scope, tf.compat.v1.wrap_function(trace, flat_spec(spec))
 
 
-def _is_constant(model: keras.Model, layer: StoreBacked) -> bool:
+def _is_constant(model: keras.Model, layer: StoreLayer) -> bool:
     """Whether a layer is a frozen one of another model, as a teacher's is: its rows are constants."""
     of_model = [each for each in layers_of(model) if hasattr(each, "table_spec")]
     shares = layer.table_is_explicit and any(each.table_name == layer.table_name for each in of_model)

@@ -34,7 +34,7 @@ from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import RecordedLoss, Recording, recording
 from elastable.worker.rows.scope import StepScope, entered, seen_by_tapes
-from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.batch_checks import flat_spec, pack_flat, records_in
 from elastable.worker.step.forward import forward, update_metrics, warn_of_values
 from elastable.worker.step.id_plan import IdPlan
@@ -144,7 +144,7 @@ class ModelStep(ABC):
             update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
         return done.loss, penalty
 
-    def _regularized(self, scope: StepScope) -> list[tuple[StoreBacked, Callable[[tf.Tensor], tf.Tensor]]]:
+    def _regularized(self, scope: StepScope) -> list[tuple[StoreLayer, Callable[[tf.Tensor], tf.Tensor]]]:
         """The layers with a penalty: once per layer, over the rows of its table that this batch touches.
 
         None where a `compute_loss` of the model's own leaves `self.losses` out.

@@ -10,7 +10,7 @@ import keras
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["frozen_tables", "imposed", "is_trained", "put_trainable", "read_trainable"]
 
@@ -57,7 +57,7 @@ def put_trainable(model: keras.Model, trainable: bytes) -> None:
         weight.trainable = bool(flag)
 
 
-def is_trained(model: keras.Model, layer: StoreBacked) -> bool:
+def is_trained(model: keras.Model, layer: StoreLayer) -> bool:
     """Whether the table of a store-backed layer is trained under the current flags.
 
     As for a Keras weight: setting a parent's flag sets `layer.trainable`; of the parents, only the model itself is
@@ -66,13 +66,13 @@ def is_trained(model: keras.Model, layer: StoreBacked) -> bool:
     return bool(model.trainable and layer.trainable)
 
 
-def frozen_tables(model: keras.Model, layers: Sequence[StoreBacked]) -> tuple[str, ...]:
+def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str, ...]:
     """Sorted names of the tables of a model's layers that are not trained under the current flags.
 
     Raises:
         ModelError: layers that share a table have different flags.
     """
-    trained: dict[str, StoreBacked] = {}
+    trained: dict[str, StoreLayer] = {}
     for layer in layers:
         other = trained.setdefault(layer.table_name, layer)
         if is_trained(model, layer) != is_trained(model, other):

@@ -176,7 +176,7 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]
         if header.touches:
             plan.add("touches", (header.count, 2), _INT64)
         ids, weights, slots, *touches = reader.read(plan, to_the_end=False)
-        yield header.table, RowBlock(ids, weights, slots, *touches[:1])
+        yield header.table, RowBlock(ids, weights, slots, touches[0] if touches else None)
 
 
 def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:

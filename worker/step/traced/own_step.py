@@ -16,7 +16,7 @@ from elastable.worker.losses.loss_terms import LossTerms
 from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import Recording
 from elastable.worker.rows.scope import StepScope, seen_by_tapes
-from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.traced.step_plan import PlannedApply, Trained
 
 __all__ = ["Applied", "Gathering", "OwnStepScope"]
@@ -30,9 +30,9 @@ class OwnStepScope(StepScope):
         seen: (layer, number of the call among those in the graph or None, rows) of every call, in order.
     """
 
-    seen: list[tuple[StoreBacked, int | None, tf.Tensor]] = field(default_factory=list)
+    seen: list[tuple[StoreLayer, int | None, tf.Tensor]] = field(default_factory=list)
 
-    def watched(self, layer: StoreBacked, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
+    def watched(self, layer: StoreLayer, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
         """The rows of one call."""
         rows = seen_by_tapes(rows)
         self.seen.append((layer, in_graph, rows))

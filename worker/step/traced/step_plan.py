@@ -16,7 +16,7 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
 from elastable.worker.rows.scope import RowScope, entered, refuse_inner_call, seen_by_tapes
-from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.trainable import is_trained
 
@@ -171,10 +171,10 @@ class _StepTrace(RowScope):
     applies: list[tuple[PlannedApply, Sequence[Gradient], int]] = field(default_factory=list)
     metrics: list[tuple[str, object]] = field(default_factory=list)
     lookups: dict[str, tuple[Hashable, int]] = field(default_factory=dict)
-    _seen: list[tuple[StoreBacked, tf.Tensor]] = field(default_factory=list)
+    _seen: list[tuple[StoreLayer, tf.Tensor]] = field(default_factory=list)
     _graph: tf.Graph | None = None
 
-    def rows(self, layer: StoreBacked, ids: tf.Tensor) -> tf.Tensor:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """Zeros of the shape of the rows."""
         graph = tf.compat.v1.get_default_graph()
         self._graph = self._graph or graph
