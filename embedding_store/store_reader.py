@@ -38,8 +38,7 @@ from elastable.embedding_store.log.changes import TableImages, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.slab import anonymous_slab
-from elastable.embedding_store.tables import BaseSource
-from elastable.embedding_store.tables.checks import require_ids
+from elastable.embedding_store.tables import BaseSource, require_ids
 
 __all__ = ["ReaderStatus", "StoreReader"]
 

@@ -250,22 +250,49 @@ def test_rooms_inside_rooms_have_an_order_too(package: str) -> None:
         all_below(one, ())
 
 
-def test_rooms_with_a_face_are_imported_by_it() -> None:
-    """What the `__init__` of a room exports, others import from there and not from the module that defines it."""
-    faces = {
-        module: {name for node in tree_of(path).body if is_list_of_names(node) for name in ast.literal_eval(node.value)}
-        for module, path in MODULES.items()
-        if path.name == "__init__.py" and module not in ROOMS and module.count(".") > 1
-    }
-    past = [
-        f"{path.relative_to(ROOT)} imports {name}; {face} exports it"
-        for module, path in MODULES.items()
-        for name in imported(path)
-        for face, exported in faces.items()
-        if name.startswith(f"{face}.") and not module.startswith(face)
-        if name.rpartition(".")[2] in exported and name.rpartition(".")[0] != face
-    ]
+@functools.cache
+def face(room: str) -> frozenset[str]:
+    """What `__all__` of a room lists: names, and modules that others may import from."""
+    lists = (node for node in tree_of(MODULES[room]).body if is_list_of_names(node))
+    return frozenset(name for node in lists for name in ast.literal_eval(node.value))
+
+
+def past_faces(path: Path, home: str) -> Iterator[str]:
+    """What a file imports of rooms that do not hold `home`, and their faces do not give."""
+    for name in imported(path):
+        module = name if name in MODULES else name.rpartition(".")[0]
+        room, _, last = module.rpartition(".")
+        if module not in MODULES or MODULES[module].name == "__init__.py" or room.count(".") < 2:
+            continue  # a package's loose modules lie open
+        if home == room or home.startswith(f"{room}.") or last in face(room):
+            continue
+        if path.name != "__init__.py" or not room.startswith(f"{home}."):  # a package's face gives what its rooms have
+            yield f"{path.relative_to(ROOT)} imports {name}; {room} gives only {sorted(face(room))}"
+
+
+def test_rooms_are_entered_by_their_faces() -> None:
+    """A room's `__init__` lists what others may use of it, names or modules; tests look inside their own package."""
+    past = [line for module, path in MODULES.items() for line in past_faces(path, module)]
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        package, *rest = path.relative_to(ROOT / "tests").parts
+        if package not in ("chaos", "fuzz", "contracts") and rest:  # which attack, or check, the insides
+            own = f" imports elastable.{'' if package == 'elastable' else package}"
+            past += [line for line in past_faces(path, "tests") if own not in line]
     assert not past, "imports past a face:\n" + "\n".join(past)
+
+
+def test_a_face_lists_what_others_use() -> None:
+    files = (*EVERY_MODULE, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"))
+    used = {path: set(imported(path)) for path in files}
+    for room, init in MODULES.items():
+        if init.name != "__init__.py" or room.count(".") < 2:
+            continue
+        outside = {name for path, names in used.items() if init.parent not in path.parents for name in names}
+        if room in outside:
+            continue  # it is imported as a module, and its names are used as attributes
+        reached = {name.removeprefix(f"{room}.").partition(".")[0] for name in outside if name.startswith(f"{room}.")}
+        reached |= face(".".join(room.split(".")[:2]))  # what a package gives, it loads late
+        assert face(room) <= reached, f"{room} lists what nobody uses: {sorted(face(room) - reached)}"
 
 
 def test_no_room_takes_the_place_of_a_public_name() -> None:

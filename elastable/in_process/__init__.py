@@ -1,1 +1,3 @@
 """Training in this process: `et.fit`, `et.step`, `model.fit`."""
+
+__all__ = ["fitting", "tape_step"]

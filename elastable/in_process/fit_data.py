@@ -10,9 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers import EndlessReader, PassReader, Reader, StreamReader, as_reader
+from elastable.worker.readers import (
+    ClassWeightReader,
+    EndlessReader,
+    PartReader,
+    PassReader,
+    Reader,
+    StreamReader,
+    as_reader,
+)
 from elastable.worker.readers.streams.stream_reader import is_endless, is_iterator, is_stream
-from elastable.worker.readers.views import ClassWeightReader, PartReader
 
 __all__ = ["FitArguments", "FitData", "fit_data", "is_fit_stream"]
 

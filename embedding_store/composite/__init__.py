@@ -6,7 +6,6 @@ from elastable.embedding_store.composite.composite_store import CompositeSource
 from elastable.embedding_store.composite.locations import (
     Locations,
     LocationSettings,
-    Placement,
     TensorLocation,
     TensorLocationSettings,
     plan_tables,
@@ -29,7 +28,6 @@ __all__ = [
     "PartitionedSource",
     "PartitionedStore",
     "PlacedStore",
-    "Placement",
     "ServerWatch",
     "ShardedStore",
     "TensorLocation",

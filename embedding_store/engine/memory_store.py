@@ -50,8 +50,6 @@ from elastable.embedding_store.tables import (
     answer_in_order,
     answer_requests,
     look_up,
-)
-from elastable.embedding_store.tables.checks import (
     require_block,
     require_block_rows,
     require_ids,

@@ -27,8 +27,7 @@ from elastable.embedding_store.engine.pinned_table import PinnedTable
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.tables import answer_in_order, answer_requests, look_up
-from elastable.embedding_store.tables.checks import require_block_rows, require_ids
+from elastable.embedding_store.tables import answer_in_order, answer_requests, look_up, require_block_rows, require_ids
 
 __all__ = ["MemoryPin", "PinKeeper", "PinLease", "StorePins"]
 

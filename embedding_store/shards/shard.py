@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.shards import shard_store
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
 from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
-from elastable.embedding_store.tables.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
+from elastable.embedding_store.tables import MAX_VERSION, require_finite_of, require_gradients, require_ids
 
 __all__ = ["MOST_PARTS", "Shard"]
 

@@ -1,1 +1,15 @@
 """What every room may need and what knows nothing of tables: files, locks, retries, addresses."""
+
+__all__ = [
+    "address",
+    "checked_files",
+    "compile_clock",
+    "extras",
+    "futures",
+    "memory_budget",
+    "memory_mapping",
+    "printable",
+    "readers_writer_lock",
+    "retry",
+    "store_url",
+]

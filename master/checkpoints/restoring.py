@@ -15,8 +15,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.tables.conversion import spec_in_dtype
-from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights
+from elastable.embedding_store.tables import fresh_rows, put_weights, spec_in_dtype
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["refuse_other_model", "require_tables", "restore_tables", "restore_weights", "warm_start"]

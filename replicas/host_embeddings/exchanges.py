@@ -21,8 +21,7 @@ from elastable.embedding_store.native.intrinsics import copy_row
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import GradientPart, IndexedSlices, TableSlices, update_tables
-from elastable.embedding_store.tables.checks import as_ids
+from elastable.embedding_store.tables import GradientPart, IndexedSlices, TableSlices, as_ids, update_tables
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
 

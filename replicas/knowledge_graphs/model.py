@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph import Sharding
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import StepGradients

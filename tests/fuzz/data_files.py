@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from elastable.replicas.knowledge_graphs.graph import Names, read_columns
-from elastable.worker.readers.formats.csv_reader import CsvReader
-from elastable.worker.readers.formats.parquet_reader import ParquetReader
-from elastable.worker.readers.records.reader import ModelInputs, Reader
+from elastable.worker.readers import CsvReader, ParquetReader, Reader
+from elastable.worker.readers.records.reader import ModelInputs
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 

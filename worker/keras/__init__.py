@@ -1,1 +1,12 @@
 """What the worker needs of Keras: its backend, callbacks, seeds, threads, methods and types."""
+
+__all__ = [
+    "keras_backend",
+    "keras_callbacks",
+    "keras_methods",
+    "patched",
+    "same_optimizer",
+    "seeds",
+    "structures",
+    "tensorflow_threads",
+]

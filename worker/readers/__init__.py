@@ -10,13 +10,16 @@ from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.records.reader import Batch, Reader
 from elastable.worker.readers.streams.endless_reader import EndlessReader
 from elastable.worker.readers.streams.stream_reader import StreamReader
+from elastable.worker.readers.views import ClassWeightReader, PartReader
 
 __all__ = [
     "Batch",
+    "ClassWeightReader",
     "CsvReader",
     "EndlessReader",
     "NumpyReader",
     "ParquetReader",
+    "PartReader",
     "PassReader",
     "RaggedArray",
     "Reader",

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
-from elastable.embedding_store.tables import unique_ids
-from elastable.embedding_store.tables.checks import require_ids
+from elastable.embedding_store.tables import require_ids, unique_ids
 
 __all__ = ["IdSets", "make_id_sets"]
 

@@ -1,1 +1,3 @@
 """Tables in files, larger than memory."""
+
+__all__ = ["file_tier"]

@@ -1,1 +1,3 @@
 """Who may call: roles, tokens and certificates."""
+
+__all__ = ["credentials"]

@@ -1,5 +1,7 @@
 """Ranks true answers among all entities."""
 
+from __future__ import annotations
+
 from elastable.replicas.knowledge_graphs.evaluation.classification import (
     ClassificationMetrics,
     Thresholds,

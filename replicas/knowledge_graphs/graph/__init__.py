@@ -1,5 +1,7 @@
 """A graph and its shards: triples, names, known triples, and which shard holds which entity."""
 
+from __future__ import annotations
+
 from elastable.replicas.knowledge_graphs.graph.batch import (
     CORRUPTIONS,
     SIDES,

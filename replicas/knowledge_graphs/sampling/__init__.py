@@ -1,5 +1,7 @@
 """Batches of training triples, and the candidates that they are scored with."""
 
+from __future__ import annotations
+
 from elastable.replicas.knowledge_graphs.sampling.negatives import AllEntities, NegativeSampler, TripleNegatives
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import (
     AugmentedNegatives,

@@ -1,5 +1,7 @@
 """A trained model, loaded once: ranks, scores, answers, and its embeddings in files."""
 
+from __future__ import annotations
+
 from elastable.replicas.knowledge_graphs.trained.rank_report import (
     CATEGORIES,
     rank_groups,

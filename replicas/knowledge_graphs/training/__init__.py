@@ -1,5 +1,7 @@
 """Training runs: their loop, and their checkpoints."""
 
+from __future__ import annotations
+
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
     GraphCheckpoint,
     GraphCheckpoints,

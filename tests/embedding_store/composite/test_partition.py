@@ -15,7 +15,7 @@ from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables import initial_rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 DOCUMENT = [(14, 64, 4), (13, 7, 4), (5, 3, 8), (1, 1, 2)]

@@ -14,8 +14,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.fused import FUSED
-from elastable.embedding_store.tables import coalesce
-from elastable.embedding_store.tables.row_blocks import fresh_rows
+from elastable.embedding_store.tables import coalesce, fresh_rows
 from tests.contracts.store_samples import commit, rows_by_id
 
 VARIANTS = {

@@ -31,7 +31,7 @@ from elastable.embedding_store.engine import dense_replay
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import table_steps
-from elastable.embedding_store.tables.conversion import convert_table
+from elastable.embedding_store.tables import convert_table
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSp
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
-from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables import initial_rows
 from tests.contracts.store_samples import rows_by_id
 from tests.file_stores import file_store
 from tests.threads import JOIN_S, on_threads

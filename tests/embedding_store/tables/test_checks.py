@@ -10,8 +10,8 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import EmbeddingTable
-from elastable.embedding_store.tables.checks import (
+from elastable.embedding_store.tables import (
+    EmbeddingTable,
     as_ids,
     require_block,
     require_finite,

@@ -24,8 +24,7 @@ from elastable.embedding_store.errors import BadInput, BadSpec, NotFinite
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.initial_values import initial_rows
-from elastable.embedding_store.tables.row_dtypes import round_update
+from elastable.embedding_store.tables import initial_rows, round_update
 from tests.contracts.store_samples import commit, update
 
 pytestmark = pytest.mark.parametrize("dtype", HALF_DTYPES)

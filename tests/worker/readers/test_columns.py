@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers import CsvReader, ParquetReader, RaggedArray
-from elastable.worker.readers.records.reader import Batch, ModelInputs
+from elastable.worker.readers import Batch, CsvReader, ParquetReader, RaggedArray
+from elastable.worker.readers.records.reader import ModelInputs
 from tests.untyped import Keyword
 
 

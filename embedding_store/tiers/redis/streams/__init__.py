@@ -1,1 +1,3 @@
 """The write-ahead log of a store as a Redis Stream."""
+
+__all__ = ["redis_log"]
