@@ -845,12 +845,15 @@ class RowBlockHeader(_message.Message):
     DIM_FIELD_NUMBER: _builtins.int
     SLOT_WIDTH_FIELD_NUMBER: _builtins.int
     TOUCHES_FIELD_NUMBER: _builtins.int
+    TRAINED_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     count: _builtins.int
     dim: _builtins.int
     slot_width: _builtins.int
     touches: _builtins.bool
     """whether they follow"""
+    trained: _builtins.bool
+    """rows of a store or checkpoint, which training may have made infinite; others must be finite"""
     def __init__(
         self,
         *,
@@ -859,10 +862,11 @@ class RowBlockHeader(_message.Message):
         dim: _builtins.int = ...,
         slot_width: _builtins.int = ...,
         touches: _builtins.bool = ...,
+        trained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "slot_width", b"slot_width", "table", b"table", "touches", b"touches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "slot_width", b"slot_width", "table", b"table", "touches", b"touches", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -109,7 +108,7 @@ class RemoteReads(BaseSource):
             found = self.connection.decoded(lambda blocks: next(blocks, None), blocks)
         finally:
             timer.cancel()
-        return None if found is None else replace(found[1], trained=True)
+        return None if found is None else found[1]
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         self.require_open()
@@ -121,7 +120,7 @@ class RemoteReads(BaseSource):
         blocks = self.connection.call(attempt)
         if len(blocks) != 1:
             raise StoreFailed(f"{self.connection.address} answered with {len(blocks)} blocks instead of one")
-        return replace(blocks[0][1], trained=True)
+        return blocks[0][1]
 
     def table_state(self, table: str) -> TableState:
         self.require_open()

@@ -161,6 +161,10 @@ class StoreContract(
         with pytest.raises(BadIds, match=r"'cities'.*id 1 stands at positions 0 and 1"):
             store.put("cities", [RowBlock(int64(1, 1), np.ones((2, 4), np.float32), np.ones((2, 4), np.float32))])
         assert store.row_count("cities") == 0
+        store.put("cities", [RowBlock(int64(1), good.weights * np.inf, good.slots, trained=True)])  # as a store held it
+        (overflowed,) = store.scan("cities")
+        store.put("cities", [overflowed])
+        assert np.isinf(store.read_rows("cities", int64(1)).weights).all()
 
     # -- many at once, and the end
 

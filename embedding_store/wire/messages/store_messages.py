@@ -148,7 +148,11 @@ def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
     for what, values in (("weights", block.weights), ("slots", block.slots)):
         _require_rows(table, what, values, count, BadInput)
     header = store_pb2.RowBlockHeader(
-        table=table, count=count, dim=block.weights.shape[1], slot_width=block.slots.shape[1]
+        table=table,
+        count=count,
+        dim=block.weights.shape[1],
+        slot_width=block.slots.shape[1],
+        trained=block.trained,
     )
     arrays: list[Array] = [block.ids, block.weights, block.slots]
     if block.touches is not None:
@@ -176,7 +180,7 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]
         if header.touches:
             plan.add("touches", (header.count, 2), _INT64)
         ids, weights, slots, *touches = reader.read(plan, to_the_end=False)
-        yield header.table, RowBlock(ids, weights, slots, touches[0] if touches else None)
+        yield header.table, RowBlock(ids, weights, slots, touches[0] if touches else None, header.trained)
 
 
 def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
