@@ -33,8 +33,6 @@ from elastable.process.heap import keep_freed_memory
 from elastable.process.logs import FORMATS, LEVELS, set_up_logging
 from elastable.process.version import distribution_version
 
-__all__ = ["app", "main"]
-
 _log = logging.getLogger(__name__)
 _TRACED = ("train", "master", "worker", "serve", "store")
 _VARIABLES = "\n\n".join(f"{name}: {meaning}" for name, meaning in ENVIRONMENT.items())

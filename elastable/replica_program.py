@@ -15,8 +15,6 @@ from elastable.process.exit_codes import ExitCode, exit_code_of
 from elastable.process.heap import keep_freed_memory
 from elastable.process.quiet import quiet_when_imported
 
-__all__ = ["main"]
-
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 

@@ -27,8 +27,6 @@ from elastable.embedding_store.tiers.redis.schema import (
 )
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = ["BrokenStore", "OnBroken", "broken_store"]
-
 _SCANNED = 1000  # keys that a server looks at for one reply
 _NEVER_WRITTEN = bytes(8)
 

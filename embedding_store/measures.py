@@ -11,23 +11,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-__all__ = [
-    "BOUNDS_S",
-    "PROCESS",
-    "TRACE_KEY",
-    "Counts",
-    "Durations",
-    "Histogram",
-    "LookupCounts",
-    "StoreMeasures",
-    "Total",
-    "Tracer",
-    "VersionTrace",
-    "carried",
-    "span",
-    "traced_by",
-]
-
 
 class Counts:
     """Totals by labels, from 0 on."""

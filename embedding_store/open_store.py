@@ -39,8 +39,6 @@ from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStor
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["GRPC_DEADLINE_S", "check_store_url", "open_reader", "open_store", "operation_deadline"]
-
 _LOG = logging.getLogger(__name__)
 
 Part = TypeVar("Part", bound=RowSource)

@@ -21,8 +21,6 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Option", "OptionField", "check_options", "command_words", "option_fields", "required", "setting"]
-
 T = TypeVar("T")
 _OPTION = "option"
 

@@ -40,8 +40,6 @@ from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.slab import anonymous_slab
 from elastable.embedding_store.tables import BaseSource, require_ids
 
-__all__ = ["ReaderStatus", "StoreReader"]
-
 
 class FollowedTable(MemoryTable):
     """Changes of the log are applied to it as to any table in memory.

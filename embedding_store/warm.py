@@ -19,8 +19,6 @@ from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.tables import Bags, EmbeddingTable, IndexedSlices, lookup_many
 
-__all__ = ["warm_lookups", "warm_updates", "warming"]
-
 _DIM = 4
 _IDS = np.arange(8)
 _COMPILED_S = 60.0

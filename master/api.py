@@ -12,34 +12,6 @@ from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.shards import ServerStatus, Slices
 
-__all__ = [
-    "KNOWN_VALUES",
-    "AsyncPushId",
-    "DenseSnapshot",
-    "Divisor",
-    "DivisorKind",
-    "EvaluationReport",
-    "GoneWorker",
-    "GradientPart",
-    "JobSpec",
-    "JobStatus",
-    "Lease",
-    "MasterApi",
-    "Push",
-    "PushId",
-    "PushOutcome",
-    "PushReply",
-    "Refusal",
-    "Session",
-    "Slices",
-    "SyncPushId",
-    "Task",
-    "TaskKind",
-    "Tensor",
-    "WorkerIdentity",
-    "WorkerStatus",
-]
-
 
 class TaskKind(StrEnum):
     """What is to be done with a micro-batch."""

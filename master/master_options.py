@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MasterOptions", "is_due"]
-
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:

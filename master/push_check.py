@@ -10,11 +10,10 @@ import numpy as np
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFound
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tables import require_finite, require_gradients, require_ids
-from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, Slices, Tensor
-
-__all__ = ["Expected", "TensorSpec", "check_evaluation", "check_finite", "check_push"]
+from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, Tensor
 
 _MOST_PARTS = 64
 _MOST_RECORDS = 2**32  # of a micro-batch; all that are ever trained are counted in an int64 of the status

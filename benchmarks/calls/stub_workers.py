@@ -16,7 +16,8 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from elastable.master.api import Push, Slices, SyncPushId
+from elastable.embedding_store.shards import Slices
+from elastable.master.api import Push, SyncPushId
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.bulk_messages import push_frames
 from elastable.master.wire.messages import MASTER_SERVICE

@@ -19,11 +19,12 @@ from elastable.embedding_store.composite import ShardedStore
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.support.store_url import server_addresses
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.api import DenseSnapshot, JobSpec, Slices, Task, Tensor, WorkerIdentity
+from elastable.master.api import DenseSnapshot, JobSpec, Task, Tensor, WorkerIdentity
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master

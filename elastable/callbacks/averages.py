@@ -16,8 +16,6 @@ from elastable.master.keras.dense import DenseModel
 from elastable.master.keras.keras_optimizer import inner_optimizer
 from elastable.master.keras.wrapping_optimizers import keeps_averages, rows_become_averages
 
-__all__ = ["finalize_averages", "refuse_averages", "report_rows"]
-
 
 def finalize_averages(
     dense: DenseModel,

@@ -26,8 +26,6 @@ from elastable.master.keras.dense import DenseModel
 from elastable.master.tasks.progress import Progress
 from elastable.worker.rows.saved_rows import rows_unlisted
 
-__all__ = ["BestVersions"]
-
 _HOOKS = ("on_epoch_end", "on_train_end")  # where EarlyStopping reads and assigns weights
 _KEPT_IN_A_JOB = 3  # it may be resumed from before the newest of them
 

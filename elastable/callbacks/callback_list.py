@@ -18,8 +18,6 @@ from elastable.worker.keras.keras_callbacks import history_of, require_callback,
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.rows.saved_rows import require_matrix
 
-__all__ = ["JobCallbacks"]
-
 _LOG = logging.getLogger(__name__)
 
 # Among what callbacks remember; no class of a callback has such a name.

@@ -13,8 +13,6 @@ import numpy as np
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["named", "restore_states", "states_of"]
-
 _LOG = logging.getLogger(__name__)
 
 # Keras has no word for it. What else these have is configuration, or derived from it when it is first needed.

@@ -14,8 +14,6 @@ from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.step.trainable import frozen_tables, imposed, put_trainable, read_trainable
 
-__all__ = ["Freezing"]
-
 _LOG = logging.getLogger(__name__)
 _KEPT = "elastable_trainable"
 

@@ -24,8 +24,6 @@ from elastable.master.checkpoints.comparing import TableDifference, TensorDiffer
 from elastable.master.checkpoints.restoring import require_tables, restore_tables
 from elastable.process.stopping import OutputConsole
 
-__all__ = ["checkpoint"]
-
 checkpoint = typer.Typer(
     name="checkpoint", help="List, check, restore and compare checkpoints.", no_args_is_help=True, add_completion=False
 )

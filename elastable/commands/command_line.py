@@ -16,8 +16,6 @@ from elastable.embedding_store.option import Option, OptionField, option_fields
 from elastable.process.settings import CONFIG_VARIABLE, load_settings, take_variables, variable_of, words_of
 from elastable.process.stopping import end_without_reader
 
-__all__ = ["AS_JSON", "takes", "with_options", "without_subcommand"]
-
 _CONFIG = "config_file"
 
 AS_JSON = Option("Print JSON.", flags=("--json",))

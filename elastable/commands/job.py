@@ -14,8 +14,6 @@ from elastable.process.child import when_parent_ends
 from elastable.process.exit_codes import ExitCode
 from elastable.process.quiet import import_tensorflow
 
-__all__ = ["master", "serve", "train", "worker"]
-
 
 @takes(TrainOptions)
 def train(options: TrainOptions) -> None:

@@ -25,8 +25,6 @@ from elastable.replicas.knowledge_graphs.graph import HEADERS, GraphSource
 from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_settings
 
-__all__ = ["kg"]
-
 _HEADER = Option(
     "Whether the first line of text and CSV files names the columns; auto: if its words are names of columns and on no "
     "other line.",

@@ -30,8 +30,6 @@ from elastable.replicas.knowledge_graphs.training import (
 )
 from elastable.replicas.processes.world import replica_group, started_by_mpi
 
-__all__ = ["TrainingProgress", "newest_checkpoint_of", "run_graph"]
-
 _DEADLINE_S = 600.0  # a worker waits while another one evaluates, or writes a checkpoint
 _SHOWN = ("mrr", "hits@1", "hits@3", "hits@10", "mean_rank")
 

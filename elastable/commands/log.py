@@ -18,8 +18,6 @@ from elastable.embedding_store.tiers.redis.streams.redis_log import inspect_redi
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 from elastable.process.stopping import OutputConsole
 
-__all__ = ["log"]
-
 log = typer.Typer(
     name="log", help="Show, check and cut the write-ahead log of a store.", no_args_is_help=True, add_completion=False
 )

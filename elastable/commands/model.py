@@ -16,8 +16,6 @@ from elastable.embedding_store.option import Option, required, setting
 from elastable.jobs.options import MODEL_FILE
 from elastable.process.quiet import import_tensorflow
 
-__all__ = ["CHECKPOINT", "evaluate", "export", "predict"]
-
 CHECKPOINT = Option("A checkpoint, or a directory of checkpoints (the newest is taken).", metavar="DIR|URL")
 _SPLIT = Option("Which split to use.", choices=("train", "validation"))
 _records = partial(Option, "Records in one batch.", at_least=1)

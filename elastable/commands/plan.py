@@ -22,8 +22,6 @@ from elastable.process.stopping import OutputConsole
 if TYPE_CHECKING:
     pass
 
-__all__ = ["plan", "readable_size"]
-
 
 @dataclass(frozen=True, slots=True)
 class _PlanOptions:

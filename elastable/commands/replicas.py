@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from elastable.commands.command_line import takes
 from elastable.embedding_store.option import Option, required, setting
 
-__all__ = ["REPLICAS_SETTINGS", "replicas"]
-
 REPLICAS_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Of click: what follows the program is the program's."""
 

@@ -22,9 +22,6 @@ from elastable.output.progress_bars import JobConsole
 from elastable.process.child import when_parent_ends
 from elastable.process.repeating import repeating
 
-__all__ = ["store"]
-
-
 _RENEW_EVERY_S = 1.0
 
 

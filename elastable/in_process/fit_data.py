@@ -21,8 +21,6 @@ from elastable.worker.readers import (
 )
 from elastable.worker.readers.streams.stream_reader import is_endless, is_iterator, is_stream
 
-__all__ = ["FitArguments", "FitData", "fit_data", "is_fit_stream"]
-
 _BATCH_RECORDS = 32  # as in Keras
 _PARTS = ("x", "y", "sample_weight")
 

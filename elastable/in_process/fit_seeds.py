@@ -13,8 +13,6 @@ from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.keras.seeds import global_seed, layers_of
 
-__all__ = ["FitSeeds", "fit_seeds"]
-
 _log = logging.getLogger(__name__)
 
 _runs: WeakKeyDictionary[keras.Model, int] = WeakKeyDictionary()

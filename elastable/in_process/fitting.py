@@ -14,8 +14,6 @@ from elastable.in_process.fit_seeds import fit_seeds
 from elastable.in_process.in_process_job import FitSettings, backed_up_epoch, run_here
 from elastable.in_process.in_process_stores import StoreGiven
 
-__all__ = ["fit"]
-
 
 def fit(
     model: keras.Model,

@@ -51,8 +51,6 @@ from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step, planned_optimizers
 
-__all__ = ["FitSettings", "backed_up_epoch", "run_here"]
-
 _SHOW_EVERY_S = 0.5
 
 

@@ -26,8 +26,6 @@ from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.models.offload import keep_on_worker
 from elastable.worker.step.traced.step_plan import StepPlan
 
-__all__ = ["FitTables", "StoreGiven"]
-
 StoreGiven = EmbeddingStore | str | Mapping[str, EmbeddingStore | str] | None
 """What `et.fit(store=)` takes."""
 

@@ -11,8 +11,6 @@ from elastable.in_process.fitting import fit
 from elastable.in_process.on_batch import train_batch
 from elastable.worker.readers import Reader
 
-__all__ = ["model_fit", "model_train_on_batch"]
-
 
 def model_fit(
     model: keras.Model,

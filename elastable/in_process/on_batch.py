@@ -32,8 +32,6 @@ from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.traced.step_plan import plan_step, planned_optimizers
 from elastable.worker.step.train_step import OwnTrainStep, TrainStep
 
-__all__ = ["train_batch"]
-
 _DEADLINE_S = 30.0
 _KEPT = "_elastable_batch_trainers"
 

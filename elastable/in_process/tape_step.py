@@ -35,8 +35,6 @@ from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.traced.step_plan import Collector, current_collector
 from elastable.worker.step.trainable import is_trained
 
-__all__ = ["CollectedStep", "TapeStep", "step"]
-
 _DEADLINE_S = 30.0
 
 Of: TypeAlias = "keras.Layer | list[keras.Layer] | tuple[keras.Layer, ...] | None"

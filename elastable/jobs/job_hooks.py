@@ -20,8 +20,6 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.output.run_directory import RunDirectory
 from elastable.process.logs import describe_process
 
-__all__ = ["JobHooks", "UntrainedTables"]
-
 _VERSIONS = 10
 
 

@@ -48,9 +48,6 @@ from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS
 from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.models.export import export_keras
 
-__all__ = ["CheckpointWriter", "JobRun"]
-
-
 _log = logging.getLogger(__name__)
 
 # Of the pin of a version while it is written; a master that takes the place of one that died waits for its pins.

@@ -24,8 +24,6 @@ from elastable.jobs.options import StoreServerOptions, WorkerOptions
 from elastable.process.child import EndedChild, start_elastable
 from elastable.process.exit_codes import error_of
 
-__all__ = ["LocalStores", "LocalWorkers", "StoreAccess"]
-
 _WORKERS_LEAVE_S = 20.0
 _WORKERS_END_S = 5.0
 _STORES_START_S = 300.0

@@ -49,8 +49,6 @@ from elastable.process.repeating import repeating
 from elastable.process.stopping import stopping_on_signals
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 
-__all__ = ["JobAccess", "run_job"]
-
 _LEAVE_WAIT_S = 10.0
 _LOOK_EVERY_S = 1.0  # at store servers
 

@@ -28,19 +28,6 @@ from elastable.jobs.servers.finding import DnsServers, is_dns_name
 from elastable.jobs.servers.store_registry import is_registry
 from elastable.master.api import KNOWN_VALUES
 
-__all__ = [
-    "MODEL_FILE",
-    "OFFLOAD_ABOVE",
-    "JobOptions",
-    "ServerOptions",
-    "ServingOptions",
-    "StoreServerOptions",
-    "TrainOptions",
-    "WorkerOptions",
-    "client_limits",
-    "deadline",
-]
-
 _MOST_LOCAL_STORES = 64
 
 T = TypeVar("T")

@@ -50,8 +50,6 @@ from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
-__all__ = ["PreparedJob", "giving_way_to", "prepare_job", "tables_of"]
-
 
 def giving_way_to(
     checkpoint: Checkpoint, tables: Mapping[str, TableSpec], job: JobSpec, options: JobOptions

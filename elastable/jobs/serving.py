@@ -44,8 +44,6 @@ from elastable.process.logs import describe_process
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import stopping_on_signals
 
-__all__ = ["run_parameter_server", "run_store_server"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Serving:

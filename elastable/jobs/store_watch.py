@@ -12,8 +12,6 @@ from elastable.embedding_store.errors import ElastableError, StoreBroken, TakenO
 from elastable.embedding_store.support.retry import given_up
 from elastable.process.repeating import repeating
 
-__all__ = ["StoreHealth"]
-
 _LOOK_EVERY_S = 1.0
 
 

@@ -50,8 +50,6 @@ from elastable.worker.runtime.compute import MicroBatchComputer, require_same_re
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.runtime.worker_measures import StepProfile, WorkerMeasures
 
-__all__ = ["refuse_early_end", "run_worker"]
-
 _log = logging.getLogger(__name__)
 
 _ADDRESS_S = 2.0  # for the question where a store server is, which the next try asks again

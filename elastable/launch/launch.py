@@ -26,8 +26,6 @@ from elastable.process.exit_codes import ExitCode, error_of
 from elastable.replicas.processes.hosts import own_addresses, this_host
 from elastable.replicas.processes.world import DEADLINE_VARIABLE
 
-__all__ = ["Launch"]
-
 _TERM_S = 3.0
 _TICK_S = 0.1
 _LAST_LINES_S = 1.0

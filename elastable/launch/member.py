@@ -22,8 +22,6 @@ from elastable.embedding_store.contract.malformed import Document
 from elastable.replicas.processes import stale_shared_memory
 from elastable.replicas.processes.hosts import this_host
 
-__all__ = ["ADDRESS", "TOKEN", "Message", "main", "read_line"]
-
 _LAST_WORDS_S = 5.0
 _POLL_S = 1.0
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Program"]
-
 _KNOWN = "a Python file, -m MODULE, or elastable COMMAND"
 
 

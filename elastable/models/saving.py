@@ -9,8 +9,6 @@ import keras
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.rows.saved_rows import LARGEST_TABLE_BYTES, writing_tables_of
 
-__all__ = ["save"]
-
 
 def save(
     model: keras.Model, path: str | Path, *, largest_table_bytes: int = LARGEST_TABLE_BYTES, **options: object

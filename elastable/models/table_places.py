@@ -22,8 +22,6 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.store_url import refuse_remote_shards
 from elastable.embedding_store.wire.access.credentials import Credentials
 
-__all__ = ["Places", "join_stores", "locations_of", "on_worker", "open_places", "refuse_beside_servers"]
-
 Places = Mapping[str, str]
 """Table name -> its storage, "worker" included."""
 

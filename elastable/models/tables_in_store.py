@@ -19,8 +19,6 @@ from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.keras_slots import keras_slots
 
-__all__ = ["as_there", "note_trained", "optimizer_of_layer", "seeded_as_read", "tables_in_store"]
-
 _BLOCK_ROWS = 1 << 16
 _NO_DECAY = 0.0  # the logarithm of 1
 

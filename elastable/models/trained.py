@@ -36,8 +36,6 @@ from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 from elastable.worker.step.train_step import EvaluateStep
 
-__all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]
-
 _log = logging.getLogger(__name__)
 
 _BATCH = 256

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MOST_CHECKPOINTS", "CheckpointLog", "NotedCheckpoint"]
-
 MOST_CHECKPOINTS = 20
 """That are noted."""
 

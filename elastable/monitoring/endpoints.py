@@ -34,8 +34,6 @@ from elastable.monitoring.http_server import ALLOWED
 from elastable.monitoring.metrics import SOURCE_FAILED, Metric, MetricKind, Sample, Source
 from elastable.monitoring.page.views import Watched
 
-__all__ = ["MOST_STREAMS", "PAGE", "Endpoints", "EventStream", "registry_of"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address, names_this_host
 from elastable.embedding_store.wire.access.credentials import Credentials
 
-__all__ = ["ALLOWED", "MOST_CONNECTIONS", "HttpServer", "require_servable"]
-
 MOST_CONNECTIONS = 64
 """Connections at once; further ones are closed."""
 

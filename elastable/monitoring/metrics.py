@@ -23,27 +23,6 @@ if TYPE_CHECKING:
     from elastable.master.jobs.job_master import Master
     from elastable.worker.runtime.worker_measures import WorkerMeasures
 
-__all__ = [
-    "METRICS",
-    "SOURCE_FAILED",
-    "STATES",
-    "Metric",
-    "MetricKind",
-    "Sample",
-    "Source",
-    "calls_source",
-    "checkpoint_source",
-    "job_source",
-    "lookups_source",
-    "process_source",
-    "server_sources",
-    "servers_source",
-    "shard_lookups_source",
-    "shard_source",
-    "store_source",
-    "worker_source",
-]
-
 
 class MetricKind(StrEnum):
     """What a value of a metric says."""

@@ -30,8 +30,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from elastable.embedding_store.measures import TRACE_KEY, VersionTrace
 
-__all__ = ["OpenTelemetryTracer"]
-
 T = TypeVar("T")
 
 _VERSION = "version"

@@ -11,8 +11,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import traced_by
 from elastable.embedding_store.support.extras import needs
 
-__all__ = ["ENDPOINT_VARIABLES", "exporting_traces"]
-
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """OpenTelemetry's own, in the order in which they count."""
 

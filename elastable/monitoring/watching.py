@@ -12,8 +12,6 @@ from elastable.embedding_store.support.extras import needs
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.monitoring.page.views import Watched
 
-__all__ = ["require_watchable", "watched_over_http"]
-
 
 def require_watchable(http: str | None, insecure: bool) -> None:
     """Raises now what `watched_over_http` would raise of its address: before a job builds its model."""

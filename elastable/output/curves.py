@@ -6,8 +6,6 @@ import math
 import threading
 from collections.abc import Mapping
 
-__all__ = ["Curves"]
-
 _MOST_POINTS = 256
 _MOST_CURVES = 32
 

@@ -18,8 +18,6 @@ from elastable.embedding_store.contract.malformed import Document, DocumentField
 from elastable.master.api import JobStatus
 from elastable.process.stopping import OutputConsole
 
-__all__ = ["JobConsole", "JobProgress", "summary_table"]
-
 
 class JobConsole(OutputConsole):
     """A console that loses lines where they cannot be written: a full disk behind standard output ends no job."""

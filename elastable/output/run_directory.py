@@ -19,8 +19,6 @@ from elastable.output.curves import Curves
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["RunDirectory", "require_writable"]
-
 _log = logging.getLogger(__name__)
 
 _JOB, _METRICS = "job.json", "metrics.jsonl"

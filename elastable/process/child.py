@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["EndedChild", "start_elastable", "when_parent_ends"]
-
 _WATCHES_STDIN = "ELASTABLE_PARENT_HOLDS_STDIN"
 
 

@@ -18,8 +18,6 @@ from elastable.embedding_store.errors import (
     VersionError,
 )
 
-__all__ = ["ExitCode", "error_of", "exit_code_of", "exit_code_table"]
-
 
 class ExitCode(IntEnum):
     """Exit codes; 2 is typer's own for arguments that cannot be parsed."""

@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["keep_collections_short", "keep_freed_memory", "without_collections"]
-
 # <malloc.h> of glibc
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _YOUNG = 10_000

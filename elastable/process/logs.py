@@ -11,8 +11,6 @@ from typing import TextIO
 
 from elastable.embedding_store.support.extras import needs
 
-__all__ = ["FORMATS", "LEVELS", "describe_process", "set_up_logging"]
-
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 

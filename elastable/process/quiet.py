@@ -17,8 +17,6 @@ from types import ModuleType
 
 from elastable.process.heap import without_collections
 
-__all__ = ["import_tensorflow", "quiet_when_imported"]
-
 
 def import_tensorflow() -> None:
     """Imports TensorFlow; what it writes is shown only if it fails."""

@@ -14,8 +14,6 @@ from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import OptionField
 
-__all__ = ["CONFIG_VARIABLE", "key_of", "load_settings", "take_variables", "variable_of", "words_of"]
-
 CONFIG_VARIABLE = "ELASTABLE_CONFIG"
 """Names the file of settings, as `--config` does."""
 

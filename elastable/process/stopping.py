@@ -12,8 +12,6 @@ from types import FrameType
 
 from rich.console import Console
 
-__all__ = ["OUTPUT_CLOSED", "SIGNAL_REASONS", "OutputConsole", "end_without_reader", "stopping_on_signals"]
-
 OUTPUT_CLOSED = "cut off from the reader of its output"
 SIGNAL_REASONS = {
     int(signal.SIGINT): "interrupted",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["distribution_version"]
-
 
 def distribution_version() -> str:
     """As in `pyproject.toml`; "unknown (not installed)" where the packages are on the path without an installation."""

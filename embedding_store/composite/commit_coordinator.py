@@ -20,8 +20,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ShardAway, ShardLost, StoreBroken, StoreFailed, Unavailable
 from elastable.embedding_store.tables import require_numbers, require_update
 
-__all__ = ["RECORD_STORE", "CommitCoordinator", "recovery_version"]
-
 RECORD_STORE = 0  # keeps the record of each commit for all stores
 
 _FEW_VALUES = 1 << 13  # stores in memory apply fewer before a thread has started

@@ -42,8 +42,6 @@ from elastable.embedding_store.tables import (
     rows_request,
 )
 
-__all__ = ["CompositeReads", "CompositeSnapshot", "CompositeSource", "CompositeStore"]
-
 _FEW_VALUES = 1 << 14  # stores in memory write fewer before a thread has started
 
 Source = TypeVar("Source", bound=RowSource)

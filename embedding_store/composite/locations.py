@@ -15,22 +15,6 @@ from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.support.store_url import shard_urls
 
-__all__ = [
-    "KINDS",
-    "STORAGES",
-    "LocationSettings",
-    "Locations",
-    "Placement",
-    "ShardingDomain",
-    "TensorLocation",
-    "TensorLocationSettings",
-    "plan_tables",
-    "read_locations",
-    "refuse_sharding",
-    "storage_of_tables",
-    "storage_of_url",
-]
-
 STORAGES = ("worker", "memory", "file", "redis")
 """On the worker as an ordinary Keras variable, or in a store: in memory, in files, in Redis."""
 

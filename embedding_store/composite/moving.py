@@ -13,8 +13,6 @@ from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFoun
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.shards import Move, ShardServer
 
-__all__ = ["MovedRows", "Progress", "copy_tables", "move_job", "repartition"]
-
 Progress = Callable[[str, int, int], None]
 """Is called after every block with the table, its rows moved so far, and its rows in all."""
 

@@ -19,8 +19,6 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 
-__all__ = ["PartitionedSource", "PartitionedStore", "PlacedStore"]
-
 
 class PartitionedSource(CompositeSource[RowSource]):
     """Rows of tables that are split over several sources. How a table was split is read from them.

@@ -28,21 +28,6 @@ from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables import deliver
 
-__all__ = [
-    "STRATEGIES",
-    "Part",
-    "Partition",
-    "SplitLookup",
-    "TableSplits",
-    "encoding_columns",
-    "gather_rows",
-    "global_ids",
-    "partition",
-    "partition_of_shards",
-    "split_ids",
-    "whole_table",
-]
-
 STRATEGIES = ("token", "encoding")
 
 

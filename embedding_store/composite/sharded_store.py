@@ -42,8 +42,6 @@ from elastable.embedding_store.shards import (
 )
 from elastable.embedding_store.tables import require_gradients, require_ids
 
-__all__ = ["ServerWatch", "ShardedStore"]
-
 Answer = TypeVar("Answer")
 
 _SUMMED = ("rows", "bytes", "wanted_rows", "read_rows", "log_bytes", "pushed_bytes")

@@ -30,8 +30,6 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.measures import carried
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 
-__all__ = ["StoreCalls", "StoreGroup"]
-
 T = TypeVar("T")
 Source = TypeVar("Source", bound=RowSource)
 

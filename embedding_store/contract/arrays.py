@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Bools", "Float32", "Float64", "Int32", "Int64", "UInt8", "UInt32", "UInt64"]
-
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]

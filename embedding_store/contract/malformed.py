@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MALFORMED", "UNREADABLE", "Document", "DocumentFields"]
-
 Document = dict[str, Any]
 """A JSON object, as it was read or is to be written: nothing about it is known until it is taken apart."""
 

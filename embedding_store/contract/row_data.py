@@ -9,19 +9,6 @@ from dataclasses import dataclass, field, replace
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 
-__all__ = [
-    "NEXT_VERSION",
-    "Commit",
-    "EvictionCut",
-    "FlushStatus",
-    "RowBlock",
-    "StayingRows",
-    "TableState",
-    "TableStatistics",
-    "TableUpdate",
-    "UpdateBatch",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:

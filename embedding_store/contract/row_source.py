@@ -12,8 +12,6 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import FutureVersion, StaleVersion
 
-__all__ = ["LookupRequest", "RowSource", "refuse_other_version", "variables_of"]
-
 Weight = TypeVar("Weight")
 
 

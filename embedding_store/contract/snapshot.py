@@ -12,8 +12,6 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, VersionError
 
-__all__ = ["PinStatistics", "Snapshot", "joined_pins", "not_pinned", "refuse_while_pinned", "require_lease"]
-
 
 class Snapshot(RowSource):
     """One version of a store. Checkpoints, evaluations and exports read from here and from nowhere else.

@@ -11,23 +11,6 @@ from numbers import Real
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.errors import BadSpec, SpecConflict
 
-__all__ = [
-    "ID_KINDS",
-    "INITIALIZER_KINDS",
-    "SCALED_INITIALIZERS",
-    "WEIGHT_DTYPES",
-    "AdmissionSpec",
-    "EvictionSpec",
-    "InitializerSpec",
-    "OptimizerSpec",
-    "ShardOrigin",
-    "TableSpec",
-    "refuse_conflict",
-    "spec_from_json",
-    "spec_to_json",
-    "variance_scaling",
-]
-
 ID_KINDS = ("int64", "farmhash64")
 
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "int8")

@@ -22,8 +22,6 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.measures import StoreMeasures
 
-__all__ = ["EmbeddingStore"]
-
 
 class EmbeddingStore(Snapshot):
     """Embedding tables by name, at one version.

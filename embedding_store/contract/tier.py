@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
-__all__ = ["MappedRecords", "Records", "Tier", "TierTable"]
-
 
 @dataclass(frozen=True, slots=True)
 class TierTable:

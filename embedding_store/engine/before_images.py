@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8, UInt32
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.eviction import UInt32
 from elastable.embedding_store.engine.membership import RowMembership
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.id_index import IdIndex
@@ -16,9 +15,6 @@ from elastable.embedding_store.native.range_pool import RangePool, find_all
 from elastable.embedding_store.native.row_gather import can_stream, gather
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
-
-__all__ = ["MAX_BYTES", "BeforeImages", "ImageRows", "TableVersions"]
-
 
 _COPIED_A_THREAD = 1 << 12
 _POSITION, _SEQUENCE = 0, 1

@@ -22,8 +22,6 @@ from elastable.embedding_store.optimizers.dense_replay.steps_at import PIECE_BYT
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
 from elastable.embedding_store.optimizers.fused import Adam
 
-__all__ = ["DenseReplay", "dense_replay"]
-
 _FEWEST = 64  # rows that are looked at with a step
 _REPLAY_EPOCHS = 64  # that rows may be behind; as each of them takes time
 _MOST_DECAY = 1e15  # in logarithms: beyond it another step would be lost in rounding

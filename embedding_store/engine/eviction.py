@@ -16,9 +16,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 
-__all__ = ["RowTouches", "TouchTimes", "UInt32"]
-
-
 _NO_ROW = -1
 _NO_TIE = -2
 _CHUNK = 1 << 12  # rows that go at a time

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64, UInt8, UInt32
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
-from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes, UInt32
+from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.kernel import kernel, prefetch
@@ -18,8 +18,6 @@ from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.tables import table_key, whole_ids
-
-__all__ = ["AdmissionSketch", "RowMembership", "budgets_due", "require_cuts"]
 
 
 class RowMembership:

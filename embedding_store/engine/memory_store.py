@@ -58,8 +58,6 @@ from elastable.embedding_store.tables import (
     require_version,
 )
 
-__all__ = ["MemoryStore"]
-
 _MOST_THREADS = 8
 _BASE_LEASE_S = 600.0
 

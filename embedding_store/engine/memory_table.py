@@ -33,8 +33,6 @@ from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anon
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables import TableReader, require_ids, round_update
 
-__all__ = ["MemoryTable", "StagedUpdate"]
-
 _FRESH_A_THREAD = 1 << 12
 _COPIED_A_THREAD = 1 << 12
 _NO_IDS: Int64 = np.empty(0, np.int64)

@@ -17,8 +17,6 @@ from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
 from elastable.embedding_store.tables import TableReader
 
-__all__ = ["PinnedTable"]
-
 _PLACE_BITS = 40  # positions and places have fewer
 _PLACE = (1 << _PLACE_BITS) - 1
 _NEVER = 1 << 62

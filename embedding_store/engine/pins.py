@@ -29,8 +29,6 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.tables import answer_in_order, answer_requests, look_up, require_block_rows, require_ids
 
-__all__ = ["MemoryPin", "PinKeeper", "PinLease", "StorePins"]
-
 _SPARE_S = 300.0  # for which memory of a pin is kept for the next one: pages cost more than what is written to them
 _REMEMBERED = 256  # versions whose pins are gone, for messages
 

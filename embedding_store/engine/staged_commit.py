@@ -14,8 +14,6 @@ from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpd
 from elastable.embedding_store.log.changes import CommitImages
 from elastable.embedding_store.native.range_pool import RangePool
 
-__all__ = ["StagedCommit", "stage_commit", "time_of"]
-
 _PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
 
 

@@ -33,8 +33,6 @@ from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.inspection import entry_of_version
 from elastable.embedding_store.tables import require_block, require_ids
 
-__all__ = ["DEFAULT_LOG_BYTES", "ChangeLog", "ReplayedTables", "StoreHistory"]
-
 
 @dataclass(slots=True)
 class ReplayedTables:

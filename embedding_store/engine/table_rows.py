@@ -16,8 +16,6 @@ from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_sla
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.tables import row_values
 
-__all__ = ["MakeRows", "ResidentRows", "TableRows", "resident_rows"]
-
 
 class TableRows(ABC):
     """Weights and slots at positions 0, 1, 2, ...

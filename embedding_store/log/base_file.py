@@ -15,8 +15,6 @@ from elastable.embedding_store.log.folder_lock import sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import SegmentReader, write_all
 
-__all__ = ["BaseFile", "base_paths", "find_base", "newest_base", "write_base"]
-
 _SUFFIX, _DRAFT = ".base", ".base.new"
 
 

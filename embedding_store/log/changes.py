@@ -20,23 +20,6 @@ from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, s
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer
 
-__all__ = [
-    "Change",
-    "ClearTable",
-    "CommitImages",
-    "CreateTable",
-    "DeleteRows",
-    "DropTable",
-    "PutRows",
-    "PutTableState",
-    "ResetVersion",
-    "TableImages",
-    "decode_change",
-    "decode_payload",
-    "encode_change",
-    "encode_payload",
-]
-
 _UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, StopIteration)  # StopIteration: an array is missing
 _Number = TypeVar("_Number", np.int64, np.float32, np.uint8)
 _Value = TypeVar("_Value")

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import FutureVersion, StaleVersion
 
-__all__ = ["Buffer", "Log", "LogEntry", "NoLog"]
-
 Buffer = bytes | bytearray | memoryview
 """Bytes to append; C-contiguous."""
 

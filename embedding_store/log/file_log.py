@@ -25,9 +25,6 @@ from elastable.embedding_store.log.segment import (
     write_all,
 )
 
-__all__ = ["FileLog", "FsyncPolicy", "ReservedBlocks"]
-
-
 # Disk blocks that a growing file has before it is written to
 
 

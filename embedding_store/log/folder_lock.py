@@ -8,8 +8,6 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import StoreFailed
 
-__all__ = ["LOCK_NAME", "FolderLock", "sync_folder"]
-
 LOCK_NAME = "lock"
 
 

@@ -27,20 +27,6 @@ from isal import isal_zlib
 
 from elastable.embedding_store.log.contract import Buffer
 
-__all__ = [
-    "HEADER_BYTES",
-    "MAGIC",
-    "MAX_PAYLOAD_BYTES",
-    "Header",
-    "crc32_of",
-    "frame_header",
-    "header_of",
-    "is_intact",
-    "next_intact",
-    "other_format",
-    "parse_header",
-]
-
 MAGIC = b"ELSTLOG1"
 MAX_PAYLOAD_BYTES = 1 << 36
 crc32_of = isal_zlib.crc32

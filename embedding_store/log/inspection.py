@@ -13,8 +13,6 @@ from elastable.embedding_store.log.changes import CommitImages, decode_change
 from elastable.embedding_store.log.contract import Log, LogEntry
 from elastable.embedding_store.log.segment import check_segments
 
-__all__ = ["ChangeTally", "LogReport", "entry_of_version", "inspect_log"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogReport:

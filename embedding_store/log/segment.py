@@ -23,17 +23,6 @@ from elastable.embedding_store.log.framing import (
 )
 from elastable.embedding_store.support.checked_files import open_regular
 
-__all__ = [
-    "Segment",
-    "SegmentReader",
-    "check_segments",
-    "open_segments",
-    "segment_first",
-    "segment_name",
-    "segment_names",
-    "write_all",
-]
-
 _SUFFIX = ".log"
 _MOST_PIECES = 512  # that one system call writes; Linux takes 1,024
 

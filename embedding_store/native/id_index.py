@@ -14,8 +14,6 @@ from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
 
-__all__ = ["IdIndex"]
-
 _FIRST_ROWS = 512
 _MOST_ROWS = 1 << 37  # positions have so many bits
 # Of the hash at first. Partitions and shards are chosen by the same hash with seed 0: under that seed all ids of one of

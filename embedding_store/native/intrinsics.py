@@ -24,24 +24,6 @@ if TYPE_CHECKING:
     from numba.core.typing import Signature
     from numba.core.typing.context import BaseContext as TypingContext
 
-__all__ = [
-    "adding",
-    "bits_of",
-    "copy_bytes",
-    "copy_row",
-    "fence",
-    "float_of",
-    "fold_row",
-    "lane_squares",
-    "loads_in_order",
-    "prefetch_line",
-    "prefetch_row",
-    "put_word",
-    "stores_in_order",
-    "stream_row",
-    "word_at",
-]
-
 Types = Sequence[Type]
 Values = Sequence[Value]
 _Write = Callable[["BaseContext", IRBuilder, Types, Values], Value | None]

@@ -30,20 +30,6 @@ from numba.core.typing import Signature
 
 from elastable.embedding_store.native.intrinsics import prefetch_line
 
-__all__ = [
-    "CompileLocks",
-    "by_whole_lines",
-    "inlined",
-    "keep_on_disk",
-    "kernel",
-    "prefetch",
-    "prefetch_columns",
-    "prefetch_distance",
-    "sources_of",
-    "summing_inlined",
-    "summing_kernel",
-]
-
 A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., object])
 

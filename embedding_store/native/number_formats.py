@@ -15,17 +15,6 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.intrinsics import bits_of, float_of
 from elastable.embedding_store.native.kernel import inlined, kernel, prefetch
 
-__all__ = [
-    "HALF_DTYPES",
-    "UInt16",
-    "gather_half",
-    "mixed_bits",
-    "round_half",
-    "round_half_randomly",
-    "scatter_half",
-    "with_gaps",
-]
-
 UInt16 = npt.NDArray[np.uint16]
 
 _BFLOAT16, _FLOAT16 = 0, 1

@@ -25,20 +25,6 @@ from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.native.intrinsics import adding
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = [
-    "SERIAL",
-    "RangePool",
-    "WorkCounter",
-    "available_cores",
-    "fail_work",
-    "find_all",
-    "join_work",
-    "leave_work",
-    "next_pieces",
-    "shared_pool",
-]
-
-
 # A work-stealing counter shared by kernels on several threads
 
 

@@ -14,17 +14,6 @@ from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.native.intrinsics import copy_bytes, prefetch_line, word_at
 from elastable.embedding_store.native.kernel import inlined, kernel
 
-__all__ = [
-    "FACTOR",
-    "OTHER_FACTOR",
-    "check_of",
-    "load_first",
-    "part_stride",
-    "prefetch_bytes",
-    "record_key",
-    "record_stride",
-]
-
 FACTOR, OTHER_FACTOR = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _LOW = 0xFFFFFFFF
 _LINE = 64  # bytes that a processor fetches at a time

@@ -10,8 +10,6 @@ from elastable.embedding_store.contract.arrays import Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
 
-__all__ = ["DirectRows", "RowDirectory"]
-
 
 class RowDirectory(ABC):
     """Which ids have a row of their own, and at which position of the slabs.

@@ -10,8 +10,6 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, join_work, leave_work, next_pieces
 from elastable.embedding_store.native.row_gather import rows_ahead
 
-__all__ = ["COMBINERS", "fold_bags", "fold_bags_shared"]
-
 COMBINERS = ("sum", "mean", "sqrtn")
 _SUM, _MEAN, _SQRTN = range(3)
 

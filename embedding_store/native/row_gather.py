@@ -9,20 +9,6 @@ from elastable.embedding_store.native.intrinsics import copy_row, fence, prefetc
 from elastable.embedding_store.native.kernel import inlined, kernel
 from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, join_work, leave_work, next_pieces
 
-__all__ = [
-    "can_stream",
-    "gather",
-    "gather_apart",
-    "gather_marked",
-    "gather_range",
-    "gather_shared",
-    "rows_ahead",
-    "rows_in_piece",
-    "scale_rows",
-    "scatter_rows",
-]
-
-
 _VALUES_AHEAD = 3072  # 12 KiB on their way: half of it is too few, twice as many gains nothing
 _VALUES_A_PIECE = 1 << 16  # some 10 us: how much earlier than another a thread may end
 _STREAMED_COLUMNS = 128  # rows longer than what is asked for ahead are slower when they are streamed

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array
 
-__all__ = ["Scratch", "Slab", "SlabMaker", "anonymous_slab"]
-
 S = TypeVar("S", bound=np.generic)
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE on Linux, which Python 3.11 does not name

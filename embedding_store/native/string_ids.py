@@ -19,8 +19,6 @@ from elastable.embedding_store.errors import BadIds
 from elastable.embedding_store.native.intrinsics import word_at
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = ["hash_ids"]
-
 _U = np.uint64
 _K0, _K1, _K2 = _U(0xC3A5C85C97CB3127), _U(0xB492B66FBE98F273), _U(0x9AE16A3B2F90404F)
 

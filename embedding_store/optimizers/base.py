@@ -19,8 +19,6 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 
-__all__ = ["KERAS_BLOCK", "DenseForm", "Factory", "RowOptimizer", "Scale", "SlotSpec"]
-
 KERAS_BLOCK = "keras"
 """Name in specs of the optimizers that Keras itself runs; the master registers them."""
 

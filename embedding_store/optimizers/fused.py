@@ -27,17 +27,6 @@ from elastable.embedding_store.native.kernel import (
 )
 from elastable.embedding_store.optimizers.base import Factory, RowOptimizer, SlotSpec
 
-__all__ = [
-    "FUSED",
-    "Adam",
-    "KernelOptimizer",
-    "Scalars",
-    "adam_rate",
-    "adam_step",
-    "float32_power",
-    "row_squares",
-]
-
 F = np.float32
 
 _ONE = F(1)

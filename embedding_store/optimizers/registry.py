@@ -10,15 +10,6 @@ from elastable.embedding_store.optimizers.base import Factory, RowOptimizer
 from elastable.embedding_store.optimizers.dense_replay.dense_form import dense_form
 from elastable.embedding_store.optimizers.fused import FUSED
 
-__all__ = [
-    "decays_untouched_rows",
-    "follows_steps",
-    "known_row_optimizers",
-    "register_row_optimizer",
-    "row_optimizer",
-    "same_slots",
-]
-
 _registered: dict[str, Factory] = {}
 
 

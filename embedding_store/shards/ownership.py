@@ -14,17 +14,6 @@ from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, NotReady, StoreBroken, TakenOver
 
-__all__ = [
-    "LEASE_S",
-    "LONGEST_NAME",
-    "Claim",
-    "Move",
-    "ShardOwnership",
-    "position_of",
-    "refuse_moved",
-    "refuse_other_position",
-]
-
 LEASE_S = 4.0
 """Seconds after which an owner that has not been heard of counts as gone; a job's master is heard of every second."""
 

@@ -17,9 +17,6 @@ from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, Shar
 from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
 from elastable.embedding_store.tables import MAX_VERSION, require_finite_of, require_gradients, require_ids
 
-__all__ = ["MOST_PARTS", "Shard"]
-
-
 _PUSH_BYTES = 1 << 10  # of a push without rows: what names it takes memory, too
 _VERSIONS_KEPT = 16  # that an asynchronous push outlives, beyond those that the pushes before it may make
 

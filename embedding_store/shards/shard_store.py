@@ -17,37 +17,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.measures import Histogram
 
-__all__ = [
-    "FEW_VERSIONS",
-    "ChangedTable",
-    "Committed",
-    "Measured",
-    "PushedCommit",
-    "RowOffer",
-    "RowOffers",
-    "RowPush",
-    "RowPushOutcome",
-    "RowSave",
-    "RowSaver",
-    "RowSums",
-    "SavedFile",
-    "SavedRows",
-    "SavedTable",
-    "ServedRows",
-    "ServerStatus",
-    "ShardServer",
-    "ShardStatus",
-    "ShardStore",
-    "Slices",
-    "SumTerm",
-    "TableClip",
-    "TableSave",
-    "TakenChanges",
-    "cut_of",
-    "offer_of",
-]
-
-
 # Row gradients that workers push to store servers, how a master has them summed and clipped, and which rows go
 
 

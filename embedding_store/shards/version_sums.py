@@ -13,9 +13,6 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.shards.shard_store import Measured, PushedCommit, RowSums, Slices, TableClip
 from elastable.embedding_store.tables import coalesce_many
 
-__all__ = ["UNIT", "Pushes", "VersionSums", "clipped_update", "exact_squares", "square_of", "sum_pushes"]
-
-
 # Sums of squares without rounding: the same number however the values are ordered, and whoever holds which of them.
 # The square of a float32 is an integer of 48 bits times a power of two, and at least 2**-298. Squares of one power are
 # counted together, so that a sum is a few hundred integers, and then one of any size. A norm of it is rounded once.

@@ -8,8 +8,6 @@ from typing import Self
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Address", "names_this_host"]
-
 
 @dataclass(frozen=True, slots=True)
 class Address:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
 
-__all__ = ["open_regular", "read_secret", "store_failures"]
-
 _MOST_BYTES = 1 << 20
 _LOG = logging.getLogger(__name__)
 

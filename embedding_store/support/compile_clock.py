@@ -7,8 +7,6 @@ import time
 
 from numba.core import event
 
-__all__ = ["compile_seconds"]
-
 
 class _CompileClock(event.Listener):  # type: ignore[misc]
     """Runs while any thread compiles; kernels that are loaded from numba's cache do not move it."""

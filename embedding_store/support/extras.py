@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from elastable.embedding_store.errors import NotInstalled
 
-__all__ = ["EXTRAS", "needs", "not_installed"]
-
 EXTRAS = {
     "tensorflow": ("TensorFlow", "keras"),
     "keras": ("Keras", "keras"),

@@ -12,8 +12,6 @@ from contextlib import suppress
 from itertools import count
 from typing import TypeVar
 
-__all__ = ["Timer", "Timers", "at_once", "settle", "settle_error"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["RowBudget", "before_image_bytes_here", "direct_bytes_here", "memory_limit", "row_budget_here"]
-
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _LEAST_DIRECT = 1 << 30
 _SHARE = 8

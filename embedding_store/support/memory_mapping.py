@@ -15,8 +15,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HUGE_PAGE_BYTES", "FileMapping", "page_mapping", "unmap"]
-
 S = TypeVar("S", bound=np.generic)
 
 HUGE_PAGE_BYTES = 2 << 20

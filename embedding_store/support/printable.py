@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["printable"]
-
 _MOST = 16_384
 _KEPT = frozenset("\t")
 _CONTROL = frozenset(("Cc", "Cf", "Cs"))  # control characters, marks that turn text around, halves of pairs

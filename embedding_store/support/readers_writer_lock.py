@@ -10,8 +10,6 @@ from types import TracebackType
 
 from elastable.embedding_store.errors import DeadlineExceeded
 
-__all__ = ["ReadersWriterLock"]
-
 
 class ReadersWriterLock(AbstractContextManager[None]):
     """Readers share, a writer excludes all. A waiting writer goes before new readers.

@@ -19,8 +19,6 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.measures import Counts
 
-__all__ = ["RETRIES", "Retry", "given_up", "retry"]
-
 _log = logging.getLogger(__name__)
 
 # A separate generator: a program that seeds Python's expects the numbers that follow, even while another thread waits.

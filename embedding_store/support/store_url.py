@@ -14,21 +14,6 @@ from urllib.parse import parse_qsl, quote, unquote
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
 
-__all__ = [
-    "SERVERS",
-    "TIER_OPTIONS",
-    "MemoryUrl",
-    "TierOptions",
-    "byte_count",
-    "file_folder",
-    "outlives_process",
-    "refuse_remote_shards",
-    "server_addresses",
-    "shard_urls",
-    "unknown_option",
-    "url_of_server",
-]
-
 SERVERS = "servers:"
 """What the URL of store servers begins with."""
 

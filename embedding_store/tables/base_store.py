@@ -17,8 +17,6 @@ from elastable.embedding_store.tables.lookups import require_width
 from elastable.embedding_store.tables.row_blocks import rows_by_scan
 from elastable.embedding_store.tables.table import EmbeddingTable
 
-__all__ = ["BaseSource", "BaseStore", "deliver"]
-
 
 class BaseSource(RowSource):
     """A source that answers requests by its plain `lookup`, one for all of them."""

@@ -17,26 +17,6 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.optimizers.base import RowOptimizer
 
-__all__ = [
-    "MAX_VERSION",
-    "any_outside",
-    "array_kind",
-    "as_ids",
-    "first_inexact",
-    "refuse_masked",
-    "require_block",
-    "require_block_rows",
-    "require_finite",
-    "require_finite_of",
-    "require_from_outside",
-    "require_gradients",
-    "require_ids",
-    "require_numbers",
-    "require_update",
-    "require_version",
-    "why_no_id",
-]
-
 _MOST_TIMES = 2**32 - 1
 _BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest number
 

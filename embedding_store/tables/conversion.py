@@ -14,8 +14,6 @@ from elastable.embedding_store.errors import SpecConflict, TableNotFound, Unsupp
 from elastable.embedding_store.optimizers.registry import decays_untouched_rows, follows_steps
 from elastable.embedding_store.tables.row_blocks import fresh_rows
 
-__all__ = ["Conversion", "convert_table", "spec_in_dtype"]
-
 
 @dataclass(frozen=True, slots=True)
 class Conversion:

@@ -23,20 +23,6 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.native.slab import Scratch
 from elastable.embedding_store.tables.checks import array_kind
 
-__all__ = [
-    "Coalescer",
-    "GradientPart",
-    "Grouping",
-    "Indexer",
-    "Int32",
-    "coalesce",
-    "coalesce_many",
-    "group_ids",
-    "sum_by_position",
-    "unique_ids",
-]
-
-
 # Which ids a batch holds, and where each of them occurs; everything in first-seen order
 
 

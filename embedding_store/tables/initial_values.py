@@ -23,8 +23,6 @@ from elastable.embedding_store.contract.spec import INITIALIZER_KINDS, ShardOrig
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 
-__all__ = ["initial_rows", "philox_key", "table_key", "whole_ids", "write_initial_rows"]
-
 _CONSTANT, _UNIFORM, _NORMAL, _TRUNCATED_NORMAL = range(4)
 _SHARE_BELOW = 0.02275013194817921  # of a normal distribution, below -2 standard deviations
 

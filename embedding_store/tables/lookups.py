@@ -14,8 +14,6 @@ from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
 from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.tables.checks import array_kind, as_ids, require_id_array
 
-__all__ = ["Bags", "lookup_request", "require_width", "rows_request"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bags:

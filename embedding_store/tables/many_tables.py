@@ -19,8 +19,6 @@ from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.embedding_store.tables.table_update import SparseGradient, TableSlices, apply_updates, check_updates
 
-__all__ = ["LookupStrategy", "lookup_many", "update_many"]
-
 LookupStrategy = Literal["sequential", "one-thread-per-table", "preallocated"]
 
 _Wanted = npt.ArrayLike | Bags

@@ -15,8 +15,6 @@ from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import require_ids
 
-__all__ = ["chosen_rows", "fresh_rows", "joined_rows", "put_weights", "rows_by_scan", "rows_in_order"]
-
 
 def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
     """The rows that `choice` picks: bool `[n]`, or int64 places in the block."""

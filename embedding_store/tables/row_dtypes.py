@@ -39,9 +39,6 @@ from elastable.embedding_store.tables.initial_values import (
     write_initial_rows,
 )
 
-__all__ = ["RowValues", "round_update", "rounded_rows", "rounding_bits", "rounding_key", "row_values"]
-
-
 # The weights of a table's rows in memory, by position; one class for each way to keep a number
 
 

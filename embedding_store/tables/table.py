@@ -18,8 +18,6 @@ from elastable.embedding_store.tables.checks import as_ids, require_gradients
 from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 
-__all__ = ["EmbeddingTable", "size"]
-
 
 class EmbeddingTable:
     """A view of one table of any store; rows lie in the store. `EmbeddingStore.table` makes one.

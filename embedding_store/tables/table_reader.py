@@ -28,8 +28,6 @@ from elastable.embedding_store.tables.checks import any_outside, require_ids
 from elastable.embedding_store.tables.initial_values import write_initial_rows
 from elastable.embedding_store.tables.lookups import require_width, rows_request
 
-__all__ = ["FindsPositions", "ReadsRows", "TableReader", "answer_in_order", "answer_requests", "look_up"]
-
 
 class FindsPositions(Protocol):
     """What is read of a `RowDirectory`."""

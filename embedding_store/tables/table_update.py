@@ -22,8 +22,6 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import as_ids, require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.tables.grouping import Coalescer
 
-__all__ = ["IndexedSlices", "SparseGradient", "TableSlices", "learning_rate_for", "update_tables"]
-
 _DEADLINE_S = 60.0  # for others who commit to the same store at the same time to come to an end
 
 

@@ -35,8 +35,6 @@ from elastable.embedding_store.wire.messages.frames import (
     encode,
 )
 
-__all__ = ["RemotePin", "RemoteSource", "RemoteStore", "WriteCalls"]
-
 Answer = TypeVar("Answer")
 WriteStub = store_pb2_grpc.EmbeddingStoreStub | store_pb2_grpc.StoreServerStub
 """Both have the same small calls that change a store."""

@@ -26,16 +26,6 @@ from elastable.master.checkpoints.storage.manifest import AgedTouches, Manifest
 from elastable.master.checkpoints.storage.tensor_file import in_order, tensors_in
 from elastable.master.tasks.progress import Progress
 
-__all__ = [
-    "Checkpoint",
-    "ListedCheckpoint",
-    "list_checkpoints",
-    "open_checkpoint",
-    "open_named",
-    "read_tensors",
-    "suggesting_older",
-]
-
 DENSE = "dense.safetensors"
 
 

@@ -12,8 +12,6 @@ from elastable.embedding_store.tables import joined_rows
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
-__all__ = ["TableDifference", "TensorDifference", "compare_dense", "compare_tables"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:

@@ -16,8 +16,6 @@ from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.optimizers.registry import follows_steps
 
-__all__ = ["Changes", "DirtyRows", "IdBitmap"]
-
 
 class IdBitmap:
     """Ids from 0 to `size` - 1 that were added. Words without an id take no memory until one is added near them."""

@@ -18,8 +18,6 @@ from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.tables import fresh_rows, put_weights, spec_in_dtype
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
-__all__ = ["refuse_other_model", "require_tables", "restore_tables", "restore_weights", "warm_start"]
-
 
 def restore_tables(
     checkpoint: Checkpoint, store: EmbeddingStore, *, tables: Iterable[str] | None = None, dtype: str | None = None

@@ -18,8 +18,6 @@ from elastable.master.checkpoints.dirty_rows import Changes
 from elastable.master.checkpoints.storage.manifest import TableEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
-__all__ = ["write_blocks", "write_rows", "write_state"]
-
 _FILE_BYTES = 32 << 20
 _BLOCK_BYTES = 4 << 20
 _IDS_A_FILE = 1 << 22

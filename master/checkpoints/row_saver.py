@@ -29,8 +29,6 @@ from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFile
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, version_named
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
-__all__ = ["CheckpointRowSaver"]
-
 _NAME_BYTES = 16
 _LONGEST_PLACE = 4_096
 _MOST_NOTES = 16

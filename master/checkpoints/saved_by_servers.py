@@ -29,8 +29,6 @@ from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint
 from elastable.master.checkpoints.storage.manifest import TableEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
-__all__ = ["ServerChanges", "ServersDirtyRows", "require_reached", "save_tables", "stop_saving"]
-
 _SEEN_WITHIN_S = 60.0  # shared file systems show files of other hosts late
 _LOOK_EVERY_S = 0.5
 _PROBE = "probe.safetensors"

@@ -24,8 +24,6 @@ from elastable.master.checkpoints.storage.manifest import AgedTouches
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["CheckpointSeries"]
-
 
 class CheckpointSeries:
     """Writes the checkpoints of a job.

@@ -30,8 +30,6 @@ from elastable.master.checkpoints.storage.manifest import AgedTouches, Base, Man
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["StoredCheckpoint", "to_remove", "write_checkpoint"]
-
 
 def write_checkpoint(
     directory: str | Path | CheckpointFiles,

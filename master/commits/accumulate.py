@@ -12,8 +12,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards import Pushes, RowSums, SumTerm
 from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Tensor
 
-__all__ = ["Accumulated", "accumulate", "add_metrics", "row_parts", "row_sums"]
-
 _BLOCK = 1 << 14
 
 

@@ -11,8 +11,6 @@ import numpy as np
 from elastable.embedding_store.shards import TableClip
 from elastable.master.api import Tensor
 
-__all__ = ["Clipped", "Clipping", "clip"]
-
 
 @dataclass(frozen=True, slots=True)
 class Clipping:

@@ -22,8 +22,6 @@ from elastable.master.commits.row_gradients import EmbeddedShard, RowGradients
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["Committer"]
-
 
 class Committer:
     """Makes versions. Used by one thread at a time.

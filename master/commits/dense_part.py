@@ -9,8 +9,6 @@ from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.clipping import Clipping
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["DensePart", "OptimizerStep"]
-
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:

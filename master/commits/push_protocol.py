@@ -14,8 +14,6 @@ from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.task_board import TaskBoard
 
-__all__ = ["AsyncPushes", "PushProtocol", "Sequences", "SyncPushes", "Ticket", "Verdict"]
-
 # Incarnations remembered: more than a job ever has, and still a bound.
 _INCARNATIONS = 65_536
 

@@ -26,8 +26,6 @@ from elastable.embedding_store.shards import (
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
 
-__all__ = ["EmbeddedShard", "PushesLost", "RowGradients"]
-
 
 class PushesLost(Exception):
     """A store server was started again, and lacks pushes of the version in work; nothing is committed.

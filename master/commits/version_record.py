@@ -17,8 +17,6 @@ from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["VersionRecord", "job_as_json"]
-
 _FORMAT = 1
 _NOTE = "elastable"
 

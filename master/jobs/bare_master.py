@@ -37,8 +37,6 @@ from elastable.master.push_check import Expected, check_finite, check_push
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.worker_records import LocalSession, Sessions
 
-__all__ = ["BareMaster"]
-
 _SETTLED_S = 60.0  # beyond its own time, in which every wait is answered
 _MOST_COUNTED = 65_536  # clients whose pushes are counted; of more, those that pushed last
 

@@ -26,9 +26,6 @@ from elastable.master.keras.metrics import LazyLogs, ModelMetrics
 from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["Driver", "JobMeasures"]
-
-
 PHASES = {
     "wait": "for the workers' gradients",
     "sum": "adding the gradients up, and clipping them",

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from elastable.master.commits.accumulate import Accumulated
 
-__all__ = ["Hooks"]
-
 
 class Hooks:
     """Called by the thread in `Master.run`, without any lock; override what is wanted.

@@ -42,8 +42,6 @@ from elastable.master.push_check import Expected, check_evaluation, check_finite
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.worker_records import LocalSession
 
-__all__ = ["Master"]
-
 _log = logging.getLogger(__name__)
 
 _METRICS_AGE_S = 0.5

@@ -29,8 +29,6 @@ from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.worker_records import Refusals, Sessions, Throughput, WorkerRecords
 
-__all__ = ["LEASE_S", "ConcurrentEvaluation", "JobState", "Work"]
-
 _log = logging.getLogger(__name__)
 
 LEASE_S = 30.0

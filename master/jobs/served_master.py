@@ -9,8 +9,6 @@ from typing import ClassVar
 from elastable.embedding_store.support.futures import at_once
 from elastable.master.api import DenseSnapshot, JobStatus, Lease, MasterApi, Push, PushReply, Task
 
-__all__ = ["ServedMaster"]
-
 
 class ServedMaster(MasterApi):
     """A master whose calls may be answered later, by futures.

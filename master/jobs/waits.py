@@ -17,8 +17,6 @@ from elastable.master.api import DenseSnapshot, Lease, PushReply
 from elastable.master.commits.push_protocol import Ticket
 from elastable.master.jobs.job_state import JobState
 
-__all__ = ["Waits"]
-
 T = TypeVar("T")
 
 _LEAST_S = 0.01  # between two looks

@@ -26,9 +26,6 @@ from elastable.master.keras.keras_optimizer import (
 )
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["DenseModel", "DenseState", "DenseTensors", "KerasUpdate", "ModelPart", "dense_part"]
-
-
 #: How the keys of a version's tensors begin; the learning rates are those of the optimizers of single tables, which
 #: a callback may assign.
 _KINDS = ("variables", "states", "optimizer", "table_learning_rates")

@@ -23,8 +23,6 @@ from elastable.master.keras.keras_optimizer import (
 )
 from elastable.master.keras.wrapping_optimizers import constrained
 
-__all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "store_backed_layers", "table_optimizers"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from elastable.embedding_store.errors import BadSpec, ElastableError, Unsupporte
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK, RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
 
-__all__ = ["TABLE_VARIABLE", "KerasBlockOptimizer", "canonical_config"]
-
 # Rows that one call of Keras updates. Always as many, the last block padded: one compiled function a
 # dim, and every element takes the same vectorised path wherever its row is.
 _BLOCK_ROWS = 1024

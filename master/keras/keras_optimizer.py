@@ -17,20 +17,6 @@ from elastable.master.commits.clipping import Clipping
 from elastable.master.keras.keras_block import TABLE_VARIABLE, canonical_config
 from elastable.master.keras.wrapping_optimizers import with_averages
 
-__all__ = [
-    "accumulated_by",
-    "accumulation_of",
-    "clipping_of",
-    "inner_optimizer",
-    "learning_rate_of",
-    "optimizer_of",
-    "refuse_of_table",
-    "refuse_scaled_loss",
-    "refuse_unsupported",
-    "sees_occurrences",
-    "table_optimizer",
-]
-
 # Exact class -> name of the fused optimizer, and the hyperparameters that make it up besides learning_rate.
 _FUSED: Mapping[type, tuple[str, tuple[str, ...]]] = {
     keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),

@@ -12,8 +12,6 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import Tensor
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["LazyLogs", "ModelMetrics"]
-
 
 class ModelMetrics:
     """Turns metric state into named results through the model's own metric objects; for any thread.

@@ -23,20 +23,6 @@ from elastable.embedding_store.support.extras import needs
 if TYPE_CHECKING:
     import keras
 
-__all__ = [
-    "AveragedRowOptimizer",
-    "ConstrainedRowOptimizer",
-    "OuterConfig",
-    "OuterRowOptimizer",
-    "constrained",
-    "keeps_averages",
-    "outer_spec",
-    "register_job_optimizers",
-    "rows_become_averages",
-    "with_averages",
-]
-
-
 OuterConfig = DocumentFields
 """What `outer_spec` was given, as parsed JSON."""
 

@@ -12,8 +12,6 @@ from elastable.embedding_store.contract.malformed import MALFORMED, Document, Do
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.api import Tensor
 
-__all__ = ["Progress"]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

@@ -10,8 +10,6 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["RecordOrder", "record_order"]
-
 
 class RecordOrder(ABC):
     """Positions of an epoch's order -> record indices."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import JobSpec, Task, TaskKind
 
-__all__ = ["Schedule"]
-
 
 class Schedule:
     """The whole plan of a job: version -> training tasks, and what is evaluated when.

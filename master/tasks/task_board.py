@@ -11,8 +11,6 @@ from elastable.master.api import Lease, Task, TaskKind
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.schedule import Schedule
 
-__all__ = ["EvaluationGroups", "LeaseBook", "TaskBoard", "TaskGroup", "TrainingGroups", "Unit"]
-
 Unit = tuple[TaskKind, int, int]
 """The kind of a task; the version that is evaluated, 0 of training; the micro-batch."""
 

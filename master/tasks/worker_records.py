@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from elastable.master.api import GoneWorker, JobSpec, Refusal, Session, WorkerIdentity, WorkerStatus
 
-__all__ = ["LocalSession", "Refusals", "Sessions", "Throughput", "WorkerRecords"]
-
 _POINTS = 32
 _MOST_GONE = 32
 

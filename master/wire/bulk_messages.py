@@ -9,6 +9,7 @@ import numpy as np
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
@@ -21,20 +22,10 @@ from elastable.master.api import (
     GradientPart,
     Push,
     PushId,
-    Slices,
     SyncPushId,
     Tensor,
 )
 from elastable.master.v1 import master_pb2
-
-__all__ = [
-    "dense_frames",
-    "dense_from_frames",
-    "evaluation_frames",
-    "evaluation_from_frames",
-    "push_frames",
-    "push_from_frames",
-]
 
 _INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 _DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", *_INTEGERS, "bool")}

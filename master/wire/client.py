@@ -46,8 +46,6 @@ from elastable.master.wire.messages import (
 )
 from elastable.master.wire.worker_identities import SESSION_KEY
 
-__all__ = ["MasterClient", "RemoteSession"]
-
 Reply = TypeVar("Reply")
 
 _HEADER_GROWTH_BYTES = 64

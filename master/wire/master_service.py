@@ -35,8 +35,6 @@ from elastable.master.wire.messages import (
 )
 from elastable.master.wire.worker_identities import Identities
 
-__all__ = ["master_service"]
-
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 

@@ -28,23 +28,6 @@ from elastable.master.api import (
 )
 from elastable.master.v1 import master_pb2
 
-__all__ = [
-    "MASTER_SERVICE",
-    "failure_from_message",
-    "holding_from_message",
-    "job_from_message",
-    "job_to_message",
-    "lease_from_message",
-    "lease_request",
-    "lease_to_message",
-    "outcome_from_message",
-    "outcome_to_message",
-    "push_reply_from_message",
-    "push_reply_to_message",
-    "status_from_message",
-    "status_to_message",
-]
-
 M = TypeVar("M", bound=Message)
 
 MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name

@@ -10,8 +10,6 @@ import grpc
 
 from elastable.embedding_store.errors import BadInput, NotJoined, PermissionDenied
 
-__all__ = ["SESSION_KEY", "Identities"]
-
 SESSION_KEY = "elastable-session-bin"
 """Metadata in which a worker shows the secret of its session."""
 

@@ -12,8 +12,6 @@ import elastable.embedding_store.errors as errors
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed
 from elastable.replicas.groups.group import ReplicaGroup
 
-__all__ = ["fail_together", "require_same", "run_at_root"]
-
 
 def require_same(group: ReplicaGroup, what: str, described: Mapping[str, object]) -> None:
     """Compares a description across replicas; every member calls it.

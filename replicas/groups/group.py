@@ -15,9 +15,6 @@ from elastable.embedding_store.contract.arrays import Array, UInt8
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
 
-__all__ = ["REDUCTIONS", "ReplicaGroup"]
-
-
 Number = TypeVar("Number", bound=np.generic)
 
 REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["CommGroup", "ReplicaGrouping"]
-
 _KINDS = ("all", "consecutive", "orthogonal")
 
 

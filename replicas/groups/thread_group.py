@@ -11,8 +11,6 @@ from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from elastable.replicas.groups.group import ReplicaGroup
 
-__all__ = ["ThreadGroup", "alone", "run_threads"]
-
 Result = TypeVar("Result")
 
 

@@ -35,8 +35,6 @@ from elastable.replicas.host_embeddings.options import HostTableOptions, Initial
 from elastable.replicas.processes.world import replica_group
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 
-__all__ = ["HostEmbedding", "create_host_embedding", "create_host_table"]
-
 
 def create_host_embedding(
     name: str,

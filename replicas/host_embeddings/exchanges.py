@@ -25,20 +25,6 @@ from elastable.embedding_store.tables import GradientPart, IndexedSlices, TableS
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
 
-__all__ = [
-    "Callbacks",
-    "EncodingBuffers",
-    "GatheredIds",
-    "RemoteBuffers",
-    "RowExchange",
-    "TokenBuffers",
-    "TokenSums",
-    "gather_ids",
-    "id_dtype",
-    "require_integers",
-    "rows_with_slots",
-]
-
 
 class RowExchange(ABC):
     """A table that the members of a group look up and update together, by the same calls in the same order.

@@ -18,8 +18,6 @@ from elastable.replicas.host_embeddings.host_table import HostTable, State
 if TYPE_CHECKING:
     from elastable.replicas.host_embeddings.embedding import HostEmbedding
 
-__all__ = ["load_host_embedding", "save_host_embedding"]
-
 _FORMAT = "elastable host embedding 1"
 
 

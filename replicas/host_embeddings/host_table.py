@@ -23,8 +23,6 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.exchanges import GatheredIds, RowExchange, gather_ids
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 
-__all__ = ["HostTable", "State", "block_of", "require_state", "state_of", "state_shapes"]
-
 State = dict[str, Array]
 """Arrays by name:
 

@@ -10,8 +10,6 @@ from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 
-__all__ = ["HostEmbeddingOptimizerSpec", "HostEmbeddingSGDGAOptimizerSpec", "LearningRate"]
-
 LearningRate = float | Callable[[int], float]
 """A number, or a function of the number of steps taken before, such as a Keras schedule."""
 

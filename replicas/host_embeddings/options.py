@@ -17,18 +17,6 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.replicas.host_embeddings.exchanges import id_dtype
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 
-__all__ = [
-    "DTYPES",
-    "REDUCTIONS",
-    "STRATEGIES",
-    "TOKEN_EXCHANGES",
-    "HostTableOptions",
-    "InitialRows",
-    "bytes_per_step",
-    "choose_strategy",
-    "seconds_per_step",
-]
-
 STRATEGIES = ("TOKEN", "ENCODING", "AUTO")
 REDUCTIONS = ("mean", "sum")
 TOKEN_EXCHANGES = ("rows", "sums")

@@ -43,8 +43,6 @@ from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, Who
 from elastable.replicas.knowledge_graphs.scores import Values
 from elastable.replicas.knowledge_graphs.settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 
-__all__ = ["GraphTrainer"]
-
 _STEP = "step"
 
 

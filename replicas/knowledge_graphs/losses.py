@@ -14,23 +14,6 @@ from elastable.embedding_store.native.kernel import kernel, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.scores import Values
 
-__all__ = [
-    "LOSSES",
-    "REGULARIZERS",
-    "LogSigmoid",
-    "Loss",
-    "LossValue",
-    "MarginRanking",
-    "SampledSoftmax",
-    "exponentials",
-    "log_sigmoid_rows",
-    "loss_function",
-    "margin_ranking_rows",
-    "penalty_gradients",
-    "row_total",
-    "softmax_rows",
-]
-
 _PAIRS_A_THREAD = 8192
 
 

@@ -18,8 +18,6 @@ from elastable.replicas.knowledge_graphs.schemes.candidate_losses import StepGra
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction, score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
-__all__ = ["ShardedModel"]
-
 _SLOTS = ".slots"
 
 

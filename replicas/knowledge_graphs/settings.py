@@ -18,18 +18,6 @@ from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, Sam
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
-__all__ = [
-    "DEFAULT_BUDGET_MINUTES",
-    "KVSALL",
-    "WHOLE_LOSSES",
-    "WHOLE_SOFTMAX",
-    "GraphSize",
-    "TrainSettings",
-    "default_settings",
-    "planned_settings",
-    "settings_of",
-]
-
 WHOLE_SOFTMAX = "whole-softmax"
 """The cross-entropy of an answer among all entities."""
 

@@ -6,8 +6,6 @@ import os
 import socket
 from contextlib import suppress
 
-__all__ = ["own_addresses", "this_host"]
-
 
 def this_host() -> str:
     """Identifies the machine's boot and network namespace: equal for processes that can connect over 127.0.0.1."""

@@ -19,8 +19,6 @@ from elastable.replicas.processes.hosts import this_host
 from elastable.replicas.processes.mpi_library import MPI
 from elastable.replicas.processes.peer_monitor import MemberAddress, PeerMonitor, Rendezvous
 
-__all__ = ["CORES", "MpiChannel", "MpiGroup"]
-
 _ADDRESS_BYTES = 1024
 _BEGINNING = 0  # the channel on which members create a group
 

@@ -6,8 +6,6 @@ import sys
 
 import mpi4py
 
-__all__ = ["IMPORTED_BEFORE", "MPI"]
-
 IMPORTED_BEFORE = "mpi4py.MPI" in sys.modules
 """Whether the program imported it first: then mpi4py ends MPI at exit, as the program's `mpi4py.rc` says."""
 
@@ -15,4 +13,4 @@ if not IMPORTED_BEFORE:
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
 
-from mpi4py import MPI  # noqa: E402 - reads mpi4py.rc
+from mpi4py import MPI as MPI  # noqa: E402 - reads mpi4py.rc

@@ -19,8 +19,6 @@ from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.replicas.processes.hosts import own_addresses
 
-__all__ = ["MemberAddress", "PeerMonitor", "Rendezvous"]
-
 _DIED = "its process has ended without a word"
 _SEND_S = 1.0
 _PROBE_S, _MOST_PROBES = 5, 127

@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["mapped_by", "remove_files"]
-
 _MPICH_FILE = "/dev/shm/mpich_shm_"
 
 

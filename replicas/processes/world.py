@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from elastable.replicas.processes.mpi_group import MpiGroup
 
-__all__ = ["DEADLINE_VARIABLE", "leave_all", "replica_group", "started_by_mpi", "world_communicator"]
-
 # Environment variables with the number of processes, of the launchers of MPICH, Open MPI and Slurm.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 DEADLINE_VARIABLE = "ELASTABLE_REPLICAS_DEADLINE"

@@ -19,8 +19,6 @@ from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import Batch, NumpyReader, Reader, as_reader
 from elastable.worker.readers.records.reader import ModelInputs, checked_indices
 
-__all__ = ["BatchPart", "Feed", "reader_of", "require_batch_size", "split_off"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:

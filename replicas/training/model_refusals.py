@@ -16,8 +16,6 @@ from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import Recording
 from elastable.worker.step.traced.step_plan import changed_weight
 
-__all__ = ["refuse_losses", "refuse_model", "refuse_own_changes", "refuse_scaled_tables", "refuse_terms"]
-
 _MEANS = ("sum_over_batch_size", "mean")
 _DIVISORS = {
     DivisorKind.NOTHING: "is a sum",

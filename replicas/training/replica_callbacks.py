@@ -11,8 +11,6 @@ from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.worker.keras.keras_callbacks import require_callback, sees_batches
 
-__all__ = ["ReplicaCallbacks"]
-
 _TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
 
 

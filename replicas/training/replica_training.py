@@ -30,8 +30,6 @@ from elastable.replicas.training.variables.weights import ReplicaWeights, WholeT
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 
-__all__ = ["ReplicaMemory", "Training"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMemory:

@@ -18,8 +18,6 @@ from elastable.worker.losses.recording import recording
 from elastable.worker.readers.records.pytrees import Structure
 from elastable.worker.step.batch_checks import batch_spec, flat_spec, pack_flat, records_in
 
-__all__ = ["BatchStep", "GradientStep", "PredictStep", "ReplicaEvaluateStep"]
-
 
 class BatchStep:
     """A function of a batch, traced once for any number of records.

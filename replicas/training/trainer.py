@@ -39,8 +39,6 @@ from elastable.worker.models.build import as_tensors, build_model, for_model, sa
 from elastable.worker.readers import NumpyReader, Reader
 from elastable.worker.readers.records.pytrees import Structure
 
-__all__ = ["HOST", "ReplicaTrainer", "host_embeddings", "host_tensors", "restore_hosts"]
-
 StepKind = TypeVar("StepKind", bound=BatchStep)
 
 HOST = "host/"

@@ -18,7 +18,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import CheckpointError
-from elastable.master.api import DenseSnapshot, JobSpec, Slices, Task, TaskKind, Tensor
+from elastable.embedding_store.shards import Slices
+from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.push_check import TensorSpec
 from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of

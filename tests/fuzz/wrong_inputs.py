@@ -20,6 +20,7 @@ from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableU
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.tables import IndexedSlices
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
@@ -28,7 +29,7 @@ from elastable.embedding_store.wire.messages.store_messages import commit_frames
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import TrainOptions
-from elastable.master.api import Push, Slices, SyncPushId
+from elastable.master.api import Push, SyncPushId
 from elastable.master.push_check import Expected, TensorSpec, check_finite, check_push
 from elastable.worker.readers import NumpyReader, RaggedArray
 from tests.fuzz.calls import WAIT_S

@@ -15,6 +15,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ElastableError, StaleVersion
+from elastable.embedding_store.shards import Slices
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -24,7 +25,6 @@ from elastable.master.api import (
     Push,
     PushId,
     PushOutcome,
-    Slices,
     SyncPushId,
     Task,
     TaskKind,

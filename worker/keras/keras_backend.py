@@ -14,8 +14,6 @@ from types import ModuleType
 
 from elastable.embedding_store.errors import Unsupported
 
-__all__ = ["Trainer", "keras_backend", "register_trainers", "require_tensorflow", "trainer", "when_keras_is_imported"]
-
 
 def keras_backend() -> str:
     """The backend that Keras runs on, or would if it were imported now: KERAS_BACKEND, else keras.json."""

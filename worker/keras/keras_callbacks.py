@@ -8,8 +8,6 @@ import keras
 
 from elastable.embedding_store.errors import Unsupported
 
-__all__ = ["history_of", "require_callback", "sees_batches", "test_hooks"]
-
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
 

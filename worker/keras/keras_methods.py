@@ -13,8 +13,6 @@ from elastable.worker.keras.keras_backend import trainer
 from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.keras.seeds import layers_of
 
-__all__ = ["built_with", "has_tables_in_store", "wrap_method", "wrap_model_methods"]
-
 _WRAPPED = ("fit", "train_on_batch")
 _STATE_TREES = ("get_state_tree", "set_state_tree")
 _MARK = "_elastable_wraps"

@@ -16,8 +16,6 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.traced_values import traced_values
 
-__all__ = ["Hyperparameters", "note_training", "optimizers_of", "require_same_optimizer", "require_same_values"]
-
 _BEGAN = "_elastable_training_began"
 _COMPILE_AGAIN = "call model.compile(...) again, with this optimizer or a new one"
 

@@ -11,9 +11,6 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
-__all__ = ["global_draws", "global_seed", "layers_of", "same_keras_state", "seed_states", "set_seeds"]
-
-
 _GENERATOR = seed_generator.GLOBAL_SEED_GENERATOR
 _SEED = rng_utils.GLOBAL_RANDOM_SEED
 _OF_A_THREAD = (_SEED, _GENERATOR, "dtype_policy")

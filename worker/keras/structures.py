@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from elastable.worker.readers.records.pytrees import Structure
 
-__all__ = ["BatchSpec", "Gradient", "SpecStructure", "TensorBatch", "TensorLike", "TensorStructure"]
-
 TensorLike: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
 """A tensor: dense, ragged or sparse."""
 

@@ -6,8 +6,6 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, ElastableError
 
-__all__ = ["set_intra_op_threads"]
-
 _MOST = 2**31 - 1  # TensorFlow's number has 32 bits
 
 

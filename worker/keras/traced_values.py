@@ -18,8 +18,6 @@ import tensorflow as tf
 
 from elastable.worker.keras.seeds import layers_of
 
-__all__ = ["traced_values"]
-
 _LIBRARIES = ("keras", "tensorflow", "elastable", "numpy")
 _SKIPPED = (keras.Layer, keras.Variable, keras.Optimizer, keras.KerasTensor, keras.Initializer, types.ModuleType, type)
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic, enum.Enum)

@@ -25,8 +25,6 @@ from elastable.worker.rows.id_values import (
 )
 from elastable.worker.rows.saved_rows import rows_in_memory
 
-__all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig"]
-
 _ByPart: TypeAlias = "dict[str, dict[str, TensorLike | None]]"
 _Packed: TypeAlias = dict[str, dict[str, _ByPart]]
 

@@ -22,8 +22,6 @@ from elastable.worker.rows.id_values import plain_ids
 from elastable.worker.rows.saved_rows import SavedArrays, load_table, refuse_legacy_file, save_table
 from elastable.worker.rows.store_backed import StoreBacked
 
-__all__ = ["EdlEmbedding", "Embedding"]
-
 _OBJECTS = np.dtype(object)
 
 

@@ -13,8 +13,6 @@ from elastable.worker.keras.seeds import layers_of
 from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.store_backed import StoreBacked
 
-__all__ = ["forget_rows", "pretrained_rows", "store_layers", "tables_given"]
-
 
 def store_layers(model: keras.Model) -> list[StoreBacked]:
     """Every layer of the model whose table lives in a store."""

@@ -16,16 +16,6 @@ from elastable.worker.losses.origin_rules import Holds
 from elastable.worker.losses.origins import Origins, operation_named
 from elastable.worker.losses.recording import MetricUpdate, Recording, keras_metric
 
-__all__ = [
-    "LossPart",
-    "all_metrics",
-    "eager_means",
-    "loss_parts",
-    "metric_means",
-    "parts_with_metrics",
-    "require_rowwise",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class MetricMean:

@@ -13,8 +13,6 @@ from elastable.worker.losses.origin_rules import Holds, reduced_axes
 from elastable.worker.losses.origins import Origins, ancestors, operation_named
 from elastable.worker.losses.recording import RecordedLoss
 
-__all__ = ["LossTerm", "LossTerms", "averaged", "summed"]
-
 _AVERAGED, _SUMMED = "elastable_averaged", "elastable_summed"
 _THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Snapshot", "Transpose", "StridedSlice", "GatherV2")
 _READS = ("ReadVariable", "ResourceGather", "EagerPyFunc", "PyFunc")

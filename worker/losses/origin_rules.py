@@ -11,8 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["CONSTANT", "RECORD", "Holds", "Origin", "Rule", "reduced_axes", "rule_of"]
-
 #: The layout of an axis with one entry for each record.
 RECORD: Hashable = "record"
 

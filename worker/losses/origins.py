@@ -15,8 +15,6 @@ from elastable.worker.losses.origin_rules import CONSTANT, RECORD, Holds, Origin
 from elastable.worker.losses.recording import LayerCall
 from elastable.worker.rows.scope import ALL_ROWS
 
-__all__ = ["Origins", "ancestors", "operation_named"]
-
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 

@@ -18,8 +18,6 @@ from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
 
-__all__ = ["LayerCall", "MetricUpdate", "RecordedLoss", "Recording", "keras_metric", "recording"]
-
 _current = threading.local()
 _keras_reduce = keras_loss.reduce_weighted_values
 _OURS = ("keras.", "elastable.")

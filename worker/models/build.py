@@ -31,16 +31,6 @@ from elastable.worker.step.batch_checks import batch_spec, require_like, require
 from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
 from elastable.worker.step.traced.step_plan import overrides, rehearse
 
-__all__ = [
-    "as_tensors",
-    "build_model",
-    "for_model",
-    "make_model",
-    "needs_sample",
-    "sample_batch",
-    "warn_of_batch_statistics",
-]
-
 _log = logging.getLogger(__name__)
 
 _States: TypeAlias = "list[tuple[keras.Variable, keras.Initializer | npt.NDArray[np.generic]]]"

@@ -20,8 +20,6 @@ from elastable.worker.models.offload import OffloadedEmbedding
 from elastable.worker.rows.saved_rows import writing_tables_of
 from elastable.worker.rows.store_backed import StoreBacked
 
-__all__ = ["export_keras", "plain_model"]
-
 _BLOCK_ROWS = 1 << 16
 
 

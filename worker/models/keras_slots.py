@@ -21,8 +21,6 @@ from elastable.embedding_store.tables import fresh_rows
 from elastable.worker.keras.keras_methods import built_with
 from elastable.worker.rows.store_backed import StoreBacked
 
-__all__ = ["give_back_slots", "keras_slots", "knows_variable", "wrap_optimizer_files"]
-
 _BLOCK_ROWS = 1 << 16
 _ACCUMULATOR = "gradient_accumulator"  # zeros between the updates that it is summed for
 

@@ -16,8 +16,6 @@ import keras
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
 from elastable.worker.readers import EndlessReader, Reader, as_reader
 
-__all__ = ["SPLITS", "ModelFile", "load_model_file"]
-
 SPLITS = ("train", "validation")
 
 

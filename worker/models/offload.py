@@ -31,8 +31,6 @@ from elastable.worker.rows.saved_rows import (
 )
 from elastable.worker.rows.store_backed import StoreBacked
 
-__all__ = ["OffloadedEmbedding", "bring_back", "keep_on_worker", "offload_built", "offloading", "refuse_slots_left_out"]
-
 _log = logging.getLogger(__name__)
 _LOADED = -2  # a number of steps that no optimizer has
 _SKIPPED = "_elastable_state_skipped"

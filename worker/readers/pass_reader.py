@@ -27,8 +27,6 @@ from elastable.worker.readers.streams.stream_reader import (
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["PassReader"]
-
 _KEPT = 64  # batches of later passes that are kept, for micro-batches that are computed again
 _LOOKED_AT = 2  # batches of a PyDataset that Keras reads for their shapes before it starts
 

@@ -11,8 +11,6 @@ from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
 
-__all__ = ["ClassWeightReader", "PartReader"]
-
 
 class PartReader(Reader):
     """The records `start <= record < stop` of another reader.

@@ -17,8 +17,6 @@ from elastable.worker.rows.saved_rows import all_rows
 from elastable.worker.rows.scope import export_format
 from elastable.worker.rows.store_layer import StoreLayer
 
-__all__ = ["LARGEST_EXPORTED_BYTES", "exported_rows", "integer_ids_in_export"]
-
 #: Rows are constants of the graph, and TensorFlow keeps graphs below 2 GiB.
 LARGEST_EXPORTED_BYTES = 1 << 28
 

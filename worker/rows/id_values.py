@@ -13,18 +13,6 @@ from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.tables import as_ids
 from elastable.worker.keras.structures import TensorLike
 
-__all__ = [
-    "BELONGS",
-    "as_int64",
-    "assertion_of",
-    "exact_tensor",
-    "flatten_ids",
-    "plain_ids",
-    "require_id_dtype",
-    "require_in_vocabulary",
-    "shape_rows",
-]
-
 BELONGS = "the input takes {}"
 _LARGEST = "is above 2**63 - 1, the largest id of a table; view ids as int64, or hash them (et.hash_ids)"
 EXACT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}

@@ -12,8 +12,6 @@ from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.tables import rounded_rows
 from elastable.worker.rows.store_layer import StoreLayer
 
-__all__ = ["LARGEST_DRAW", "first_rows", "initializer_spec", "seed_of", "was_seeded"]
-
 
 def initializer_spec(
     layer: str, initializer: keras.Initializer, vocabulary_size: int | None, dim: int

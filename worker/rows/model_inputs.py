@@ -20,8 +20,6 @@ from elastable.worker.readers.records.pytrees import Structure
 from elastable.worker.readers.records.ragged import Leaf, map_values, other_length
 from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
 
-__all__ = ["exact_inputs", "exact_leaf", "is_text", "list_length", "map_inputs", "wrap_reading_methods"]
-
 _READING = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
 
 

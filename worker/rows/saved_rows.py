@@ -30,27 +30,6 @@ from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.scope import StepScope, current_scope, export_format
 from elastable.worker.rows.store_layer import StoreLayer
 
-__all__ = [
-    "LARGEST_TABLE_BYTES",
-    "PLAIN_ROWS",
-    "SavedArrays",
-    "TableInCheckpoint",
-    "WholeTable",
-    "all_rows",
-    "assign_rows",
-    "leaving_rows_out",
-    "load_plain_rows",
-    "load_table",
-    "refuse_legacy_file",
-    "require_all_rows",
-    "require_matrix",
-    "rows_in_memory",
-    "rows_listed",
-    "rows_unlisted",
-    "save_table",
-    "writing_tables_of",
-]
-
 SavedArrays: TypeAlias = MutableMapping[str, npt.ArrayLike]
 """The part of a Keras file that belongs to one layer: name -> array."""
 

@@ -15,23 +15,9 @@ from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.master.api import Slices
+from elastable.embedding_store.shards import Slices
 from elastable.worker.keras.structures import Gradient
 from elastable.worker.rows.store_layer import StoreLayer
-
-__all__ = [
-    "PlanScope",
-    "RowScope",
-    "StepScope",
-    "TapeLookup",
-    "TapeScope",
-    "current_scope",
-    "entered",
-    "export_format",
-    "refuse_inner_call",
-    "seen_by_tapes",
-    "slices_of",
-]
 
 #: Marks the zeros a plan returns as rows, so that ids computed from them are recognised as not plannable.
 PLANNED_ROWS = "elastable_planned_rows"

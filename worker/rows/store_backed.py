@@ -38,8 +38,6 @@ from elastable.worker.rows.saved_rows import (
 )
 from elastable.worker.rows.scope import ALL_ROWS, current_scope, export_format
 
-__all__ = ["StoreBacked"]
-
 
 class StoreBacked:
     """Base of every layer with its table in a store; mixed into Keras layers.

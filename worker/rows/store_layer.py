@@ -11,8 +11,6 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 
-__all__ = ["StoreLayer"]
-
 
 class StoreLayer(Protocol):
     """A layer whose table lives in a store; `elastable.worker.rows.store_backed.StoreBacked` implements it."""

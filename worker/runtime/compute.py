@@ -26,8 +26,6 @@ from elastable.worker.step.id_set import IdSets, make_id_sets
 from elastable.worker.step.traced.step_plan import plan_step
 from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, StepResult, TrainStep, dense_parts
 
-__all__ = ["DenseMirror", "MicroBatchComputer", "Prepared", "require_same_records"]
-
 _log = logging.getLogger(__name__)
 
 

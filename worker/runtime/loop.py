@@ -46,8 +46,6 @@ from elastable.worker.runtime.rows_ahead import RowsAhead
 from elastable.worker.runtime.task_feed import TaskFeed
 from elastable.worker.runtime.worker_measures import WorkerMeasures
 
-__all__ = ["RowPushes", "Worker"]
-
 _log = logging.getLogger(__name__)
 
 #: How long one wait for a version lasts before the earliest task is looked at

@@ -13,8 +13,6 @@ from elastable.embedding_store.measures import span
 from elastable.worker.runtime.compute import Prepared
 from elastable.worker.runtime.worker_measures import trace_of
 
-__all__ = ["RowsAhead"]
-
 #: Seconds a lookup waits for its version at the source; the worker itself retries for longer.
 _WAIT_S = 1.0
 _IDLE_S = 1.0

@@ -9,8 +9,6 @@ from elastable.embedding_store.errors import NotJoined
 from elastable.master.api import MasterApi, Task, TaskKind
 from elastable.worker.runtime.compute import Prepared
 
-__all__ = ["TaskFeed"]
-
 _LOOK_EVERY_S = 0.25
 _LEASE_WAIT_S = 20.0  # at the master, where waiting costs nothing, and asking does
 _IDLE_WAIT_S = 0.1

@@ -13,8 +13,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import Counts, Durations, LookupCounts, Total, VersionTrace, span
 from elastable.master.api import Task, TaskKind
 
-__all__ = ["StepProfile", "WorkerMeasures", "trace_of"]
-
 _log = logging.getLogger(__name__)
 
 _FAILURES = (tf.errors.OpError, RuntimeError, OSError)

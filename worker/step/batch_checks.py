@@ -13,8 +13,6 @@ from elastable.worker.keras.structures import BatchSpec, TensorBatch, TensorLike
 from elastable.worker.readers import Batch
 from elastable.worker.readers.records.pytrees import named_parts
 
-__all__ = ["batch_spec", "flat_spec", "not_finite_columns", "pack_flat", "records_in", "require_like", "require_parts"]
-
 
 def require_parts(batch: object, source: str) -> Batch:
     """A batch as a tuple of one to three parts, without trailing None.

@@ -17,8 +17,6 @@ from tensorflow.python.autograph.pyct import loader
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
 from elastable.worker.step.batch_checks import records_in
 
-__all__ = ["Forward", "forward", "update_metrics", "warn_of_values"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.forward import forward, update_metrics
 from elastable.worker.step.traced.step_plan import overrides, rehearse
 
-__all__ = ["IdPlan", "plan_ids"]
-
 _log = logging.getLogger(__name__)
 #: Operations that keep state and yet give the same answer for the same input.
 _CONSTANT_STATE = ("Placeholder", "LookupTable", "HashTable", "VarHandleOp", "AnonymousHashTable", "Assert")

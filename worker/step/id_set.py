@@ -13,8 +13,6 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.tables import require_ids, unique_ids
 
-__all__ = ["IdSets", "make_id_sets"]
-
 
 @dataclass(frozen=True, slots=True)
 class IdSets:

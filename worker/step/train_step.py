@@ -16,8 +16,9 @@ import tensorflow as tf
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.tables import sum_by_position
-from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
+from elastable.master.api import Divisor, DivisorKind, GradientPart, Tensor
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import (
@@ -42,8 +43,6 @@ from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope
 from elastable.worker.step.traced.step_plan import StepPlan, collecting, overrides
 from elastable.worker.step.trainable import frozen_tables, imposed, is_trained
-
-__all__ = ["EvaluateStep", "Lookup", "OwnTrainStep", "StepResult", "TrainStep", "dense_parts", "scale_variables"]
 
 #: (table, int64 ids) -> float32 rows, for calls that could not be planned.
 Lookup = Callable[[str, Int64], Float32]

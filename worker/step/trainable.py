@@ -12,8 +12,6 @@ from elastable.embedding_store.errors import ModelError
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.rows.store_layer import StoreLayer
 
-__all__ = ["frozen_tables", "imposed", "is_trained", "put_trainable", "read_trainable"]
-
 
 def read_trainable(model: keras.Model) -> bytes:
     """A byte, 0 or 1, for each layer of the model and then for each of its variables, in model order."""

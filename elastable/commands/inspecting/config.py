@@ -19,8 +19,6 @@ from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.process.settings import CONFIG_VARIABLE, key_of, load_settings, variable_of
 from elastable.process.stopping import OutputConsole
 
-__all__ = ["config"]
-
 config = typer.Typer(
     name="config", help="Settings of commands from files and variables.", no_args_is_help=True, add_completion=False
 )

@@ -23,8 +23,6 @@ from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 
-__all__ = ["lookup"]
-
 _DEADLINE = Option(
     "Give up on an unreachable server after this time.", flags=("--deadline",), above=0, metavar="SECONDS"
 )

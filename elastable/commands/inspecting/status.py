@@ -25,8 +25,6 @@ from elastable.master.api import JobStatus, Refusal, WorkerIdentity
 from elastable.master.wire.client import MasterClient
 from elastable.process.stopping import OutputConsole
 
-__all__ = ["status"]
-
 _ENDED = ("finished", "failed")
 
 

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from elastable.replicas.knowledge_graphs.evaluation import Candidates, TripleCandidates
     from elastable.replicas.knowledge_graphs.trained import Answer, Query, TrainedGraph
 
-__all__ = [
-    "GRAPH",
-    "RUN",
-    "classify_triples",
-    "evaluate_run",
-    "export_run",
-    "listed_entities",
-    "open_run",
-    "predict_links",
-    "rank_table",
-    "score_triples",
-]
-
 RUN = Option("A run directory of `elastable kg train`.", metavar="RUN", positional=True)
 GRAPH = Option("The graph, if it has moved since.", metavar="DATASET", unset="where it was when the model was trained")
 _among = partial(Option, group="Candidates")

@@ -23,16 +23,6 @@ from elastable.master.keras.discovery import create_tables
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 
-__all__ = [
-    "Beginning",
-    "fill_store",
-    "is_finished",
-    "refuse_anothers_record",
-    "refuse_live_owner",
-    "refuse_other_job",
-]
-
-
 _log = logging.getLogger(__name__)
 
 _OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died

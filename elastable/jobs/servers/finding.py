@@ -17,9 +17,6 @@ from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.jobs.servers.store_registry import MOST_SERVERS, StoreRegistry, is_registry
 
-__all__ = ["DnsServers", "find_servers", "is_dns_name", "ordered_servers", "resolved", "server_now"]
-
-
 # Store servers behind one DNS name: its addresses, in the order that the servers' tables say
 
 

@@ -17,8 +17,6 @@ from elastable.embedding_store.tiers.redis.connections.reply_shapes import Comma
 from elastable.embedding_store.tiers.redis.connections.topology import Topology, change_if_unchanged
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
 
-__all__ = ["LEASE_S", "MOST_SERVERS", "Registration", "StoreRegistry", "is_registry"]
-
 LEASE_S = 10.0
 """Seconds for which a server that is not heard of keeps its number."""
 

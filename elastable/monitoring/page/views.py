@@ -26,8 +26,6 @@ from elastable.process.child import EndedChild
 if TYPE_CHECKING:
     from elastable.master.jobs.job_master import Master
 
-__all__ = ["JobView", "ServerView", "ShardView", "View", "Watched", "advice_on"]
-
 View = Callable[[], Mapping[str, object]]
 """The current state of a process; called by one thread at a time."""
 

@@ -13,8 +13,6 @@ from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import DeadlineExceeded, ElastableError, Unavailable
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 
-__all__ = ["DEFAULT_EVERY_S", "Flusher"]
-
 _log = logging.getLogger(__name__)
 
 _LOG_SHARE = 2  # a pass begins when the log has grown to one part in so many of what it may take: a hot row that

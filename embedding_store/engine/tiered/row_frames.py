@@ -14,18 +14,6 @@ from elastable.embedding_store.native.row_gather import can_stream, gather_range
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.tables import any_outside
 
-__all__ = [
-    "CHANGED",
-    "CLEAN",
-    "NOWHERE",
-    "ColdSource",
-    "RowFrames",
-    "collect_changed",
-    "mark_changed",
-    "mark_written",
-]
-
-
 # Rows in frames gathered by position, a piece at a time; those without a frame are read from mapped memory
 
 

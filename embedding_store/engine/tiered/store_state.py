@@ -17,8 +17,6 @@ from elastable.embedding_store.engine.tiered.tier_records import StoredTouches
 from elastable.embedding_store.errors import BadSpec, StoreBroken
 from elastable.embedding_store.log.changes import decode_payload, encode_payload
 
-__all__ = ["FlushedTable", "StoreState"]
-
 
 @dataclass(frozen=True, slots=True)
 class FlushedTable:

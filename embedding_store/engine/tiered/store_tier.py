@@ -27,9 +27,6 @@ from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.support.memory_budget import RowBudget
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 
-__all__ = ["StoreTier"]
-
-
 _CHUNK_BYTES = 8 << 20
 _ALL_DIRECT = 1 << 62
 _NEAR_ROWS = 1 << 14  # rows that lookups have read, until they are given frames

@@ -18,8 +18,6 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.support.memory_budget import RowBudget
 
-__all__ = ["TOUCH_BYTES", "RecordLayout", "RowParts", "StoredTouches", "TierRecords", "filled_positions"]
-
 TOUCH_BYTES = 16
 """int64 `[2]`, `RowBlock.touches`, little-endian, at the end of a record of a table with eviction."""
 

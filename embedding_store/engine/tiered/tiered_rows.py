@@ -28,9 +28,6 @@ from elastable.embedding_store.native.range_pool import RangePool, WorkCounter, 
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.optimizers.base import RowOptimizer
 
-__all__ = ["RepeatedReads", "TieredRows"]
-
-
 _MOST = 1 << 20  # positions that are kept; what is read beyond them is not counted
 
 

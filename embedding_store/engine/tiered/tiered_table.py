@@ -32,8 +32,6 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.support.memory_budget import RowBudget
 from elastable.embedding_store.tables import require_ids
 
-__all__ = ["Captured", "TierNames", "TieredTable"]
-
 
 class TierNames:
     """Names in use. A table that is cleared or dropped stays in the tier until the engine's state is without it."""

@@ -20,8 +20,6 @@ from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.base import DenseForm, RowOptimizer
 from elastable.embedding_store.optimizers.fused import adam_rate, float32_power
 
-__all__ = ["DenseForm", "dense_form", "known_dense_forms"]
-
 _Values = Mapping[str, float]
 
 

@@ -14,24 +14,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
 from elastable.embedding_store.native.intrinsics import loads_in_order, prefetch_line
 from elastable.embedding_store.native.kernel import inlined, kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
-
-__all__ = [
-    "CAUGHT_UP",
-    "DIVIDED",
-    "LINEAR",
-    "OF_STEPS",
-    "UNTOUCHED",
-    "RowsBehind",
-    "cubic",
-    "missing_rows",
-    "move_rows",
-    "rows_behind",
-    "shrink_slots",
-    "shrunk",
-    "stamp_rows",
-]
-
+from elastable.embedding_store.optimizers.base import DenseForm
 
 Columns = Callable[[Float32, Float32, Float32, Float32, int, np.float32], None]
 """Moves a row: `columns(weights, moving slot, divisor, coefficients, where its segments begin, epsilon)`."""

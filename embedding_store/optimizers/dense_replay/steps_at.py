@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UIn
 from elastable.embedding_store.native.intrinsics import prefetch_line
 from elastable.embedding_store.native.kernel import by_whole_lines, inlined, kernel, prefetch, prefetch_distance
 from elastable.embedding_store.native.row_gather import gather, scatter_rows
-from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
+from elastable.embedding_store.optimizers.base import DenseForm
 from elastable.embedding_store.optimizers.dense_replay.replay_kernels import (
     CAUGHT_UP,
     OF_STEPS,
@@ -25,8 +25,6 @@ from elastable.embedding_store.optimizers.dense_replay.replay_kernels import (
     stamp_rows,
 )
 from elastable.embedding_store.optimizers.fused import Scalars, adam_step
-
-__all__ = ["PIECE_BYTES", "StepsAt", "update_adam"]
 
 PIECE_BYTES = 1 << 19
 """Of rows that are looked at first and moved then: they stay in the processor's second cache."""

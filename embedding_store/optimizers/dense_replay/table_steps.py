@@ -15,11 +15,9 @@ from elastable.embedding_store.contract.arrays import Float32, Float64, Int64, U
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.native.intrinsics import stores_in_order
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
+from elastable.embedding_store.optimizers.base import DenseForm
 from elastable.embedding_store.optimizers.dense_replay.replay_kernels import OF_STEPS, missing_rows
 from elastable.embedding_store.optimizers.dense_replay.steps_at import StepsAt
-
-__all__ = ["ReplayEpoch", "TableSteps", "Terms", "segments_of"]
 
 _MOST = 1 << 17  # steps that are remembered: with coefficients, sums and rates some MiB
 _MOST_BYTES = 1 << 26  # of coefficients, where a step takes many

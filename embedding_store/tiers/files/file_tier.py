@@ -25,8 +25,6 @@ from elastable.embedding_store.support.checked_files import open_regular, store_
 from elastable.embedding_store.tiers.files.mapped_file import opened_part
 from elastable.embedding_store.tiers.files.table_files import MOST_POSITIONS, TableFiles
 
-__all__ = ["MANIFEST_NAME", "FileTier"]
-
 _MARK_NAME = "mark"
 _FILES_OF_A_TABLE = re.compile(r"[0-9]{6,9}\.(rows|ids)")
 

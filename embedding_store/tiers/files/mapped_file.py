@@ -17,8 +17,6 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.support.checked_files import store_failures
 
-__all__ = ["MappedFile", "opened_part", "overwrites_in_place"]
-
 _MAGIC = b"ELSTTIER"
 _HEADER = struct.Struct("<8s8s16sQ")  # magic, kind, token, bytes of an item; a CRC-32 of these follows
 _CHECK = struct.Struct("<I")

@@ -27,8 +27,6 @@ from elastable.embedding_store.native.record_checks import (
 )
 from elastable.embedding_store.tiers.files.mapped_file import MappedFile
 
-__all__ = ["MOST_POSITIONS", "TableFiles", "store_checked"]
-
 MOST_POSITIONS = 1 << 40
 
 _ROWS_A_THREAD = 1 << 8

@@ -26,8 +26,6 @@ from elastable.embedding_store.tiers.redis.connections.topology import Topology,
 from elastable.embedding_store.tiers.redis.schema import owner_key
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = ["RedisPlace"]
-
 _LOG = logging.getLogger(__name__)
 
 _ATTEMPTS = 6  # to connect, against others who take over meanwhile

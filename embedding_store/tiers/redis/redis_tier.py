@@ -25,8 +25,6 @@ from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import first_stamp, sequence_of_stamp
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = ["LEAST_BYTES", "RedisTier", "ask_for_rewrites"]
-
 _NO_IDS = np.empty(0, np.int64)
 
 

@@ -49,28 +49,6 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = [
-    "DEFAULT_NAMESPACE",
-    "DEFAULT_PARTITIONS",
-    "HASH_SLOTS",
-    "SCHEMA",
-    "STAMP",
-    "all_rows_pattern",
-    "check_namespace",
-    "check_partitions",
-    "first_stamp",
-    "grouped_by_partition",
-    "hash_slot",
-    "log_key",
-    "owner_key",
-    "partition_of",
-    "rows_key",
-    "sequence_of_stamp",
-    "stamp_name",
-    "tier_state_key",
-    "tier_tables_key",
-]
-
 SCHEMA = 2
 DEFAULT_NAMESPACE = "elastable"
 DEFAULT_PARTITIONS = 64

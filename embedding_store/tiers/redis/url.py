@@ -20,18 +20,6 @@ from elastable.embedding_store.tiers.redis.schema import (
     check_partitions,
 )
 
-__all__ = [
-    "DEFAULT_DEADLINE_S",
-    "DEFAULT_PORT",
-    "FILE_VARIABLE",
-    "PASSWORD_VARIABLE",
-    "SCHEMES",
-    "USER_VARIABLE",
-    "RedisUrl",
-    "login_of_environment",
-    "redacted",
-]
-
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 DEFAULT_PORT, DEFAULT_SENTINEL_PORT = 6379, 26379
 DEFAULT_DEADLINE_S = 10.0

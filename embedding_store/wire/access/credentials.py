@@ -19,20 +19,6 @@ from elastable.embedding_store.errors import BadInput, Unauthenticated
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.checked_files import read_secret
 
-__all__ = [
-    "ENVIRONMENT",
-    "GIVEN_ADMINISTRATOR_TOKEN",
-    "GIVEN_TOKEN",
-    "LEAST_ROLE",
-    "STORES_TOKEN",
-    "Caller",
-    "Callers",
-    "Credentials",
-    "Role",
-    "least_role",
-]
-
-
 # Roles of callers, and the least role that each call needs: the one table of who may do what
 
 

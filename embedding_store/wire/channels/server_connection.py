@@ -20,18 +20,6 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.status_codes import details_of, is_transient_code, raising, translated
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
 
-__all__ = [
-    "KEEPALIVE_MS",
-    "KEEPALIVE_OPTIONS",
-    "MESSAGE_OPTIONS",
-    "FailoverChannel",
-    "MetadataChannel",
-    "ServerConnection",
-    "TracedChannel",
-    "channel",
-]
-
-
 # gRPC channels that make their calls on other channels: with metadata added, or at another server once one is away
 
 

@@ -19,18 +19,6 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.support.printable import printable
 
-__all__ = [
-    "ERROR_KEY",
-    "CallRefused",
-    "answering",
-    "details_of",
-    "error_class",
-    "is_transient_code",
-    "raising",
-    "status_code",
-    "translated",
-]
-
 ERROR_KEY = "elastable-error"
 """Trailing metadata that carries the name of the error's class."""
 

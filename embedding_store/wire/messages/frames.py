@@ -15,24 +15,6 @@ from google.protobuf.message import DecodeError, Message
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 
-__all__ = [
-    "BODY_TAG",
-    "FRAME_BYTES",
-    "HEADER_TAG",
-    "MAX_BODY_BYTES",
-    "MAX_ENTRIES",
-    "MAX_FRAME_BYTES",
-    "MAX_HEADER_BYTES",
-    "ONE_FRAME_BYTES",
-    "SMALL_BYTES",
-    "BodyPlan",
-    "FrameReader",
-    "Upload",
-    "encode",
-    "frame_prefix",
-]
-
-
 FRAME_BYTES = 1 << 20
 """Body bytes in a frame of a message that takes several; loopback gRPC is fastest about there."""
 

@@ -19,8 +19,6 @@ from elastable.embedding_store.errors import DeadlineExceeded
 from elastable.embedding_store.support.memory_budget import memory_limit
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
 
-__all__ = ["ReplyFrames", "ReplyRoom"]
-
 _ROOMY_BYTES = MAX_FRAME_BYTES - 64
 _PATIENCE_S = 0.02  # that a client may take for a reply while the store is locked against commits
 

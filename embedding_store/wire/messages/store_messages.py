@@ -25,25 +25,6 @@ from elastable.embedding_store.tables import array_kind
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
 
-__all__ = [
-    "LONGEST_WAIT_S",
-    "OWNER_KEY",
-    "SERVER_SERVICE",
-    "STORE_SERVICE",
-    "block_frames",
-    "blocks_from_frames",
-    "commit_frames",
-    "commit_from_frames",
-    "ids_frames",
-    "ids_from_frames",
-    "optional",
-    "require_wire_ids",
-    "spec_from_message",
-    "spec_to_message",
-    "state_frames",
-    "state_from_frames",
-]
-
 LONGEST_WAIT_S = 60.0
 """How long a call may ask the server to wait for a version."""
 

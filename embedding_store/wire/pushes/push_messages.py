@@ -21,33 +21,6 @@ from elastable.embedding_store.wire.messages.store_messages import optional
 from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
-__all__ = [
-    "changes_from_message",
-    "changes_to_message",
-    "measured_from_message",
-    "measured_to_message",
-    "offer_request_from_message",
-    "offer_request_to_message",
-    "offers_from_message",
-    "offers_to_message",
-    "pushed_commit_frames",
-    "pushed_commit_from_frames",
-    "record_frames",
-    "record_from_frames",
-    "row_outcome_from_message",
-    "row_outcome_to_message",
-    "row_push_frames",
-    "row_push_from_frames",
-    "save_from_message",
-    "save_to_message",
-    "saved_from_message",
-    "saved_to_message",
-    "shard_status_from_message",
-    "shard_status_to_message",
-    "sums_from_message",
-    "sums_to_message",
-]
-
 RecordHeader = TypeVar("RecordHeader", store_pb2.CommitPushedHeader, store_pb2.RecordHeader)
 
 _MOST_SQUARES_BYTES = 128

@@ -23,8 +23,6 @@ from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
 from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore, WriteCalls
 
-__all__ = ["ShardClient"]
-
 Answer = TypeVar("Answer")
 
 _MOST_EARLY = 20  # answers that a save is not done, before half the time to wait has passed

@@ -27,8 +27,6 @@ from elastable.embedding_store.wire.service.store_service import StoreServicer
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
-__all__ = ["shard_services"]
-
 _NOT_SERVED = ("Commit", "CommitStaged")  # versions are made of pushes
 
 

@@ -18,8 +18,6 @@ from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader
 from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 
-__all__ = ["SharedUpload", "body_of", "declare_slices", "plan_slices", "read_body"]
-
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 _WORTH_SHARING = 128 << 10  # bytes; fewer are sent as quickly
 

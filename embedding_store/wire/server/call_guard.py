@@ -21,8 +21,6 @@ from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.server import handlers
 from elastable.embedding_store.wire.server.call_room import CallLimits, CallRoom, Kind, Place
 
-__all__ = ["HEALTH_CHECK", "MAX_CONTROL_BYTES", "CallGuard"]
-
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 MAX_CONTROL_BYTES = 256 << 10
 """The longest message of a call that takes one message and no frames."""

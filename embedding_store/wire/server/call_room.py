@@ -14,8 +14,6 @@ import grpc
 from elastable.embedding_store.support.memory_budget import memory_limit
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
 
-__all__ = ["CallLimits", "CallRates", "CallRoom", "Kind", "Place"]
-
 _LOOK_S = 0.5  # between two looks at who is late
 _FAIR_S = 1.0  # that any call may wait, however many do
 _SHORT_S = 0.05  # that any call may wait, where others find no room

@@ -41,9 +41,6 @@ from elastable.embedding_store.wire.server.handlers import (
     with_behaviour,
 )
 
-__all__ = ["GrpcServer", "NotReady", "Service", "audit", "audited"]
-
-
 OTHER_METHODS = "other"
 """The method of calls that are not served: their names come from clients."""
 

@@ -16,27 +16,6 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from elastable.embedding_store.support.futures import at_once
 
-__all__ = [
-    "Answer",
-    "Body",
-    "Handler",
-    "Interceptor",
-    "Later",
-    "Light",
-    "Send",
-    "at_end_of",
-    "before_each_call",
-    "begins_without_blocking",
-    "behaviour_of",
-    "both_ways",
-    "client_of",
-    "control",
-    "receive_first",
-    "stream",
-    "upload",
-    "with_behaviour",
-]
-
 Body = Message | bytes
 """A request or reply: a small message, or a frame."""
 

@@ -12,8 +12,6 @@ from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.server.handlers import Handler, client_of, control
 
-__all__ = ["LONGEST_LEASE_S", "MOST_PINS", "TOKEN_BYTES", "ServedPins"]
-
 LONGEST_LEASE_S = 3600.0
 """For how long a client that may be gone by then may have a version kept, without renewing it."""
 

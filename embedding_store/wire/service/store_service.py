@@ -36,8 +36,6 @@ from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
-__all__ = ["StoreServicer", "store_service"]
-
 _INT64 = np.dtype(np.int64)
 _BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 64 << 20

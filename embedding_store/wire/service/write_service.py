@@ -16,8 +16,6 @@ from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.server.handlers import Handler, control, upload
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 
-__all__ = ["MOST_TABLES", "write_handlers"]
-
 MOST_TABLES = 10_000
 """Tables that clients may have made."""
 

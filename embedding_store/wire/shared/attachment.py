@@ -28,26 +28,6 @@ from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.support.memory_mapping import HUGE_PAGE_BYTES
 from elastable.embedding_store.wire.shared.sealed_memory import EXTENT_BYTES
 
-__all__ = [
-    "CHANNEL",
-    "CHANNEL_NUMBER",
-    "LAYOUT",
-    "NOTIFICATIONS",
-    "TABLE_SLABS",
-    "TOKEN_BYTES",
-    "USERS_VARIABLE",
-    "Packet",
-    "SlabShape",
-    "TableLayout",
-    "connected",
-    "other_users",
-    "receive_packet",
-    "require_known_user",
-    "send_packet",
-    "table_from_packet",
-    "table_to_packet",
-]
-
 NOTIFICATIONS, LAYOUT, CHANNEL = b"b", b"l", b"o"
 CHANNEL_NUMBER = "outbox"
 """Key of a channel's number in its packet; like the bytes above it is older than its name here."""

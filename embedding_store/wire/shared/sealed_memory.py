@@ -12,8 +12,6 @@ from collections import deque
 
 from elastable.embedding_store.support.memory_mapping import FileMapping, page_mapping, unmap
 
-__all__ = ["EXTENT_BYTES", "Extent", "SealedMemory", "require_sealed"]
-
 EXTENT_BYTES = 1 << 40
 """Offsets of an extent, and so the most that it can hold."""
 

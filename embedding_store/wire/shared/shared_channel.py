@@ -21,8 +21,6 @@ from elastable.embedding_store.wire.messages.frames import BodyPlan
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, CHANNEL_NUMBER, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed
 
-__all__ = ["SharedChannel", "SharedChannels", "SharedMessage"]
-
 _HEAD_BYTES = 64  # the stamp, and room so that a body begins with a cache line
 _LEAST_BYTES = 1 << 20
 _STAMP = np.dtype("<u8")

@@ -32,9 +32,6 @@ from elastable.embedding_store.wire.shared import attachment as protocol
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed
 from elastable.embedding_store.wire.shared.version_board import Notice, ReadBoard
 
-__all__ = ["Attachment", "Detached", "SharedSource", "attached_tables"]
-
-
 _LOOK_AGAIN_S = 5.0
 _LOG = logging.getLogger(__name__)
 

@@ -31,9 +31,6 @@ from elastable.embedding_store.wire.shared.sealed_memory import Extent, SealedMe
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.embedding_store.wire.shared.version_board import WriteBoard
 
-__all__ = ["SharedMemoryStore", "SharedSlab", "SharedSlabs", "channels_of"]
-
-
 # Slabs in memory that other processes of the host may map and read
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from numba.core.typing import Signature
     from numba.core.typing.context import BaseContext as TypingContext
 
-__all__ = ["Notice", "ReadBoard", "WriteBoard"]
-
 # int64 words, each on a separate cache line
 _SEQUENCE, _VERSION, _GENERATION, _CLOSED, _AHEAD = 0, 8, 16, 24, 32
 _WORDS = 512

@@ -16,8 +16,6 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8
 
-__all__ = ["MANIFEST", "CheckpointFiles", "LocalFiles", "Part"]
-
 Part = memoryview
 """Contiguous bytes that are written one after the other."""
 

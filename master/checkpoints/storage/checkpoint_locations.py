@@ -21,18 +21,6 @@ from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles, LocalFiles, Part
 from elastable.master.checkpoints.storage.manifest import Manifest
 
-__all__ = [
-    "RemoteFiles",
-    "checkpoint_name",
-    "checkpoint_names",
-    "claimed_checkpoints",
-    "files_at",
-    "located",
-    "newest_checkpoint",
-    "require_writable_checkpoints",
-    "version_named",
-]
-
 _log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.shards import SavedFile
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["AgedTouches", "Base", "Manifest", "TableEntry"]
-
 _FORMAT = 2
 
 

@@ -24,8 +24,6 @@ from elastable.embedding_store.shards import SavedFile
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles, Part
 
-__all__ = ["FileWriter", "Throttle", "in_order", "parts_of", "tensors_in"]
-
 _NOTE = "__metadata__"
 _CODES = {
     "float64": "F64",

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Bools, Float32
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["ClassificationMetrics", "Thresholds", "best_threshold"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClassificationMetrics:

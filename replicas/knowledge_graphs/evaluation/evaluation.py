@@ -26,18 +26,6 @@ from elastable.replicas.knowledge_graphs.graph import (
 )
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 
-__all__ = [
-    "HITS",
-    "AllScores",
-    "Candidates",
-    "Evaluation",
-    "QueryBatches",
-    "QueryRanks",
-    "TopAnswers",
-    "TripleCandidates",
-    "as_asked",
-]
-
 
 class QueryBatches:
     """Triples as queries for one of their ends, the same number for every worker in every batch.

@@ -13,8 +13,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph import SIDES, Side
 
-__all__ = ["TIES", "ExactScores", "RankCounts", "RankingMetrics", "Ranks"]
-
 TIES = ("average", "optimistic", "pessimistic")
 """How to rank an answer among candidates with the same score."""
 

@@ -15,9 +15,6 @@ from typing import Literal
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 
-__all__ = ["CORRUPTIONS", "SIDES", "Corruption", "Negatives", "Queries", "Side", "StepBatch"]
-
-
 Corruption = Literal["h", "t", "ht"]
 Side = Literal["head", "tail"]
 

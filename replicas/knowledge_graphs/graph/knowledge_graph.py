@@ -25,19 +25,6 @@ from elastable.replicas.knowledge_graphs.graph.triple_files import (
     without_header,
 )
 
-__all__ = [
-    "COLUMNS",
-    "FOREIGN",
-    "HEADERS",
-    "SPLITS",
-    "GraphSource",
-    "KnowledgeGraph",
-    "Unseen",
-    "graph_of_parts",
-    "load_graph",
-    "save_graph",
-]
-
 COLUMNS = ("head", "relation", "tail")
 """Names of the columns of CSV and Parquet files, unless the source names others."""
 

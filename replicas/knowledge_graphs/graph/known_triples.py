@@ -13,8 +13,6 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, checked_triples
 
-__all__ = ["AnswerLists", "Exclusions", "KnownTriples", "first_at_least"]
-
 
 @dataclass(frozen=True, eq=False)
 class AnswerLists:

@@ -12,8 +12,6 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Names", "inverse_names"]
-
 _ALIKE_AMONG = 100_000  # how many names to search for similar ones
 
 

@@ -12,8 +12,6 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int32, Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = ["derived_keys", "draw_between", "permutation", "shuffled_segments", "stream_key"]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)

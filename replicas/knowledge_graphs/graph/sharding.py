@@ -15,8 +15,6 @@ from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
 from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 
-__all__ = ["PartitionMode", "PartitionedTriples", "Sharding", "checked_triples", "with_inverses"]
-
 _STREAM = 0x5A4D  # the sharding's random stream
 _FORMAT = 1
 _MOST_TYPES = 1 << 20

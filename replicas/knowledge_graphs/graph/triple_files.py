@@ -21,18 +21,6 @@ from elastable.replicas.knowledge_graphs.graph.names import Names
 
 if TYPE_CHECKING:
     import pyarrow as pa
-__all__ = [
-    "DAMAGED",
-    "TABLE_ENDINGS",
-    "GraphParts",
-    "NamedColumns",
-    "line_of",
-    "read_columns",
-    "read_entity_types",
-    "read_ogb",
-    "read_table_columns",
-    "without_header",
-]
 
 NamedColumns = list[tuple[list[str], Int32]]
 """For each column: its names in order of first occurrence, and int32 `[lines]`, the index of each line's name."""

@@ -27,18 +27,6 @@ from elastable.replicas.knowledge_graphs.graph import (
     stream_key,
 )
 
-__all__ = [
-    "AllEntities",
-    "Exclude",
-    "NegativeSampler",
-    "StepTriples",
-    "TripleNegatives",
-    "WorkerTriples",
-    "mask_each",
-    "mask_shared",
-]
-
-
 Exclude = Literal["nothing", "answer", "known"]
 
 _STREAM = 0x4E47  # of a sampler's seed

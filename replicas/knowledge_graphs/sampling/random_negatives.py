@@ -19,9 +19,6 @@ from elastable.replicas.knowledge_graphs.graph import (
 )
 from elastable.replicas.knowledge_graphs.sampling.negatives import Exclude, NegativeSampler, StepTriples
 
-__all__ = ["AugmentedNegatives", "RandomNegatives", "TypeMembers", "TypedNegatives"]
-
-
 _STREAM = 0x7E9E  # of a sampler's seed: which of an entity's types
 
 

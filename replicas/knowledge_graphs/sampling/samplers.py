@@ -25,8 +25,6 @@ from elastable.replicas.knowledge_graphs.graph import (
 )
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples, WorkerTriples
 
-__all__ = ["RandomSampler", "RigidSampler", "ShardedSampler", "frequency_weights"]
-
 
 class ShardedSampler(ABC):
     """Batches as a pure function of (settings, step, worker): any worker can compute any batch, in any order.

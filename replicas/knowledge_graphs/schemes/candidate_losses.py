@@ -19,22 +19,6 @@ from elastable.replicas.knowledge_graphs.graph import SIDES, Corruption, Negativ
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
-__all__ = [
-    "Asked",
-    "Dropout",
-    "EmbeddingMoving",
-    "QueryMasks",
-    "Scheme",
-    "ScoreMoving",
-    "Scored",
-    "StepGradients",
-    "TripleScores",
-    "asked_sides",
-    "counted",
-    "masked",
-    "require_own",
-]
-
 
 @dataclass(slots=True)
 class Scored:

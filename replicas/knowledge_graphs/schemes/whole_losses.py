@@ -14,8 +14,6 @@ from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout
 from elastable.replicas.knowledge_graphs.scores import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
-__all__ = ["KvsAll", "WholeSoftmax", "distinct_queries"]
-
 _ROWS_A_THREAD = 8
 
 

@@ -24,8 +24,6 @@ from elastable.replicas.knowledge_graphs.scores.functions import (
     TuckER,
 )
 
-__all__ = ["SCORES", "RowPart", "row_layout", "score_function"]
-
 _DISTANCES = (TransE, RotatE, PairRE, TripleRE, BoxE, InterHT, TranS)
 _PRODUCTS = (DistMult, ComplEx, ConvE, CP, TuckER)
 

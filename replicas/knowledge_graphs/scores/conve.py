@@ -18,8 +18,6 @@ from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["ConvE"]
-
 Compiled = Callable[..., Sequence["tf.Tensor"]]
 
 _FILTERS, _KERNEL = 32, 3

@@ -26,24 +26,6 @@ from elastable.replicas.knowledge_graphs.scores.kernels.distances import (
 )
 from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
-__all__ = [
-    "CP",
-    "BoxE",
-    "ComplEx",
-    "DistMult",
-    "InterHT",
-    "PairRE",
-    "QueryGradients",
-    "RotatE",
-    "ScoreFunction",
-    "TranS",
-    "TransE",
-    "TripleRE",
-    "TuckER",
-    "Values",
-    "halves",
-]
-
 # Yang et al., 2015 (DistMult); Trouillon et al., 2016 (ComplEx); Hitchcock, 1927, with Lacroix et al., 2018 (CP);
 # Balažević et al., 2019 (TuckER); Bordes et al., 2013 (TransE); Sun et al., 2019 (RotatE); Chao et al., 2021 (PairRE);
 # Yu et al., 2022 (TripleRE); Wang et al., 2022 (InterHT); Zhang et al., 2022 (TranS); Abboud et al., 2020 (BoxE).

@@ -17,16 +17,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation import HITS, QueryRanks, TripleCandidates
 from elastable.replicas.knowledge_graphs.graph import DAMAGED, SIDES, KnowledgeGraph, Names
 
-__all__ = [
-    "CATEGORIES",
-    "GROUPINGS",
-    "RankGroup",
-    "rank_groups",
-    "read_triple_candidates",
-    "relation_categories",
-    "save_ranks",
-]
-
 GROUPINGS = ("relation", "category", "side")
 """What metrics can be broken down by."""
 

@@ -42,8 +42,6 @@ from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.scores import row_layout
 from elastable.replicas.knowledge_graphs.training import GraphCheckpoints
 
-__all__ = ["FORMATS", "Answer", "LinkPredictor", "Query", "TrainedGraph", "export_embeddings"]
-
 _TRIPLES = 1 << 14  # scored at once
 
 

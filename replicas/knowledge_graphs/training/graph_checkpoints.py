@@ -18,8 +18,6 @@ from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, Loca
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
-__all__ = ["GraphCheckpoints", "RunProgress"]
-
 FORMAT = 1
 _KIND = "knowledge graph"
 _TENSORS = "model.safetensors"

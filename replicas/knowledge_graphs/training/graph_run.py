@@ -27,8 +27,6 @@ from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
     RunProgress,
 )
 
-__all__ = ["GraphRun", "ProgressListener", "TrainingLoop", "graph_identity", "train_graph"]
-
 
 @dataclass(frozen=True)
 class GraphRun:

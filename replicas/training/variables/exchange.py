@@ -12,8 +12,6 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import ReplicaGrouping
 from elastable.replicas.training.variables.split import VariableSplit
 
-__all__ = ["Exchange", "Layout"]
-
 _MOST_BYTES = 64 << 20
 """Of tensors that are sent together: bounds the memory of packed copies."""
 

@@ -17,16 +17,6 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.variables.exchange import Layout
 from elastable.replicas.training.variables.split import VariableSplit
 
-__all__ = [
-    "GradientClipping",
-    "PartOptimizer",
-    "clip_parts",
-    "refuse_optimizer",
-    "refuse_parts",
-    "slots_of",
-    "squared_norms",
-]
-
 # Exact classes whose update of an element depends on no other element.
 _NAMES = (
     "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion", "ScheduleFreeAdamW",

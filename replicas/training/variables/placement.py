@@ -16,8 +16,6 @@ from elastable.embedding_store.errors import BadSpec
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
 from elastable.replicas.training.variables.split import VariableSplit
 
-__all__ = ["DenseVariable", "VariablePlacement", "plan_variables", "sharding_of", "update_domains"]
-
 _STATE = "/optimizer_state"
 _HERE = ("memory", "worker")
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["VariableSplit"]
-
 Number = TypeVar("Number", bound=np.generic)
 
 

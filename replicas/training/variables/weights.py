@@ -20,8 +20,6 @@ from elastable.replicas.training.variables.optimizer import PartOptimizer
 from elastable.replicas.training.variables.placement import VariablePlacement, update_domains
 from elastable.replicas.training.variables.split import VariableSplit
 
-__all__ = ["ReplicaWeights", "WholeTensors", "give_back", "held_bytes", "put", "value_of"]
-
 
 def value_of(variable: keras.Variable) -> Array:
     """The variable's values, read-only."""

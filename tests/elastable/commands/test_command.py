@@ -26,10 +26,11 @@ from elastable.embedding_store import errors
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.native.string_ids import hash_ids
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_store import RemoteStore
-from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
+from elastable.master.api import AsyncPushId, Push, PushOutcome
 from elastable.master.wire.client import MasterClient
 from elastable.process.exit_codes import ExitCode, error_of
 from tests.elastable.processes import CLICK_JOB, elastable, run_elastable

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.shards import sum_pushes
+from elastable.embedding_store.shards import Slices, sum_pushes
 from elastable.master.api import (
     AsyncPushId,
     Divisor,
@@ -23,7 +23,6 @@ from elastable.master.api import (
     GradientPart,
     Push,
     PushOutcome,
-    Slices,
     SyncPushId,
 )
 from elastable.master.commits.accumulate import accumulate, add_metrics, row_parts, row_sums

@@ -15,8 +15,8 @@ from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpe
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
-from elastable.embedding_store.shards import PushedCommit, TableClip, clipped_update, exact_squares, square_of
-from elastable.master.api import JobSpec, Push, Slices, SyncPushId, Tensor
+from elastable.embedding_store.shards import PushedCommit, Slices, TableClip, clipped_update, exact_squares, square_of
+from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.accumulate import row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.committer import Committer

@@ -15,6 +15,7 @@ from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.optimizers.registry import known_row_optimizers
+from elastable.embedding_store.shards import Slices
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -23,7 +24,6 @@ from elastable.master.api import (
     GradientPart,
     JobSpec,
     Push,
-    Slices,
     SyncPushId,
     Tensor,
 )

@@ -11,7 +11,8 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.master.api import AsyncPushId, JobSpec, Push, Slices
+from elastable.embedding_store.shards import Slices
+from elastable.master.api import AsyncPushId, JobSpec, Push
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.jobs.hooks import Hooks

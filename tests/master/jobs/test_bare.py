@@ -12,16 +12,8 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.master.api import (
-    AsyncPushId,
-    EvaluationReport,
-    JobSpec,
-    Push,
-    PushOutcome,
-    Slices,
-    SyncPushId,
-    WorkerIdentity,
-)
+from elastable.embedding_store.shards import Slices
+from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, PushOutcome, SyncPushId, WorkerIdentity
 from elastable.master.jobs import bare_master
 from elastable.master.jobs.bare_master import BareMaster
 

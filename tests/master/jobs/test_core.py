@@ -24,6 +24,7 @@ from elastable.embedding_store.errors import (
     StaleVersion,
     StoreFailed,
 )
+from elastable.embedding_store.shards import Slices
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -31,7 +32,6 @@ from elastable.master.api import (
     Push,
     PushId,
     PushOutcome,
-    Slices,
     SyncPushId,
     Task,
     TaskKind,

@@ -22,6 +22,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import (
@@ -32,7 +33,6 @@ from elastable.master.api import (
     PushId,
     PushOutcome,
     Session,
-    Slices,
     SyncPushId,
     Task,
     TaskKind,

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadSpec, FutureVersion
-from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Slices, Task, TaskKind, WorkerIdentity
+from elastable.embedding_store.shards import Slices
+from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Task, TaskKind, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.jobs.job_state import JobState

@@ -14,9 +14,10 @@ import pytest
 from elastable.embedding_store.engine import MemoryStore, StoreHistory
 from elastable.embedding_store.errors import NotJoined
 from elastable.embedding_store.log.changes import Change, CommitImages
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.api import DenseSnapshot, Push, Slices, SyncPushId, WorkerIdentity
+from elastable.master.api import DenseSnapshot, Push, SyncPushId, WorkerIdentity
 from elastable.master.commits.version_record import VersionRecord
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.wire.client import MasterClient

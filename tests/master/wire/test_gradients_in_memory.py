@@ -16,6 +16,7 @@ import pytest
 
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader
 from elastable.embedding_store.wire.pushes import uploads
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -23,7 +24,7 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, connected
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
-from elastable.master.api import Push, Slices, SyncPushId, WorkerIdentity
+from elastable.master.api import Push, SyncPushId, WorkerIdentity
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.bulk_messages import push_frames, push_from_frames
 from elastable.master.wire.client import MasterClient

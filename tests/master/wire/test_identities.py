@@ -14,20 +14,12 @@ import pytest
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, NotJoined, PermissionDenied
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.api import (
-    AsyncPushId,
-    EvaluationReport,
-    JobSpec,
-    Push,
-    PushOutcome,
-    Slices,
-    SyncPushId,
-    WorkerIdentity,
-)
+from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, PushOutcome, SyncPushId, WorkerIdentity
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.jobs.job_master import Master

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as npst
 from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadGradient, BadInput, JobFailed
+from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.master.api import (
     AsyncPushId,
@@ -28,7 +29,6 @@ from elastable.master.api import (
     PushOutcome,
     PushReply,
     Refusal,
-    Slices,
     SyncPushId,
     Task,
     TaskKind,

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.master.api import Slices
+from elastable.embedding_store.shards import Slices
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model

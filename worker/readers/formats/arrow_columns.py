@@ -13,22 +13,7 @@ import pyarrow.compute as pc
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.pytrees import Leaf
-from elastable.worker.readers.records.ragged import RaggedArray, concatenated, other_length
-
-__all__ = [
-    "BITS",
-    "INTEGERS",
-    "At",
-    "Column",
-    "ColumnChoice",
-    "as_type",
-    "casts",
-    "first_bad",
-    "merged_type",
-    "read_as",
-    "to_array",
-]
+from elastable.worker.readers.records.ragged import Leaf, RaggedArray, concatenated, other_length
 
 BITS = "uint64-bits"
 """What `column_types` calls unsigned ids whose bits are kept as an int64."""

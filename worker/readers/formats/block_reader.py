@@ -27,10 +27,9 @@ from elastable.worker.readers.formats.arrow_columns import (
     to_array,
 )
 from elastable.worker.readers.formats.data_files import DataFile
-from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, gathered, named_parts, records_of
+from elastable.worker.readers.records.pytrees import batch_arrays, gathered, named_parts, records_of
+from elastable.worker.readers.records.ragged import Leaf
 from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
-
-__all__ = ["Block", "BlockReader", "Decoded", "Place", "Transform"]
 
 Block = dict[str, Leaf]
 """Column name -> the block's records: an array, or a RaggedArray."""

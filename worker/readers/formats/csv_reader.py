@@ -24,8 +24,6 @@ from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, 
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 from elastable.worker.readers.records.reader import ModelInputs
 
-__all__ = ["CsvReader"]
-
 _HEXADECIMAL = re.compile(rb"(?<![0-9A-Za-z])0[xX]")
 _DELIMITERS = ",;\t|"
 _NULLS = csv.ConvertOptions().null_values

@@ -20,8 +20,6 @@ from elastable.embedding_store.errors import BadInput
 if TYPE_CHECKING:
     import fsspec
 
-__all__ = ["DataFile", "FileSystem", "Paths", "find_files"]
-
 FileSystem: TypeAlias = "arrow_fs.FileSystem | fsspec.AbstractFileSystem"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

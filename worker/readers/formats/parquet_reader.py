@@ -16,8 +16,6 @@ from elastable.worker.readers.formats.arrow_columns import ColumnChoice
 from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
-__all__ = ["ParquetReader"]
-
 _OPENED_TOGETHER = 16
 
 

@@ -21,20 +21,6 @@ from elastable.worker.readers.records.ragged import (
     taken,
 )
 
-__all__ = [
-    "Array",
-    "Leaf",
-    "Structure",
-    "as_arrays",
-    "batch_arrays",
-    "gathered",
-    "map_arrays",
-    "named_arrays",
-    "named_parts",
-    "records_of",
-    "refuse_large_ids",
-]
-
 T = TypeVar("T")
 U = TypeVar("U")
 Structure: TypeAlias = "T | Mapping[str, Structure[T]] | Sequence[Structure[T]]"

@@ -10,18 +10,6 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = [
-    "Leaf",
-    "RaggedArray",
-    "SparseArray",
-    "concatenated",
-    "map_values",
-    "other_length",
-    "ranges",
-    "splits_of",
-    "taken",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedArray:

@@ -13,9 +13,6 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Batch", "ModelInputs", "Reader", "checked_indices"]
-
-
 Batch = tuple[Any, ...]
 """(x,), (x, y) or (x, y, sample_weight): arrays or pytrees of arrays whose first axis is
 the records. Ragged and sparse leaves are `RaggedArray` and

@@ -15,8 +15,6 @@ from elastable.worker.readers.records.pytrees import batch_arrays, gathered, nam
 from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
 from elastable.worker.readers.streams.stream_reader import batch_parts, batches_of
 
-__all__ = ["EndlessReader"]
-
 _READ_THROUGH = 16  # batches; to skip more, a stream that can be opened anywhere is reopened
 
 

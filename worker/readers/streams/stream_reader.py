@@ -14,25 +14,13 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, map_arrays, named_parts, records_of
-from elastable.worker.readers.records.ragged import RaggedArray, SparseArray, ranges, splits_of
+from elastable.worker.readers.records.pytrees import batch_arrays, map_arrays, named_parts, records_of
+from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, ranges, splits_of
 from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
-
-__all__ = [
-    "StreamReader",
-    "batch_parts",
-    "batches_of",
-    "is_dataset",
-    "is_endless",
-    "is_iterator",
-    "is_py_dataset",
-    "is_stream",
-]
-
 
 # One array of a stream's records: appended batch by batch to unnamed files, then read at random
 

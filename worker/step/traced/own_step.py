@@ -19,8 +19,6 @@ from elastable.worker.rows.scope import StepScope, seen_by_tapes
 from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.traced.step_plan import PlannedApply, Trained
 
-__all__ = ["Applied", "Gathering", "OwnStepScope"]
-
 
 @dataclass(slots=True)
 class OwnStepScope(StepScope):

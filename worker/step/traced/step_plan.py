@@ -20,20 +20,6 @@ from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.trainable import is_trained
 
-__all__ = [
-    "Collector",
-    "PlannedApply",
-    "StepPlan",
-    "Trained",
-    "changed_weight",
-    "collecting",
-    "current_collector",
-    "overrides",
-    "plan_step",
-    "planned_optimizers",
-    "rehearse",
-]
-
 Trained: TypeAlias = keras.Layer | Sequence[keras.Layer] | None
 """What a `step.apply` trains (`of=`): a layer or several; None: the whole model."""
 

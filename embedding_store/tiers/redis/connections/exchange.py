@@ -15,8 +15,6 @@ from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, ConnectionPool, Deadline
 
-__all__ = ["Conversation", "Replies", "Requests", "exchange"]
-
 _WINDOW_BYTES = 1 << 19  # measured: 128 KiB starve a server, more than 1 MiB cools its cache
 _MOST_BYTES = 1 << 23
 _BYTES_PER_S = 2e9  # what a window lets through over a longer way

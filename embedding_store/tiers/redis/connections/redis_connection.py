@@ -30,16 +30,6 @@ from elastable.embedding_store.tiers.redis.connections.reply_shapes import (
 )
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = [
-    "Admit",
-    "Connection",
-    "ConnectionLost",
-    "ConnectionPool",
-    "Deadline",
-    "named_clients",
-    "without_sent",
-]
-
 _INBOX_BYTES = 1 << 20  # stays in the second-level cache while it is decoded
 
 _MOST_PIECES = 512  # the system takes 1,024 buffers at a time

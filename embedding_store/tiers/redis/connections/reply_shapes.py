@@ -10,8 +10,6 @@ import hiredis
 from elastable.embedding_store.errors import ElastableError, NotReady, StoreFailed
 from elastable.embedding_store.tiers.redis.url import FILE_VARIABLE, RedisUrl
 
-__all__ = ["Command", "Reply", "is_transient", "packed_command", "reply_error", "require_shapes"]
-
 Command = tuple[str | bytes | int | float, ...]
 """A command and its arguments."""
 

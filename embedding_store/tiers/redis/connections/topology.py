@@ -38,8 +38,6 @@ from elastable.embedding_store.tiers.redis.connections.reply_shapes import Comma
 from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = ["Route", "Topology"]
-
 # Long enough for a failover or a moving slot, and not for a server that is gone.
 _ROUNDS = 6
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.03, 0.4

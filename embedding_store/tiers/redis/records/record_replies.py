@@ -14,8 +14,6 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.tiers.redis.connections.exchange import Replies
 from elastable.embedding_store.tiers.redis.records.record_requests import Parts
 
-__all__ = ["NO_STAMP", "Awaited", "RecordReplies", "WriteReplies"]
-
 _LONGEST_LINE = 65_536
 
 

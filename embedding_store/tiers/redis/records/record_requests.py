@@ -24,17 +24,6 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.native.intrinsics import copy_bytes, put_word
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = [
-    "PART",
-    "Keys",
-    "Parts",
-    "encode_reads",
-    "encode_writes",
-    "read_sizes",
-    "reply_sizes",
-    "write_sizes",
-]
-
 Parts = npt.NDArray[np.void]
 
 #: What a batch has to do with one partition. Offsets count from 0.

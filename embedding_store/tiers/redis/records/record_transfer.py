@@ -41,8 +41,6 @@ from elastable.embedding_store.tiers.redis.schema import (
     stamp_name,
 )
 
-__all__ = ["Batch", "LostPartition", "RecordTable", "read_records", "scanned", "stamp_of", "write_records"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordTable:

@@ -22,8 +22,6 @@ from elastable.embedding_store.tiers.redis.records.record_transfer import LostPa
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.schema import STAMP, tier_state_key, tier_tables_key
 
-__all__ = ["TierRegistry", "TierState"]
-
 _NOTHING_WRITTEN = bytes(8)  # the stamp 0
 
 

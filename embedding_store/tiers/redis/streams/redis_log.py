@@ -40,8 +40,6 @@ from elastable.embedding_store.tiers.redis.streams.stream_records import (
 )
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = ["RedisLog", "inspect_redis_log", "truncate_redis_log"]
-
 
 class RedisLog(Log):
     """Entries in the stream `{namespace}:log`; `stream_records` has their form.

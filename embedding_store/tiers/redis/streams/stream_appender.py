@@ -46,8 +46,6 @@ from elastable.embedding_store.tiers.redis.streams.stream_records import (
     stream_entries,
 )
 
-__all__ = ["StreamAppender"]
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _MOST_REPLY_BYTES = 1 << 20
 

@@ -28,22 +28,6 @@ from elastable.embedding_store.tiers.redis.connections.reply_shapes import Comma
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
 from elastable.embedding_store.tiers.redis.schema import log_key
 
-__all__ = [
-    "LAST_PART",
-    "MAX_ENTRY_BYTES",
-    "PART_BYTES",
-    "NewEntry",
-    "StreamEnd",
-    "StreamEnds",
-    "StreamPart",
-    "ends_questions",
-    "first_part",
-    "joined_entries",
-    "part_of",
-    "read_ends",
-    "stream_entries",
-]
-
 #: Measured with `benchmarks/storage/redis_log.py`: larger values leave the processor's cache between Redis' steps.
 PART_BYTES = 1 << 19
 #: Redis closes a connection whose queued transaction exceeds `client-query-buffer-limit`, 1 GiB unless configured.

@@ -12,8 +12,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 
-__all__ = ["NORMS", "Comparison", "PairGradients", "PairScore", "Size", "length", "pair_comparison", "pair_kernels"]
-
 Size = Callable[[Float64, Float64, int], Float64]
 """`size(queries, highest, norm)`: float64 `[b]`; see `Comparison`."""
 

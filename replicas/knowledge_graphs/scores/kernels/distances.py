@@ -8,8 +8,6 @@ from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison, length, pair_comparison
 
-__all__ = ["affine", "affine_of_two", "boxes", "distance", "modulus", "to_unit_length", "unit_length_gradients"]
-
 
 def distance(norm: int) -> Comparison:
     """`-|q - e|` by the norm 1 or 2; a query is as wide as a row.

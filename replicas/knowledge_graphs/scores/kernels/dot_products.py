@@ -23,8 +23,6 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison, pair_kernels
 
-__all__ = ["Dot", "add_rows", "blas_threads", "one_blas_thread", "product_gradients", "products"]
-
 F = TypeVar("F", np.float32, np.float64)
 
 
