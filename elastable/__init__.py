@@ -32,7 +32,7 @@ from elastable.worker.keras.keras_backend import register_trainers, require_tens
 if TYPE_CHECKING:
     __version__: str
 
-    from elastable.embedding_store.composite import LocationSettings, TensorLocation, TensorLocationSettings
+    from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
     from elastable.embedding_store.contract.spec import (
         AdmissionSpec,
         EvictionSpec,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         OptimizerSpec,
         TableSpec,
     )
-    from elastable.embedding_store.engine import MemoryStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.errors import ElastableError
     from elastable.embedding_store.native.string_ids import hash_ids
     from elastable.embedding_store.open_store import open_reader, open_store
@@ -61,16 +61,13 @@ if TYPE_CHECKING:
     from elastable.worker.layers.embedding import EdlEmbedding, Embedding
     from elastable.worker.losses.loss_terms import averaged, summed
     from elastable.worker.models.export import export_keras
-    from elastable.worker.readers import (
-        CsvReader,
-        EndlessReader,
-        NumpyReader,
-        ParquetReader,
-        RaggedArray,
-        Reader,
-        SparseArray,
-        StreamReader,
-    )
+    from elastable.worker.readers.formats.csv_reader import CsvReader
+    from elastable.worker.readers.formats.parquet_reader import ParquetReader
+    from elastable.worker.readers.numpy_reader import NumpyReader
+    from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
+    from elastable.worker.readers.records.reader import Reader
+    from elastable.worker.readers.streams.endless_reader import EndlessReader
+    from elastable.worker.readers.streams.stream_reader import StreamReader
 
 __all__ = [
     "AdmissionSpec",
@@ -119,9 +116,9 @@ __all__ = [
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
 _NAMES_OF = {
-    "elastable.embedding_store.composite": "LocationSettings TensorLocation TensorLocationSettings",
+    "elastable.embedding_store.composite.locations": "LocationSettings TensorLocation TensorLocationSettings",
     "elastable.embedding_store.contract.spec": "AdmissionSpec EvictionSpec InitializerSpec OptimizerSpec TableSpec",
-    "elastable.embedding_store.engine": "MemoryStore",
+    "elastable.embedding_store.engine.memory_store": "MemoryStore",
     "elastable.embedding_store.errors": "ElastableError",
     "elastable.embedding_store.native.string_ids": "hash_ids",
     "elastable.embedding_store.open_store": "open_reader open_store",
@@ -139,9 +136,13 @@ _NAMES_OF = {
     "elastable.worker.layers.embedding": "EdlEmbedding Embedding",
     "elastable.worker.losses.loss_terms": "averaged summed",
     "elastable.worker.models.export": "export_keras",
-    "elastable.worker.readers": (
-        "CsvReader EndlessReader NumpyReader ParquetReader RaggedArray Reader SparseArray StreamReader"
-    ),
+    "elastable.worker.readers.formats.csv_reader": "CsvReader",
+    "elastable.worker.readers.formats.parquet_reader": "ParquetReader",
+    "elastable.worker.readers.numpy_reader": "NumpyReader",
+    "elastable.worker.readers.records.ragged": "RaggedArray SparseArray",
+    "elastable.worker.readers.records.reader": "Reader",
+    "elastable.worker.readers.streams.endless_reader": "EndlessReader",
+    "elastable.worker.readers.streams.stream_reader": "StreamReader",
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 _WITHOUT_KERAS = (

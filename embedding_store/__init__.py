@@ -45,31 +45,27 @@ from elastable.embedding_store.errors import (
 )
 
 if TYPE_CHECKING:
-    from elastable.embedding_store.composite import PartitionedStore, repartition
-    from elastable.embedding_store.engine import MemoryStore
+    from elastable.embedding_store.composite.moving import repartition
+    from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
     from elastable.embedding_store.optimizers.registry import register_row_optimizer
-    from elastable.embedding_store.tables import (
-        Bags,
+    from elastable.embedding_store.tables.checks import as_ids, require_finite, require_gradients, require_ids
+    from elastable.embedding_store.tables.conversion import Conversion, convert_table
+    from elastable.embedding_store.tables.grouping import (
         Coalescer,
-        EmbeddingTable,
         Grouping,
-        IndexedSlices,
         Indexer,
-        LookupStrategy,
-        TableSlices,
         coalesce,
         coalesce_many,
         group_ids,
-        lookup_many,
-        size,
         unique_ids,
-        update_many,
-        update_tables,
     )
-    from elastable.embedding_store.tables.checks import as_ids, require_finite, require_gradients, require_ids
-    from elastable.embedding_store.tables.conversion import Conversion, convert_table
     from elastable.embedding_store.tables.initial_values import initial_rows
+    from elastable.embedding_store.tables.lookups import Bags
+    from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many, update_many
+    from elastable.embedding_store.tables.table import EmbeddingTable, size
+    from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
     from elastable.embedding_store.wire.access.credentials import Credentials
     from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
     from elastable.embedding_store.wire.shared.shared_source import SharedSource
@@ -160,17 +156,19 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 
 # Loaded when first named: they need compiled kernels or a client library.
 _NAMES_OF = {
-    "composite": "PartitionedStore repartition",
-    "engine": "MemoryStore",
+    "composite.moving": "repartition",
+    "composite.partitioned_store": "PartitionedStore",
+    "engine.memory_store": "MemoryStore",
     "optimizers.base": "RowOptimizer SlotSpec",
     "optimizers.registry": "register_row_optimizer",
-    "tables": (
-        "Bags Coalescer EmbeddingTable Grouping IndexedSlices Indexer LookupStrategy TableSlices coalesce "
-        "coalesce_many group_ids lookup_many size unique_ids update_many update_tables"
-    ),
     "tables.checks": "as_ids require_finite require_gradients require_ids",
     "tables.conversion": "Conversion convert_table",
+    "tables.grouping": "Coalescer Grouping Indexer coalesce coalesce_many group_ids unique_ids",
     "tables.initial_values": "initial_rows",
+    "tables.lookups": "Bags",
+    "tables.many_tables": "LookupStrategy lookup_many update_many",
+    "tables.table": "EmbeddingTable size",
+    "tables.table_update": "IndexedSlices TableSlices update_tables",
     "wire.access.credentials": "Credentials",
     "wire.remote_store": "RemoteSource RemoteStore",
     "wire.shared.shared_source": "SharedSource",

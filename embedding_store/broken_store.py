@@ -10,7 +10,7 @@ from pathlib import Path
 import hiredis
 
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine import StoreState
+from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.support.store_url import MemoryUrl, TierOptions, file_folder

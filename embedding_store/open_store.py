@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from elastable.embedding_store.broken_store import OnBroken, broken_store
-from elastable.embedding_store.composite import PartitionedSource, PartitionedStore, ShardedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedSource, PartitionedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine import DEFAULT_EVERY_S, DEFAULT_LOG_BYTES, MemoryStore, StoreHistory, StoreTier
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, StoreHistory
+from elastable.embedding_store.engine.tiered.flusher import DEFAULT_EVERY_S
+from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
@@ -27,7 +31,7 @@ from elastable.embedding_store.support.store_url import (
     server_addresses,
     shard_urls,
 )
-from elastable.embedding_store.tables import BaseStore
+from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier

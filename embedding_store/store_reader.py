@@ -14,15 +14,11 @@ from elastable.embedding_store.contract.arrays import Bools, Float32, Int64, UIn
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier
-from elastable.embedding_store.engine import (
-    FlushedTable,
-    MemoryTable,
-    RecordLayout,
-    ReplayedTables,
-    RowParts,
-    StoreState,
-    resident_rows,
-)
+from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.engine.store_history import ReplayedTables
+from elastable.embedding_store.engine.table_rows import resident_rows
+from elastable.embedding_store.engine.tiered.store_state import FlushedTable, StoreState
+from elastable.embedding_store.engine.tiered.tier_records import RecordLayout, RowParts
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
@@ -38,7 +34,8 @@ from elastable.embedding_store.log.changes import TableImages, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.slab import anonymous_slab
-from elastable.embedding_store.tables import BaseSource, require_ids
+from elastable.embedding_store.tables.base_store import BaseSource
+from elastable.embedding_store.tables.checks import require_ids
 
 
 class FollowedTable(MemoryTable):

@@ -14,10 +14,13 @@ import numpy as np
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.tables import Bags, EmbeddingTable, IndexedSlices, lookup_many
+from elastable.embedding_store.tables.lookups import Bags
+from elastable.embedding_store.tables.many_tables import lookup_many
+from elastable.embedding_store.tables.table import EmbeddingTable
+from elastable.embedding_store.tables.table_update import IndexedSlices
 
 _DIM = 4
 _IDS = np.arange(8)

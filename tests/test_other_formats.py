@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.engine import StoreState
 from elastable.embedding_store.engine.tiered import store_state
+from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.errors import CheckpointError, ElastableError, StoreBroken, StoreFailed
 from elastable.embedding_store.log import framing
 from elastable.embedding_store.log.file_log import FileLog

@@ -23,7 +23,7 @@ from benchmarks.calls.silent_clients import SilentClients
 from benchmarks.calls.slow_clients import slow_clients
 from benchmarks.harness import Row, publish
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import encode

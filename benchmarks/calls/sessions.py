@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.calls.stub_workers import DIM, ROWS, TABLE
 from benchmarks.harness import Row, compare, publish
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec

@@ -22,7 +22,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.lookups import lookup_request
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import channel

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import SPLITS, KnowledgeGraph, Names
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import SPLITS, KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph.names import Names
 
 __all__ = ["DRAWN", "DrawnSize", "HiddenModel", "drawn_graph"]
 

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from benchmarks.harness import compare, interleaved, publish
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
@@ -29,7 +29,8 @@ from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.models.build import build_model, sample_batch
-from elastable.worker.readers import Batch, NumpyReader, Reader
+from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.readers.records.reader import Batch, Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 

@@ -20,7 +20,7 @@ from benchmarks.jobs.stores import running_redis
 from benchmarks.processes import busy_s, moved_bytes, processor_s
 from benchmarks.scale.processes import TABLE, drawn_ids, run_master, run_worker, table_spec
 from benchmarks.scale.setting import Run, Setting
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.wire.access.credentials import Credentials

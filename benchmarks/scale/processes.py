@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 
 from benchmarks.scale.setting import Setting
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store

@@ -17,7 +17,7 @@ from benchmarks.harness import Row, compare, interleaved, publish, rate
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import WEIGHT_DTYPES, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
 

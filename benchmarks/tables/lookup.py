@@ -22,9 +22,10 @@ from benchmarks.memory_pace import reading
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
-from elastable.embedding_store.tables import EmbeddingTable, lookup_many
+from elastable.embedding_store.tables.many_tables import lookup_many
+from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.process.heap import keep_freed_memory
 
 __all__ = ["filled_table", "look_up", "main"]

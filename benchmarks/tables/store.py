@@ -18,9 +18,9 @@ from benchmarks.tables.table_filling import filled_blocks
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
-from elastable.embedding_store.tables import coalesce, unique_ids
+from elastable.embedding_store.tables.grouping import coalesce, unique_ids
 from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]

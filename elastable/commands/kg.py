@@ -21,8 +21,8 @@ from elastable.embedding_store.option import Option, OptionField, option_fields,
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import SIGNAL_REASONS, OutputConsole
-from elastable.replicas.knowledge_graphs.graph import HEADERS, GraphSource
-from elastable.replicas.knowledge_graphs.scores import SCORES
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import HEADERS, GraphSource
+from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_settings
 
 _HEADER = Option(
@@ -118,7 +118,7 @@ def train(
     dataset = _with_header(dataset, header)
     found, notes = None if resume is None else newest_checkpoint_of(resume), tuple[str, ...]()
     if found is None:
-        from elastable.replicas.knowledge_graphs.graph import load_graph
+        from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
         from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings
 
         minutes = None if budget is None else _minutes(budget)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
 from elastable.commands.plan import readable_size
-from elastable.embedding_store.engine import StoreHistory
+from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.log.inspection import LogReport, inspect_log
 from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.tiers.redis.streams.redis_log import inspect_redis_log, truncate_redis_log

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
-from elastable.embedding_store.composite import plan_tables
+from elastable.embedding_store.composite.locations import plan_tables
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE

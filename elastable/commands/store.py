@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from elastable.commands.command_line import takes, without_subcommand
-from elastable.embedding_store.composite import move_job
+from elastable.embedding_store.composite.moving import move_job
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient

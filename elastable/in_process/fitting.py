@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import keras
 import numpy as np
 
-from elastable.embedding_store.composite import LocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.in_process.fit_data import FitArguments, fit_data
 from elastable.in_process.fit_seeds import fit_seeds

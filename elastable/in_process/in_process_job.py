@@ -19,7 +19,7 @@ from elastable.callbacks.averages import finalize_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
-from elastable.embedding_store.composite import LocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
@@ -45,7 +45,7 @@ from elastable.worker.keras.seeds import layers_of, same_keras_state
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model, for_model, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.offload import OffloadedEmbedding, offload_built
-from elastable.worker.readers import Reader
+from elastable.worker.readers.records.reader import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.batch_checks import batch_spec

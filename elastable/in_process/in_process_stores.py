@@ -11,11 +11,16 @@ from weakref import WeakSet
 import keras
 
 from elastable.callbacks.averages import refuse_averages
-from elastable.embedding_store.composite import LocationSettings, plan_tables, storage_of_tables, storage_of_url
+from elastable.embedding_store.composite.locations import (
+    LocationSettings,
+    plan_tables,
+    storage_of_tables,
+    storage_of_url,
+)
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.in_process.fit_seeds import FitSeeds

@@ -9,7 +9,7 @@ import keras
 from elastable.in_process.fit_data import FitArguments, fit_data, is_fit_stream
 from elastable.in_process.fitting import fit
 from elastable.in_process.on_batch import train_batch
-from elastable.worker.readers import Reader
+from elastable.worker.readers.records.reader import Reader
 
 
 def model_fit(

@@ -25,7 +25,7 @@ from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import as_tensors, build_model
-from elastable.worker.readers import Reader
+from elastable.worker.readers.records.reader import Reader
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.committer import Committer

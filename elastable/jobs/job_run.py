@@ -19,10 +19,10 @@ from elastable.callbacks.averages import finalize_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import PinKeeper
+from elastable.embedding_store.engine.pins import PinKeeper
 from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
 from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.retry import retry

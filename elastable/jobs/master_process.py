@@ -12,7 +12,7 @@ from typing import Self
 
 from rich.console import Console
 
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.url import redacted

@@ -12,7 +12,7 @@ import keras
 
 from elastable.callbacks.averages import refuse_averages
 from elastable.embedding_store.broken_store import BrokenStore, OnBroken
-from elastable.embedding_store.composite import plan_tables, refuse_sharding, storage_of_tables
+from elastable.embedding_store.composite.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ModelError, NotReady, StoreBroken, Unsupported
@@ -45,7 +45,7 @@ from elastable.worker.layers.model_tables import pretrained_rows, store_layers, 
 from elastable.worker.models.build import for_model, make_model, needs_sample, sample_batch, warn_of_batch_statistics
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.models.offload import keep_on_worker, refuse_slots_left_out
-from elastable.worker.readers import Reader
+from elastable.worker.readers.records.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step

@@ -12,7 +12,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from elastable.embedding_store.composite import PartitionedSource, ShardedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedSource
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
     ElastableError,
@@ -44,7 +45,7 @@ from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 from elastable.worker.layers.model_tables import forget_rows, store_layers
 from elastable.worker.models.build import for_model, make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
-from elastable.worker.readers import Reader
+from elastable.worker.readers.records.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.runtime.compute import MicroBatchComputer, require_same_records
 from elastable.worker.runtime.loop import Worker

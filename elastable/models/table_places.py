@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from elastable.embedding_store.broken_store import OnBroken
-from elastable.embedding_store.composite import (
+from elastable.embedding_store.composite.locations import (
     Locations,
     LocationSettings,
-    PlacedStore,
     TensorLocation,
     TensorLocationSettings,
     read_locations,
     storage_of_url,
 )
+from elastable.embedding_store.composite.partitioned_store import PlacedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store

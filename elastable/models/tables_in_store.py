@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import decays_untouched_rows, same_slots
-from elastable.embedding_store.tables import fresh_rows
+from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.keras_slots import keras_slots

@@ -13,7 +13,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import Tensor
@@ -28,7 +28,7 @@ from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
 from elastable.worker.models.build import as_tensors, for_model, make_model, needs_sample, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
-from elastable.worker.readers import Reader
+from elastable.worker.readers.records.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids

@@ -10,7 +10,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from elastable.embedding_store.composite import CompositeSource, ShardedStore
+from elastable.embedding_store.composite.composite_store import CompositeSource
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.measures import Counts, Histogram, LookupCounts
 from elastable.embedding_store.shards import ServerStatus, Shard

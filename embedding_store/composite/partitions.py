@@ -26,7 +26,7 @@ from elastable.embedding_store.native.row_gather import gather
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import deliver
+from elastable.embedding_store.tables.base_store import deliver
 
 STRATEGIES = ("token", "encoding")
 

@@ -40,7 +40,7 @@ from elastable.embedding_store.shards import (
     cut_of,
     refuse_moved,
 )
-from elastable.embedding_store.tables import require_gradients, require_ids
+from elastable.embedding_store.tables.checks import require_gradients, require_ids
 
 Answer = TypeVar("Answer")
 

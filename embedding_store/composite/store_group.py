@@ -12,7 +12,8 @@ from typing import Generic, NoReturn, TypeVar
 from elastable.embedding_store.composite.partitions import Partition, TableSplits
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine import MemoryPin, MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.pins import MemoryPin
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,

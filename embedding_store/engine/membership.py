@@ -17,7 +17,7 @@ from elastable.embedding_store.native.kernel import kernel, prefetch
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
-from elastable.embedding_store.tables import table_key, whole_ids
+from elastable.embedding_store.tables.initial_values import table_key, whole_ids
 
 
 class RowMembership:

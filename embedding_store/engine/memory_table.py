@@ -31,7 +31,9 @@ from elastable.embedding_store.native.row_directory import DirectRows, RowDirect
 from elastable.embedding_store.native.row_gather import scale_rows
 from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import TableReader, require_ids, round_update
+from elastable.embedding_store.tables.checks import require_ids
+from elastable.embedding_store.tables.row_dtypes import round_update
+from elastable.embedding_store.tables.table_reader import TableReader
 
 _FRESH_A_THREAD = 1 << 12
 _COPIED_A_THREAD = 1 << 12

@@ -15,7 +15,7 @@ from elastable.embedding_store.engine.membership import RowMembership
 from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
-from elastable.embedding_store.tables import TableReader
+from elastable.embedding_store.tables.table_reader import TableReader
 
 _PLACE_BITS = 40  # positions and places have fewer
 _PLACE = (1 << _PLACE_BITS) - 1

@@ -27,7 +27,8 @@ from elastable.embedding_store.engine.pinned_table import PinnedTable
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.tables import answer_in_order, answer_requests, look_up, require_block_rows, require_ids
+from elastable.embedding_store.tables.checks import require_block_rows, require_ids
+from elastable.embedding_store.tables.table_reader import answer_in_order, answer_requests, look_up
 
 _SPARE_S = 300.0  # for which memory of a pin is kept for the next one: pages cost more than what is written to them
 _REMEMBERED = 256  # versions whose pins are gone, for messages

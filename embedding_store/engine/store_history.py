@@ -31,7 +31,7 @@ from elastable.embedding_store.log.changes import (
 from elastable.embedding_store.log.contract import Buffer, Log
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.inspection import entry_of_version
-from elastable.embedding_store.tables import require_block, require_ids
+from elastable.embedding_store.tables.checks import require_block, require_ids
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import can_stream, gather
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.optimizers.base import RowOptimizer
-from elastable.embedding_store.tables import row_values
+from elastable.embedding_store.tables.row_dtypes import row_values
 
 
 class TableRows(ABC):

@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.shards import shard_store
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
 from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
-from elastable.embedding_store.tables import MAX_VERSION, require_finite_of, require_gradients, require_ids
+from elastable.embedding_store.tables.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
 
 _PUSH_BYTES = 1 << 10  # of a push without rows: what names it takes memory, too
 _VERSIONS_KEPT = 16  # that an asynchronous push outlives, beyond those that the pushes before it may make

@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.shards.shard_store import Measured, PushedCommit, RowSums, Slices, TableClip
-from elastable.embedding_store.tables import coalesce_many
+from elastable.embedding_store.tables.grouping import coalesce_many
 
 # Sums of squares without rounding: the same number however the values are ordered, and whoever holds which of them.
 # The square of a float32 is an integer of 48 bits times a power of two, and at least 2**-298. Squares of one power are

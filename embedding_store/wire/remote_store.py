@@ -20,7 +20,8 @@ from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, TableNotFound, Unsupported
-from elastable.embedding_store.tables import BaseSource, BaseStore, require_block_rows, require_numbers
+from elastable.embedding_store.tables.base_store import BaseSource, BaseStore
+from elastable.embedding_store.tables.checks import require_block_rows, require_numbers
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection

@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.tables import chosen_rows
+from elastable.embedding_store.tables.row_blocks import chosen_rows
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.tables import joined_rows
+from elastable.embedding_store.tables.row_blocks import joined_rows
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint
 

@@ -12,10 +12,11 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.tables import fresh_rows, put_weights, spec_in_dtype
+from elastable.embedding_store.tables.conversion import spec_in_dtype
+from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 

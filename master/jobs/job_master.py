@@ -9,7 +9,7 @@ from collections.abc import Collection
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
 from elastable.embedding_store.shards import ShardStore

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.engine import PinKeeper
+from elastable.embedding_store.engine.pins import PinKeeper
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, ShardLost, StaleVersion
 from elastable.master.api import (
     DenseSnapshot,

@@ -10,18 +10,20 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.composite import Partition, gather_rows, partition, split_ids
+from elastable.embedding_store.composite.partitions import Partition, gather_rows, partition, split_ids
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, FutureVersion, IdOutOfRange
 from elastable.embedding_store.native.intrinsics import copy_row
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import GradientPart, IndexedSlices, TableSlices, as_ids, update_tables
+from elastable.embedding_store.tables.checks import as_ids
+from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
 

@@ -17,7 +17,8 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import Coalescer, GradientPart, coalesce_many, require_gradients
+from elastable.embedding_store.tables.checks import require_gradients
+from elastable.embedding_store.tables.grouping import Coalescer, GradientPart, coalesce_many
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.exchanges import GatheredIds, RowExchange, gather_ids

@@ -10,26 +10,23 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Array, Float32, Int32
 from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.embedding_store.tables import coalesce
+from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph import (
-    KnownTriples,
-    PartitionedTriples,
-    Sharding,
-    Side,
-    StepBatch,
-    with_inverses,
-)
+from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding, with_inverses
 from elastable.replicas.knowledge_graphs.losses import Loss, SampledSoftmax, loss_function, penalty_gradients
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.sampling import (
+from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import (
     AugmentedNegatives,
-    NegativeSampler,
     RandomNegatives,
+    TypedNegatives,
+)
+from elastable.replicas.knowledge_graphs.sampling.samplers import (
     RandomSampler,
     RigidSampler,
     ShardedSampler,
-    TypedNegatives,
     frequency_weights,
 )
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
@@ -40,7 +37,7 @@ from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
     StepGradients,
 )
 from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, WholeSoftmax, distinct_queries
-from elastable.replicas.knowledge_graphs.scores import Values
+from elastable.replicas.knowledge_graphs.scores.functions import Values
 from elastable.replicas.knowledge_graphs.settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 
 _STEP = "step"

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.arrays import Bools, Float32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.scores import Values
+from elastable.replicas.knowledge_graphs.scores.functions import Values
 
 _PAIRS_A_THREAD = 8192
 

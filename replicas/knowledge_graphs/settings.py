@@ -13,9 +13,9 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.option import Option, check_options, setting
-from elastable.replicas.knowledge_graphs.graph import CORRUPTIONS, Corruption
+from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SampledSoftmax
-from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
+from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
 from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
 WHOLE_SOFTMAX = "whole-softmax"

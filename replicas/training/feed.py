@@ -16,8 +16,8 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import as_tensors
-from elastable.worker.readers import Batch, NumpyReader, Reader, as_reader
-from elastable.worker.readers.records.reader import ModelInputs, checked_indices
+from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
+from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.composite import LocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.agreement import require_same

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.composite import LocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array, Int64
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
@@ -36,8 +36,9 @@ from elastable.worker.keras.keras_callbacks import history_of
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import as_tensors, build_model, for_model, sample_batch
-from elastable.worker.readers import NumpyReader, Reader
+from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.readers.records.pytrees import Structure
+from elastable.worker.readers.records.reader import Reader
 
 StepKind = TypeVar("StepKind", bound=BatchStep)
 

@@ -12,7 +12,7 @@ from benchmarks.calls.load import Load, measure
 from benchmarks.calls.sessions import STILL, serving
 from benchmarks.calls.silent_clients import SilentClients
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

@@ -207,7 +207,7 @@ def _lay_tiers(gates: Gates) -> None:
 
 
 def _lay_store(gates: Gates, role: str) -> None:
-    from elastable.embedding_store.engine import MemoryStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.shards import Shard
 
     kind = MemoryStore if role == "store" else Shard
@@ -252,8 +252,8 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 
 
 def _stores() -> tuple[type, ...]:
-    from elastable.embedding_store.composite import PartitionedStore
-    from elastable.embedding_store.engine import MemoryStore
+    from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.wire.remote_store import RemoteStore
 
     return MemoryStore, RemoteStore, PartitionedStore

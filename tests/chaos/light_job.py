@@ -27,7 +27,7 @@ from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, record
 if TYPE_CHECKING:
     from elastable.embedding_store.contract.row_source import RowSource
     from elastable.worker.models.model_file import ModelFile
-    from elastable.worker.readers import Reader
+    from elastable.worker.readers.records.reader import Reader
     from elastable.worker.runtime.compute import Prepared
     from elastable.worker.step.train_step import StepResult
 

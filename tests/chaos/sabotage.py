@@ -16,7 +16,7 @@ from tests.chaos.stores import store_of
 
 if TYPE_CHECKING:
     from elastable.embedding_store.contract.row_data import RowBlock
-    from elastable.embedding_store.engine import MemoryStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.log.changes import CommitImages
     from elastable.master.api import Push, PushReply
     from elastable.master.commits.push_protocol import Ticket, Verdict
@@ -92,7 +92,7 @@ def _counts_twice(role: str) -> None:
 def _forgets_slots() -> None:
     """A master that restores rows without what their optimizer knew."""
     from elastable.embedding_store.contract.row_data import RowBlock
-    from elastable.embedding_store.engine import MemoryStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
 
     @_in_place_of(MemoryStore, "put")
     def put(plain: Any, self: MemoryStore, table: str, blocks: Iterable[RowBlock]) -> None:
@@ -132,7 +132,7 @@ def _forgets_an_entry() -> None:
     """A master that takes over and replays the log without the rows of its commits."""
     if os.environ["CHAOS_LIFE"] == "1":
         return
-    from elastable.embedding_store.engine import ReplayedTables
+    from elastable.embedding_store.engine.store_history import ReplayedTables
 
     @_in_place_of(ReplayedTables, "_commit")
     def commit(plain: Any, self: ReplayedTables, images: CommitImages, version: int) -> None:
@@ -142,7 +142,7 @@ def _forgets_an_entry() -> None:
 @_of("master")
 def _forgets_a_shard() -> None:
     """A recovery that takes a version back from a shard's log, and leaves its rows as the dead master left them."""
-    from elastable.embedding_store.engine import MemoryStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
 
     @_in_place_of(MemoryStore, "recover")
     def recover(plain: Any, self: MemoryStore, version: int | None = None) -> int:

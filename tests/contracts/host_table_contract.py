@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.host_table import HostTable

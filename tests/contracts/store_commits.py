@@ -9,7 +9,7 @@ from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableU
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadGradient, FutureVersion, StaleVersion, StoreFailed
-from elastable.embedding_store.tables import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_samples import FAILS, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.embedding_store.dictionary_model import ModelTable
 

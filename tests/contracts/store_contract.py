@@ -24,7 +24,7 @@ from elastable.embedding_store.errors import (
     StaleVersion,
     TableNotFound,
 )
-from elastable.embedding_store.tables import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_bags import BagContract
 from tests.contracts.store_commits import CommitContract
 from tests.contracts.store_deletions import DeletionContract

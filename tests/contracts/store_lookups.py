@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, IdOutOfRange, SpecConflict, TableNotFound
-from elastable.embedding_store.tables import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, int64, rows_by_id, update
 
 

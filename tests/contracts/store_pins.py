@@ -26,7 +26,8 @@ from elastable.embedding_store.errors import (
     StaleVersion,
     TableNotFound,
 )
-from elastable.embedding_store.tables import Bags, initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables.lookups import Bags
 from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ import pytest
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.tables import IndexedSlices, SparseGradient, TableSlices, update_tables
+from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 from tests.contracts.store_samples import dynamic, fixed, int64, rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 

@@ -19,7 +19,8 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore, StoreTier
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import (
     FutureVersion,
     IdOutOfRange,

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from elastable import Embedding, NumpyReader
-from elastable.worker.readers import Batch
+from elastable.worker.readers.records.reader import Batch
 
 RECORDS = 6400
 OPTIMIZERS = {

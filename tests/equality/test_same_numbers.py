@@ -10,7 +10,7 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.master.tasks.record_order import record_order
 from tests.equality import model as equality

@@ -12,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastable.replicas.knowledge_graphs.graph import Names, read_columns
-from elastable.worker.readers import CsvReader, ParquetReader, Reader
-from elastable.worker.readers.records.reader import ModelInputs
+from elastable.replicas.knowledge_graphs.graph.names import Names
+from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
+from elastable.worker.readers.formats.csv_reader import CsvReader
+from elastable.worker.readers.formats.parquet_reader import ParquetReader
+from elastable.worker.readers.records.reader import ModelInputs, Reader
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 

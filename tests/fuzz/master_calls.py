@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.access.credentials import Role

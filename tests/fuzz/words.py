@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import grpc
 import numpy as np
 
-from elastable.embedding_store.composite import read_locations, storage_of_url
+from elastable.embedding_store.composite.locations import read_locations, storage_of_url
 from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.native.string_ids import hash_ids

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards import Slices
-from elastable.embedding_store.tables import IndexedSlices
+from elastable.embedding_store.tables.table_update import IndexedSlices
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, error_class
@@ -31,7 +31,8 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import TrainOptions
 from elastable.master.api import Push, SyncPushId
 from elastable.master.push_check import Expected, TensorSpec, check_finite, check_push
-from elastable.worker.readers import NumpyReader, RaggedArray
+from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.readers.records.ragged import RaggedArray
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target

@@ -13,7 +13,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.shards import Slices
 from elastable.master.api import (

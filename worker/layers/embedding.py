@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.native.row_fold import COMBINERS
-from elastable.embedding_store.tables import rounded_rows
+from elastable.embedding_store.tables.row_dtypes import rounded_rows
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.id_values import plain_ids
 from elastable.worker.rows.saved_rows import SavedArrays, load_table, refuse_legacy_file, save_table

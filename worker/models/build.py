@@ -22,8 +22,8 @@ from elastable.worker.keras.seeds import global_draws, layers_of
 from elastable.worker.keras.structures import TensorBatch, TensorLike
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import keep_on_worker, offloading
-from elastable.worker.readers import RaggedArray, Reader, SparseArray
-from elastable.worker.readers.records.reader import ModelInputs
+from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
+from elastable.worker.readers.records.reader import ModelInputs, Reader
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, list_length, map_inputs
 from elastable.worker.rows.saved_rows import rows_unlisted
 from elastable.worker.rows.scope import PlanScope, entered

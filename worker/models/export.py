@@ -11,9 +11,9 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.tables import fresh_rows
+from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.worker.layers.distributed_embedding import DistributedEmbedding
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.models.offload import OffloadedEmbedding

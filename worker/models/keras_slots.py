@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import fresh_rows
+from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.worker.keras.keras_methods import built_with
 from elastable.worker.rows.store_backed import StoreBacked
 

@@ -14,7 +14,9 @@ from types import ModuleType
 import keras
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
-from elastable.worker.readers import EndlessReader, Reader, as_reader
+from elastable.worker.readers.numpy_reader import as_reader
+from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.streams.endless_reader import EndlessReader
 
 SPLITS = ("train", "validation")
 

@@ -11,7 +11,8 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.tables import joined_rows, table_key
+from elastable.embedding_store.tables.initial_values import table_key
+from elastable.embedding_store.tables.row_blocks import joined_rows
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.saved_rows import all_rows
 from elastable.worker.rows.scope import export_format

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange
 from elastable.embedding_store.native.row_fold import COMBINERS
-from elastable.embedding_store.tables import as_ids
+from elastable.embedding_store.tables.checks import as_ids
 from elastable.worker.keras.structures import TensorLike
 
 BELONGS = "the input takes {}"

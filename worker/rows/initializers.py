@@ -9,7 +9,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, variance_scaling
 from elastable.embedding_store.errors import BadSpec, Unsupported
-from elastable.embedding_store.tables import rounded_rows
+from elastable.embedding_store.tables.row_dtypes import rounded_rows
 from elastable.worker.rows.store_layer import StoreLayer
 
 

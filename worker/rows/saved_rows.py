@@ -22,10 +22,12 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, ModelError, Unsupported
 from elastable.embedding_store.optimizers.registry import same_slots
-from elastable.embedding_store.tables import joined_rows, put_weights, require_ids, rounded_rows
+from elastable.embedding_store.tables.checks import require_ids
+from elastable.embedding_store.tables.row_blocks import joined_rows, put_weights
+from elastable.embedding_store.tables.row_dtypes import rounded_rows
 from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.scope import StepScope, current_scope, export_format
 from elastable.worker.rows.store_layer import StoreLayer

@@ -20,7 +20,8 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, ModelError, Unsupported
 from elastable.embedding_store.native.string_ids import hash_ids
 from elastable.embedding_store.optimizers.registry import row_optimizer, same_slots
-from elastable.embedding_store.tables import as_ids, initial_rows, require_ids
+from elastable.embedding_store.tables.checks import as_ids, require_ids
+from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorLike

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
-from elastable.embedding_store.tables import require_ids, unique_ids
+from elastable.embedding_store.tables.checks import require_ids
+from elastable.embedding_store.tables.grouping import unique_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.shards import Slices
-from elastable.embedding_store.tables import sum_by_position
+from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Tensor
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch

@@ -14,7 +14,7 @@ from elastable.commands.command_line import takes
 from elastable.commands.model import CHECKPOINT
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
 from elastable.embedding_store.native.string_ids import hash_ids
 from elastable.embedding_store.open_store import open_reader, open_store

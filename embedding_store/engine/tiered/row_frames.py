@@ -12,7 +12,7 @@ from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, 
 from elastable.embedding_store.native.record_checks import load_first, part_stride, prefetch_bytes, record_key
 from elastable.embedding_store.native.row_gather import can_stream, gather_range, rows_ahead, rows_in_piece
 from elastable.embedding_store.native.slab import Slab
-from elastable.embedding_store.tables import any_outside
+from elastable.embedding_store.tables.checks import any_outside
 
 # Rows in frames gathered by position, a piece at a time; those without a frame are read from mapped memory
 

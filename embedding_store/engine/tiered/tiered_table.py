@@ -30,7 +30,7 @@ from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.slab import SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.support.memory_budget import RowBudget
-from elastable.embedding_store.tables import require_ids
+from elastable.embedding_store.tables.checks import require_ids
 
 
 class TierNames:

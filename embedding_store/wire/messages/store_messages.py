@@ -21,7 +21,7 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, BadSpec
-from elastable.embedding_store.tables import array_kind
+from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
 

@@ -19,7 +19,7 @@ from elastable.embedding_store.errors import BadInput, ElastableError, TableNotF
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
-from elastable.embedding_store.tables import require_ids
+from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, TableNotFound, Unsupported, VersionError
-from elastable.embedding_store.tables import require_from_outside
+from elastable.embedding_store.tables.checks import require_from_outside
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.server.handlers import Handler, control, upload

@@ -25,7 +25,9 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool, avail
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.support.memory_mapping import FileMapping
-from elastable.embedding_store.tables import TableReader, answer_requests, row_values, rows_request
+from elastable.embedding_store.tables.lookups import rows_request
+from elastable.embedding_store.tables.row_dtypes import row_values
+from elastable.embedding_store.tables.table_reader import TableReader, answer_requests
 from elastable.embedding_store.wire.messages.store_messages import require_wire_ids
 from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.shared import attachment as protocol

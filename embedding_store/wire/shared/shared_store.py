@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore, MemoryTable
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.slab import Slab, anonymous_slab
 from elastable.embedding_store.support.memory_mapping import HUGE_PAGE_BYTES, FileMapping

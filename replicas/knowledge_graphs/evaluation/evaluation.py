@@ -14,16 +14,9 @@ from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, RankingMetrics, Ranks
-from elastable.replicas.knowledge_graphs.graph import (
-    SIDES,
-    Exclusions,
-    KnownTriples,
-    PartitionedTriples,
-    Queries,
-    Sharding,
-    Side,
-    with_inverses,
-)
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
+from elastable.replicas.knowledge_graphs.graph.known_triples import Exclusions, KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding, with_inverses
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 
 

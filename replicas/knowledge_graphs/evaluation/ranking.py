@@ -11,7 +11,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Bools, Float32, Float64, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph import SIDES, Side
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 
 TIES = ("average", "optimistic", "pessimistic")
 """How to rank an answer among candidates with the same score."""

@@ -9,14 +9,10 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import (
-    SIDES,
-    KnownTriples,
-    Sharding,
-    derived_keys,
-    draw_between,
-    stream_key,
-)
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, draw_between, stream_key
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import Exclude, NegativeSampler, StepTriples
 
 _STREAM = 0x7E9E  # of a sampler's seed: which of an entity's types

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph import (
-    PartitionedTriples,
-    StepBatch,
+from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
+from elastable.replicas.knowledge_graphs.graph.randomness import (
     derived_keys,
     draw_between,
     shuffled_segments,
     stream_key,
 )
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples, WorkerTriples
 
 

@@ -13,10 +13,11 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.embedding_store.tables import coalesce, unique_ids
+from elastable.embedding_store.tables.grouping import coalesce, unique_ids
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph import SIDES, Corruption, Negatives, Side, StepBatch, stream_key
-from elastable.replicas.knowledge_graphs.scores import ScoreFunction
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Corruption, Negatives, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.randomness import stream_key
+from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import Side
+from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.functions import QueryGradients, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 

@@ -13,7 +13,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Float64
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import Side
+from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS, Comparison
 from elastable.replicas.knowledge_graphs.scores.kernels.distances import (
     affine,

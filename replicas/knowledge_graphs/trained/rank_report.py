@@ -14,8 +14,11 @@ import pyarrow.parquet
 
 from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Int32
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.evaluation import HITS, QueryRanks, TripleCandidates
-from elastable.replicas.knowledge_graphs.graph import DAMAGED, SIDES, KnowledgeGraph, Names
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import HITS, QueryRanks, TripleCandidates
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph.names import Names
+from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 
 GROUPINGS = ("relation", "category", "side")
 """What metrics can be broken down by."""

@@ -18,7 +18,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.thread_group import alone
-from elastable.replicas.knowledge_graphs.evaluation import (
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
@@ -26,21 +26,14 @@ from elastable.replicas.knowledge_graphs.evaluation import (
     TripleCandidates,
     as_asked,
 )
-from elastable.replicas.knowledge_graphs.graph import (
-    SIDES,
-    KnowledgeGraph,
-    KnownTriples,
-    Names,
-    Sharding,
-    Side,
-    checked_triples,
-    inverse_names,
-    load_graph,
-    with_inverses,
-)
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, checked_triples, with_inverses
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.scores import row_layout
-from elastable.replicas.knowledge_graphs.training import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.scores.catalogue import row_layout
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
 
 _TRIPLES = 1 << 14  # scored at once
 

@@ -17,8 +17,8 @@ from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.evaluation import Evaluation
-from elastable.replicas.knowledge_graphs.graph import GraphSource, KnowledgeGraph
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import GraphSource, KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.contract.spec import EvictionSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.series import CheckpointSeries

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import NotFinite, Unsupported
 from elastable.worker.readers.records.pytrees import Structure
 from tests.untyped import Keyword

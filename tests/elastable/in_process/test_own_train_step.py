@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
 from tests.untyped import Keyword
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import elastable as et
-from elastable.embedding_store.composite import LocationSettings, TensorLocation, TensorLocationSettings
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.open_store import open_store
 from tests.elastable.processes import CLICK_JOB, succeeded

@@ -11,7 +11,7 @@ import pytest
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
 from elastable.jobs.job_run import CheckpointWriter
 from elastable.master.api import Tensor

@@ -18,7 +18,7 @@ from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.jobs import job_hooks
 from elastable.jobs.job_hooks import JobHooks

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite import PartitionedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.process.exit_codes import ExitCode

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
 from elastable.jobs.job_hooks import UntrainedTables
 from tests.untyped import Keyword, Keywords

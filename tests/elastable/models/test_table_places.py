@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job

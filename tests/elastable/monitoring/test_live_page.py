@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.shards import ServerStatus, ShardStatus

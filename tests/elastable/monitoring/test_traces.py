@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 import elastable as et
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput, NotInstalled
 from elastable.embedding_store.measures import PROCESS, Durations, VersionTrace, carried, span
 from elastable.embedding_store.wire.channels.server_connection import TracedChannel, channel
@@ -30,7 +30,7 @@ from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
 from elastable.monitoring.tracing import exporting_traces
 from elastable.worker.models.build import build_model, sample_batch
-from elastable.worker.readers import NumpyReader
+from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.runtime.worker_measures import WorkerMeasures

@@ -14,7 +14,7 @@ from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
 from elastable.command import main
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec, JobStatus
 from elastable.master.keras.dense import DenseState

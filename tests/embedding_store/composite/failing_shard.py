@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 
 
 class FailingShard(MemoryStore):

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from elastable.embedding_store.composite import PartitionedStore, repartition
+from elastable.embedding_store.composite.moving import repartition
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
@@ -23,8 +24,8 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
-from elastable.embedding_store.tables import coalesce
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.tables.grouping import coalesce
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 from tests.file_stores import file_store

@@ -11,11 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite import PartitionedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
 from elastable.embedding_store.wire.channels.server_connection import FailoverChannel
 from elastable.embedding_store.wire.messages.frames import BodyPlan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite import read_locations, storage_of_url
+from elastable.embedding_store.composite.locations import read_locations, storage_of_url
 from elastable.embedding_store.errors import BadInput, BadSpec
 
 WHOLE = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastable.embedding_store.composite import (
+from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite import PartitionedSource, PartitionedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedSource, PartitionedStore
 from elastable.embedding_store.composite.store_group import StoreCalls
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.wire.access.credentials import Role

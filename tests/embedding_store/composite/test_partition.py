@@ -7,15 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite import Partition, PartitionedStore, global_ids, partition, split_ids
-from elastable.embedding_store.composite.partitions import Part, encoding_columns, partition_of_shards
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions import (
+    Part,
+    Partition,
+    encoding_columns,
+    global_ids,
+    partition,
+    partition_of_shards,
+    split_ids,
+)
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 DOCUMENT = [(14, 64, 4), (13, 7, 4), (5, 3, 8), (1, 1, 2)]

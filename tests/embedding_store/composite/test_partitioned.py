@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite import PartitionedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.remote_store import RemoteStore

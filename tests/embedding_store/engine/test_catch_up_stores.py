@@ -22,7 +22,7 @@ from elastable.embedding_store import (
     TableUpdate,
     repartition,
 )
-from elastable.embedding_store.composite import PlacedStore
+from elastable.embedding_store.composite.partitioned_store import PlacedStore
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
@@ -31,7 +31,7 @@ from elastable.embedding_store.engine import dense_replay
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import table_steps
-from elastable.embedding_store.tables import convert_table
+from elastable.embedding_store.tables.conversion import convert_table
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

@@ -26,7 +26,8 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore, MemoryTable
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,

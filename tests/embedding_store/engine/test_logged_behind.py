@@ -13,7 +13,8 @@ import pytest
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore, StoreHistory
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import (
     DeadlineExceeded,
     ElastableError,

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore, StoreHistory
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import BadSpec, StoreFailed
-from elastable.embedding_store.tables import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.reference_rows import row_step
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, rows_by_id

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite import PartitionedStore, PlacedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
 from elastable.embedding_store.contract.row_data import TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, joined_pins
 from elastable.embedding_store.contract.spec import (
@@ -21,8 +21,8 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.engine.before_images import BeforeImages
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
 from elastable.embedding_store.wire.remote_store import RemoteSource

@@ -26,7 +26,9 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore, StoreHistory, store_history
+from elastable.embedding_store.engine import store_history
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed, Unavailable
 from elastable.embedding_store.log import base_file
 

@@ -14,7 +14,7 @@ from elastable.embedding_store.native.number_formats import (
     scatter_half,
 )
 from elastable.embedding_store.native.slab import anonymous_slab
-from elastable.embedding_store.tables import row_values
+from elastable.embedding_store.tables.row_dtypes import row_values
 
 DIM = 64
 EVERY_NUMBER = np.arange(1 << 16, dtype=np.uint16).reshape(-1, DIM)

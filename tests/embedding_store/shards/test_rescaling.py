@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite import MovedRows, ShardedStore, move_job
+from elastable.embedding_store.composite.moving import MovedRows, move_job
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from tests.embedding_store.shards.served_shards import ServedShard

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite import ServerWatch
+from elastable.embedding_store.composite.sharded_store import ServerWatch
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.shards import Shard, ShardStatus
 from elastable.embedding_store.v1 import store_pb2

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store import errors
-from elastable.embedding_store.composite import ShardedStore, partition
+from elastable.embedding_store.composite.partitions import partition
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.shards import (
     PushedCommit,
     RowPush,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE

@@ -5,17 +5,17 @@ import pytest
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import (
-    EmbeddingTable,
+from elastable.embedding_store.tables.checks import (
     as_ids,
     require_block,
     require_finite,
     require_gradients,
     require_ids,
 )
+from elastable.embedding_store.tables.table import EmbeddingTable
 
 FIXED = TableSpec("cities", 3, 10)
 DYNAMIC = TableSpec("people", 3)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadGradient, BadIds
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.tables import Coalescer, coalesce, coalesce_many, grouping, sum_by_position
+from elastable.embedding_store.tables import grouping
+from elastable.embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many, sum_by_position
 from tests.embedding_store.tables.allocations import least_peak
 
 ids_lists = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32])), max_size=60)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite import (
+from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
@@ -19,12 +19,14 @@ from elastable.embedding_store.composite import (
 )
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate, UpdateBatch
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.engine import MemoryStore, MemoryTable
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import BadInput, BadSpec, NotFinite
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables import initial_rows, round_update
+from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables.row_dtypes import round_update
 from tests.contracts.store_samples import commit, update
 
 pytestmark = pytest.mark.parametrize("dtype", HALF_DTYPES)

@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import INITIALIZER_KINDS, InitializerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.tables import initial_rows, table_key
-from elastable.embedding_store.tables.initial_values import _philox, _standard_normal, write_initial_rows
+from elastable.embedding_store.tables.initial_values import (
+    _philox,
+    _standard_normal,
+    initial_rows,
+    table_key,
+    write_initial_rows,
+)
 
 IDS = np.array([0, -1, 5, 2**63 - 1, -(2**63), 5], np.int64)
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from elastable.embedding_store import Bags, EmbeddingTable, OptimizerSpec, RowBlock, TableSpec, size
 from elastable.embedding_store.contract.arrays import Array, Float32
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange
-from elastable.embedding_store.tables import IndexedSlices
+from elastable.embedding_store.tables.table_update import IndexedSlices
 
 RANDOM = np.random.default_rng(3)
 OFFSETS = np.array([0, 3, 3, 4, 9])

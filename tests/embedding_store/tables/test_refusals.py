@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite import PartitionedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.tables import Bags, EmbeddingTable, IndexedSlices, update_many
+from elastable.embedding_store.tables.lookups import Bags
+from elastable.embedding_store.tables.many_tables import update_many
+from elastable.embedding_store.tables.table import EmbeddingTable
+from elastable.embedding_store.tables.table_update import IndexedSlices
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

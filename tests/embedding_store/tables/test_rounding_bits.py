@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import ShardOrigin, TableSpec
-from elastable.embedding_store.tables import table_key
-from elastable.embedding_store.tables.initial_values import _philox
+from elastable.embedding_store.tables.initial_values import _philox, table_key
 from elastable.embedding_store.tables.row_dtypes import rounding_bits, rounding_key
 
 PINNED = [[21900, 26254, 59189], [59527, 28169, 38674]]

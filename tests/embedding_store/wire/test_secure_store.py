@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unauthenticated
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore

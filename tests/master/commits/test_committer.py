@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.shards import PushedCommit, Slices, TableClip, clipped_update, exact_squares, square_of
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.optimizers.registry import known_row_optimizers
 from elastable.embedding_store.shards import Slices
 from elastable.master.api import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.shards import Slices
 from elastable.master.api import AsyncPushId, JobSpec, Push

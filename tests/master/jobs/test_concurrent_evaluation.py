@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
 from elastable.master.api import DenseSnapshot, EvaluationReport, PushOutcome, Task, TaskKind
 from elastable.master.jobs.hooks import Hooks

@@ -12,7 +12,7 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadInput,

@@ -20,7 +20,7 @@ import pytest
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
 from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

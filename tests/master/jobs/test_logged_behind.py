@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.engine import MemoryStore, StoreHistory
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import StoreFailed, Unavailable
 from elastable.embedding_store.log.changes import Change, CommitImages
 from elastable.master.api import AsyncPushId, Push, PushOutcome, SyncPushId, Task, WorkerIdentity

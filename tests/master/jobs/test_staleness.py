@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, FutureVersion
 from elastable.embedding_store.shards import Slices
 from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Task, TaskKind, WorkerIdentity

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.engine import MemoryStore, StoreHistory
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import NotJoined
 from elastable.embedding_store.log.changes import Change, CommitImages
 from elastable.embedding_store.shards import Slices

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupported
 from elastable.master.keras.discovery import StoreBackedLayer, create_tables, discover_tables, store_backed_layers
 from tests.master.fakes import StoreLayer

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
 from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader

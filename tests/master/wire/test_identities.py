@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, NotJoined, PermissionDenied
 from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.access.credentials import Credentials

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from elastable.embedding_store import errors
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import status_code
 from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES

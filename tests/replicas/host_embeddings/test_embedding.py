@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import InitializerSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange, Unsupported
-from elastable.embedding_store.tables import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.embedding import HostEmbedding, create_host_embedding

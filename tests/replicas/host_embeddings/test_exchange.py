@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, SpecConflict, StoreFailed
 from elastable.embedding_store.open_store import open_store
 from elastable.replicas.groups.group import ReplicaGroup

@@ -10,7 +10,7 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import InitializerSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
@@ -20,7 +20,7 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     Unsupported,
 )
-from elastable.embedding_store.tables import initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads

@@ -5,17 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
-from elastable.replicas.knowledge_graphs.graph import (
-    KnowledgeGraph,
-    KnownTriples,
-    PartitionedTriples,
-    Sharding,
-    Side,
-    StepBatch,
-)
+from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.sampling import ShardedSampler
-from elastable.replicas.knowledge_graphs.scores import ScoreFunction
+from elastable.replicas.knowledge_graphs.sampling.samplers import ShardedSampler
+from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
 
 ENTITIES, RELATIONS, SHARDS = 501, 11, 5
 TYPE_OFFSETS = [0, 20, 60, 200, 341, 342]  # the peer's own test of its sharding: bess-kge, tests/test_sharding.py

@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.evaluation import (
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
@@ -21,7 +21,8 @@ from elastable.replicas.knowledge_graphs.evaluation import (
     QueryRanks,
     TripleCandidates,
 )
-from elastable.replicas.knowledge_graphs.graph import SIDES, KnownTriples, Queries, Side
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.settings import TrainSettings, settings_of

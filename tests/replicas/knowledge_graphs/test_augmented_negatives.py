@@ -8,11 +8,14 @@ import pytest
 from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.sampling import AugmentedNegatives, RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import AugmentedNegatives
+from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, Scored, ScoreMoving
-from elastable.replicas.knowledge_graphs.scores import score_function
+from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.graphs import run_epoch
 from tests.untyped import Keyword

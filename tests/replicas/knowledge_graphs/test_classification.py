@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.evaluation import ClassificationMetrics, Thresholds, best_threshold
-from elastable.replicas.knowledge_graphs.trained import CATEGORIES, relation_categories
+from elastable.replicas.knowledge_graphs.evaluation.classification import (
+    ClassificationMetrics,
+    Thresholds,
+    best_threshold,
+)
+from elastable.replicas.knowledge_graphs.trained.rank_report import CATEGORIES, relation_categories
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import GraphSource, load_graph, save_graph
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import GraphSource, load_graph, save_graph
 from tests.replicas.knowledge_graphs.graphs import named
 
 ENTITIES = [f'entity {k}, or "so"' if k == 3 else f"e{k}" for k in range(12)]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import Names, inverse_names, load_graph
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
 from tests.replicas.knowledge_graphs.graphs import named
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"

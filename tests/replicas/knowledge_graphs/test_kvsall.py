@@ -10,12 +10,14 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph import KnownTriples, PartitionedTriples, Sharding, Side
+from elastable.replicas.knowledge_graphs.graph.batch import Side
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.sampling import RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, WholeSoftmax, distinct_queries
-from elastable.replicas.knowledge_graphs.scores import score_function
+from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.graphs import run_epoch
 

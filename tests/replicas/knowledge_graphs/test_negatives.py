@@ -11,22 +11,12 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph import (
-    CORRUPTIONS,
-    Corruption,
-    KnownTriples,
-    PartitionedTriples,
-    Sharding,
-    StepBatch,
-)
-from elastable.replicas.knowledge_graphs.sampling import (
-    AllEntities,
-    NegativeSampler,
-    RandomNegatives,
-    RigidSampler,
-    TripleNegatives,
-    TypedNegatives,
-)
+from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.sampling.negatives import AllEntities, NegativeSampler, TripleNegatives
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
+from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
     RELATIONS,

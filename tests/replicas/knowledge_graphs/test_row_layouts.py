@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from elastable.replicas.knowledge_graphs.scores import SCORES, RowPart, row_layout, score_function
+from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, RowPart, row_layout, score_function
 
 DIM, TRIPLES = 8, 5
 Array = npt.NDArray[np.float64]

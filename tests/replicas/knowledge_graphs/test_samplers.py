@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph import PartitionedTriples, Sharding, StepBatch, with_inverses
-from elastable.replicas.knowledge_graphs.sampling import (
-    RandomNegatives,
+from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding, with_inverses
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
+from elastable.replicas.knowledge_graphs.sampling.samplers import (
     RandomSampler,
     RigidSampler,
     ShardedSampler,

@@ -11,9 +11,11 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph import Corruption, PartitionedTriples, Sharding, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.losses import LogSigmoid
-from elastable.replicas.knowledge_graphs.sampling import RandomNegatives, RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
+from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
     EmbeddingMoving,
     Scheme,
@@ -21,7 +23,7 @@ from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
     ScoreMoving,
     StepGradients,
 )
-from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
+from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
 from tests.untyped import Keyword
 
 ENTITIES, RELATIONS = 500, 10

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.replicas.knowledge_graphs.graph import PartitionedTriples, PartitionMode, Sharding, with_inverses
+from elastable.replicas.knowledge_graphs.graph.sharding import (
+    PartitionedTriples,
+    PartitionMode,
+    Sharding,
+    with_inverses,
+)
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
     RELATIONS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastable.replicas.knowledge_graphs.scores import SCORES
+from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
 from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings, settings_of
 
 SMALL = GraphSize(2_034, 32_888)  # CoDEx-S

@@ -14,16 +14,16 @@ import pytest
 from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.evaluation import Evaluation
-from elastable.replicas.knowledge_graphs.graph import KnowledgeGraph, Names
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training import (
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
     GraphCheckpoint,
     GraphCheckpoints,
-    GraphRun,
     RunProgress,
-    train_graph,
 )
+from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
 from tests.untyped import Keyword, Parsed
 
 ENTITIES = 40

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastable.embedding_store.composite import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite import LocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.trainer import ReplicaTrainer

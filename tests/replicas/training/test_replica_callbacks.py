@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite import LocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import elastable as et
-from elastable.embedding_store.composite import LocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import CheckpointError, ModelError, Unsupported
 from elastable.jobs.options import JobOptions

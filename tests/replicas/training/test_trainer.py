@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastable.embedding_store.composite import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unavailable, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup

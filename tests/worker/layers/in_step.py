@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.tables import unique_ids
+from elastable.embedding_store.tables.grouping import unique_ids
 from elastable.worker.rows.scope import PlanScope, StepScope, entered
 
 Rows = Callable[[object, np.ndarray], np.ndarray]

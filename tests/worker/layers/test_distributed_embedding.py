@@ -15,7 +15,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsupported
-from elastable.embedding_store.tables import fresh_rows
+from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.master.keras.discovery import discover_tables
 from elastable.worker.models.export import export_keras
 from elastable.worker.readers.records.pytrees import Structure

@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.contract.spec import SCALED_INITIALIZERS, InitializerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
-from elastable.embedding_store.tables import fresh_rows, initial_rows
+from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.worker.layers.embedding import EdlEmbedding, Embedding
 from tests.untyped import Keywords
 from tests.worker.layers.in_step import column, ids_as_rows, record_calls, run_in_step

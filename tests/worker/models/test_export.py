@@ -13,14 +13,14 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import build_model, make_model
 from elastable.worker.models.export import export_keras, plain_model
 from elastable.worker.models.offload import OffloadedEmbedding, bring_back, offload_built
-from elastable.worker.readers import NumpyReader
+from elastable.worker.readers.numpy_reader import NumpyReader
 
 IDS = np.random.default_rng(0).integers(0, 30, (12, 4))
 LABELS = np.zeros((12, 1), np.float32)

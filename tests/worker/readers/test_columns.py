@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers import Batch, CsvReader, ParquetReader, RaggedArray
-from elastable.worker.readers.records.reader import ModelInputs
+from elastable.worker.readers.formats.csv_reader import CsvReader
+from elastable.worker.readers.formats.parquet_reader import ParquetReader
+from elastable.worker.readers.records.ragged import RaggedArray
+from elastable.worker.readers.records.reader import Batch, ModelInputs
 from tests.untyped import Keyword
 
 

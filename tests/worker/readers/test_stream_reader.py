@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers import NumpyReader, StreamReader
-from elastable.worker.readers.streams.stream_reader import is_stream
+from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.readers.streams.stream_reader import StreamReader, is_stream
 
 X = {"user": np.arange(20, dtype=np.int32), "pair": np.arange(40.0).reshape(20, 2)}
 Y = np.arange(20, dtype=np.float32) / 3

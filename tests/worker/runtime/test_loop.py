@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     ElastableError,
@@ -37,7 +37,7 @@ from elastable.master.wire.client import MasterClient, RemoteSession
 from elastable.master.wire.master_service import master_service
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.models.build import build_model, sample_batch
-from elastable.worker.readers import NumpyReader
+from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from tests.ports import free_address

@@ -10,7 +10,7 @@ import pytest
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import IdOutOfRange, Unavailable
 from elastable.master.api import Task, TaskKind
 from elastable.worker.runtime.compute import Prepared

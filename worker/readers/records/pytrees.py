@@ -10,7 +10,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.tables import as_ids, refuse_masked
+from elastable.embedding_store.tables.checks import as_ids, refuse_masked
 from elastable.worker.readers.records.ragged import (
     Leaf,
     RaggedArray,

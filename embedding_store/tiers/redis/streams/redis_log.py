@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import count
 
-from elastable.embedding_store.engine import StoreState
+from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.errors import (
     BadInput,
     ElastableError,

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
-from elastable.replicas.knowledge_graphs.training import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
 
 __all__ = ["PEOPLE", "PLACES", "elastable", "float64_scores", "ids_of", "trained_run", "write_graph"]
 

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
-from elastable.replicas.knowledge_graphs.graph import load_graph
-from elastable.replicas.knowledge_graphs.training import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
 from tests.elastable.commands.knowledge_graphs.kg_runs import elastable, write_graph
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
-from elastable.replicas.knowledge_graphs.trained import LinkPredictor
+from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor
 from tests.elastable.commands.knowledge_graphs.kg_runs import PEOPLE, PLACES, elastable, float64_scores, ids_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job

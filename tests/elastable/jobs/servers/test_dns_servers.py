@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastable.embedding_store.composite import ShardedStore
+from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.store_url import server_addresses
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient

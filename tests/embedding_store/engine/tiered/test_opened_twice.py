@@ -10,7 +10,7 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import SpecConflict, TakenOver
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_samples import rows_by_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastable.embedding_store.engine import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_store import open_store
 
 __all__ = ["redis_store"]
