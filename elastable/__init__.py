@@ -21,8 +21,6 @@
 A name whose libraries are not installed raises `NotInstalled`, which says which extra of `elastable` brings them.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

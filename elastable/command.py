@@ -1,7 +1,5 @@
 """The `elastable` command."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """The program of one member of a replica group, in the process that `elastable.launch.member` starts for it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

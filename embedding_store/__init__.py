@@ -1,7 +1,5 @@
 """Embedding tables: what a table is, where its rows lie, how they change. Never imports TensorFlow."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
 """A store that cannot be opened any more, to be deleted so that a checkpoint can take its place."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Objects that are closed once, by a `with` block or by hand."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self

@@ -1,7 +1,5 @@
 """The one error tree of Elastable; `elastable.embedding_store.wire.channels.status_codes` maps it to gRPC."""
 
-from __future__ import annotations
-
 __all__ = [
     "BadGradient",
     "BadIds",

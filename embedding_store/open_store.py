@@ -1,7 +1,5 @@
 """Stores by URL, and read-only views of them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack

@@ -11,8 +11,6 @@ The command line is made from the same fields (`elastable.commands.command_line`
 child process with the same settings (`command_words`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields

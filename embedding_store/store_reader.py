@@ -1,7 +1,5 @@
 """A read-only view of a store whose tier and log other processes can read."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterable, Mapping

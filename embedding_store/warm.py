@@ -1,7 +1,5 @@
 """Kernels compiled before they are needed: a store that is warm answers its first lookup as fast as any other."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Time limits and intervals of a job's master."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

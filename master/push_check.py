@@ -1,7 +1,5 @@
 """Whether a push fits the job's model: everything is checked before anything changes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Moving averages (`use_ema`): what becomes of them at the end of training, and where they are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import keras

@@ -4,8 +4,6 @@ Keras copies all weights whenever an epoch was the best so far, and puts them ba
 dense weights alone; the rows of the tables, of any number, are kept in a checkpoint of that version.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Keras callbacks in a job: which can be honoured, and when they are called."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

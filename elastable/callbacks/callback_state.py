@@ -1,7 +1,5 @@
 """What callbacks remember from one epoch to the next, as a job keeps it with its versions."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

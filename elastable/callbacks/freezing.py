@@ -1,7 +1,5 @@
 """Which layers a job trains, where callbacks may freeze them and unfreeze them."""
 
-from __future__ import annotations
-
 import logging
 
 import keras

@@ -1,7 +1,5 @@
 """`elastable checkpoint list | show | verify | restore | diff`: what is saved, and what to do with it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 

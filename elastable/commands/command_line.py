@@ -1,7 +1,5 @@
 """Commands whose options are the fields of a config dataclass."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import MISSING

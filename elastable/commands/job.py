@@ -1,7 +1,5 @@
 """`elastable train`, `master`, `worker` and `serve`: the processes of a job, and a parameter server without one."""
 
-from __future__ import annotations
-
 import logging
 import os
 

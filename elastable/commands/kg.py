@@ -1,7 +1,5 @@
 """`elastable kg`: models of knowledge graphs, and how they are trained."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`elastable kg train` as one call: workers, run directory, progress, table."""
 
-from __future__ import annotations
-
 import shlex
 import threading
 import time

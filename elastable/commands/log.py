@@ -1,7 +1,5 @@
 """`elastable log show | verify | truncate`: the write-ahead log of a store."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 

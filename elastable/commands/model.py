@@ -1,7 +1,5 @@
 """`elastable evaluate`, `predict` and `export`: what to do with a trained model."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from functools import partial

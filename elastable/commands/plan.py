@@ -1,7 +1,5 @@
 """`elastable plan`: what of a model would live where, how large it is and why."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`elastable replicas`: a program in several processes that exchange arrays with each other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from elastable.commands.command_line import takes

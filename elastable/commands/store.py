@@ -1,7 +1,5 @@
 """`elastable store`: a store server, and below it what is done to a store while no job has it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import ExitStack, suppress

@@ -1,7 +1,5 @@
 """What `model.fit` takes as data, as readers: arrays, datasets, weights, splits, steps."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping

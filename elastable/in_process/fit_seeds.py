@@ -1,7 +1,5 @@
 """The seeds of `et.fit`: what the caller says, else Keras' own."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary

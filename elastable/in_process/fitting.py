@@ -1,7 +1,5 @@
 """`et.fit`: a whole job in the current process, with its own store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import keras

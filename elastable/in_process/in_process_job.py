@@ -1,7 +1,5 @@
 """A whole job in the current process: its master in the caller's thread, its worker in another thread."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

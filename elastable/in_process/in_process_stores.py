@@ -1,7 +1,5 @@
 """The stores of a job in the current process: by URL, by object, or one in memory."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import threading

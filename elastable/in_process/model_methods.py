@@ -1,7 +1,5 @@
 """`model.fit` and `model.train_on_batch` of models with tables in a store."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import keras

@@ -1,7 +1,5 @@
 """`model.train_on_batch` of a model with tables in a store: one step, in the caller's thread."""
 
-from __future__ import annotations
-
 import uuid
 
 import keras

@@ -1,7 +1,5 @@
 """What the master's process does between versions: callbacks, records, checkpoints."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """One run of a job in the master's process: its display, its callbacks and checkpoints, its results."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 import time

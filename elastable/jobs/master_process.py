@@ -1,7 +1,5 @@
 """The master's process: serves, drives the job in its main thread, and writes a run directory."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Mapping

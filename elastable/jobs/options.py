@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF009 - these calls make fields
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

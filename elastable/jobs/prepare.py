@@ -1,7 +1,5 @@
 """From a person's options to a job that is ready to run."""
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Processes that serve rows until a signal ends them: a parameter server without a model, and a store server."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A job whose store is taken over or lost fails at once, and not at its next commit."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

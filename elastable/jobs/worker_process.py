@@ -1,7 +1,5 @@
 """A worker process from its start to the end of the job."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Starts the members of a replica group by MPICH's mpiexec, watches over them, and ends them all together."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -5,8 +5,6 @@ what they have. So the process that it knows is this one, which lives until all 
 child, and takes part in MPI through the connection that it inherits.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`et.save`: a Keras model with tables in a store, into one file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

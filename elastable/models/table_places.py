@@ -1,7 +1,5 @@
 """Which tables of a model live where, and the stores to hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path

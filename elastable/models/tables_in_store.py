@@ -1,7 +1,5 @@
 """The tables of a model in the store that it is trained with, holding the rows that the model had before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

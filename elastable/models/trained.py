@@ -1,7 +1,5 @@
 """A trained model, of a checkpoint or loaded by its model file, for evaluation, prediction and export."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The checkpoints that a job has written, also before it was resumed, or could not write."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

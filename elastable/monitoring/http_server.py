@@ -1,7 +1,5 @@
 """An HTTP server in a thread of a process that does something else: bounded, plain or TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

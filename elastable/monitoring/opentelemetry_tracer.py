@@ -1,7 +1,5 @@
 """Spans by OpenTelemetry's SDK."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

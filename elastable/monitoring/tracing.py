@@ -1,7 +1,5 @@
 """Traces of a process, made by OpenTelemetry and exported by OTLP while a block runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Serves what a process shows of itself while a block runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 

@@ -1,7 +1,5 @@
 """Loss and metrics over versions, as many points as a picture needs."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Mapping

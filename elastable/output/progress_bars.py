@@ -1,7 +1,5 @@
 """What a person sees while a job runs, and at its end."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Another process of the `elastable` command, started by this one, and ended with it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the exit codes of the `elastable` command mean."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from elastable.embedding_store.errors import (

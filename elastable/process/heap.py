@@ -1,7 +1,5 @@
 """How the heap of a process that trains or serves gives memory back: seldom."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Logging of the `elastable` command: to stderr, as text or JSON, without secrets, and each thing only so often."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

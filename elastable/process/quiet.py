@@ -4,8 +4,6 @@ TensorFlow writes about drivers and CPU features straight to file descriptor 2 b
 person who sets TF_CPP_MIN_LOG_LEVEL sees all of it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

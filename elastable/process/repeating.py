@@ -1,7 +1,5 @@
 """A thread that looks at something every so often."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Settings of a command from a file and from the environment, below its command line."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

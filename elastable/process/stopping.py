@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and `| head`: a clean end first, an end at once when asked again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The version of the installed distribution; `pyproject.toml` is where it is written."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 

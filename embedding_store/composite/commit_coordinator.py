@@ -1,7 +1,5 @@
 """Commits to several stores: staged on all of them, then applied on all of them, or repaired by repeating them."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence

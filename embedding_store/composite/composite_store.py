@@ -1,7 +1,5 @@
 """Several stores as one, at one version."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

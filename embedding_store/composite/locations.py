@@ -1,7 +1,5 @@
 """Where each kind of a table's tensors lives: settings, and the plan that they make of a model's tables."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tables moved from one store to another, however either of them splits or keeps its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Tables split over several stores, by id or by column, or each table in one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from elastable.embedding_store.composite.composite_store import CompositeSource, CompositeStore

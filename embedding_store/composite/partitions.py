@@ -6,8 +6,6 @@ hold fewer, and no padding is stored. Whole: one store holds all of the table. A
 hold the table.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

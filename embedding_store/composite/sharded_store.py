@@ -1,7 +1,5 @@
 """The store servers of a job as one store: pushes split over them, and versions that all of them make together."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Several stores at one version: which tables lie on them, whether they agree, and calls to all of them at once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait

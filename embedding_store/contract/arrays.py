@@ -1,7 +1,5 @@
 """What arrays hold, as annotations say it. Docstrings give the shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A document that was read, and what reading it raises where it is not what it should be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

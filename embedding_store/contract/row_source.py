@@ -1,7 +1,5 @@
 """The contract of whatever rows are looked up in: a store, a reader of one, a pinned version."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The contract of one version of a store, readable, and of the pins that keep it."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence

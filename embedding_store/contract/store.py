@@ -1,7 +1,5 @@
 """The contract that every backend keeps: tables by name, one version at a time."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """What every tier promises: rows as records of a fixed size, kept outside of the engine's memory. No versions."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

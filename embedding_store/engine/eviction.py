@@ -3,8 +3,6 @@
 Nothing here allocates memory while it looks, so that a commit that has begun to change rows also ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

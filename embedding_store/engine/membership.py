@@ -1,7 +1,5 @@
 """Which ids of a table have rows: who is admitted, who was touched when, and who is evicted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One table in memory: its rows and their directory, what a commit does to them, and what a log keeps of that."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A table in memory as it was at a pinned version: before-images first, then the current rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pins of a store in memory: who holds which version until when, and what may be kept for them."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """A commit in memory: everything that can fail, then the rows of all tables, and what a log keeps of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a store in memory keeps in files, so that it comes back at its last version however its process ended."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import abstractmethod

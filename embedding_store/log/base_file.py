@@ -1,7 +1,5 @@
 """A whole store in one file: the changes that make it from nothing, so that the log before it can be trimmed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress

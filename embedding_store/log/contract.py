@@ -1,7 +1,5 @@
 """What every write-ahead log promises, and the log that keeps nothing."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

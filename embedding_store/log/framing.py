@@ -17,8 +17,6 @@ All integers are little-endian. Entries follow each other without gaps, and each
 that a missing file is noticed.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

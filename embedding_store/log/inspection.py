@@ -1,7 +1,5 @@
 """What lies in the folder of a log, read without opening it as a store does: nothing is locked, changed or replayed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Files of a log's folder: entries without gaps, read and checked from the beginning."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 A kernel may call kernels of any file: see `sources_of`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import inspect

@@ -6,8 +6,6 @@ the part that is cut off, so that its expectation is the number itself: exactly 
 2**-14 on, within 2**-16 of a step below. Where it would go up to infinity, rounding is to nearest.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -6,8 +6,6 @@ the position too: a record in the wrong place, or of another id, fails. No check
 record.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8

@@ -1,7 +1,5 @@
 """Where in memory an id's row lies."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bags of rows folded into one row each, in the order of their ids, without a copy of the rows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64

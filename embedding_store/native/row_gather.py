@@ -1,7 +1,5 @@
 """Rows at positions, or of ids that are marked as present, gathered in one pass over memory."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt64

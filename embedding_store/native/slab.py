@@ -1,7 +1,5 @@
 """Memory for rows: zeroed, given by the system page by page as it is touched."""
 
-from __future__ import annotations
-
 import mmap
 from typing import Generic, Protocol, TypeVar
 

@@ -9,8 +9,6 @@ string is one id in every table.
 Among n strings some two share an id, and so a row, with a probability of about n^2 / 2^65: one in 37 for 10^9 of them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

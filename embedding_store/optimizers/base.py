@@ -5,8 +5,6 @@ every step, a row here keeps its moments as they are until it has a gradient aga
 `lazy=False` makes up for that: see `elastable.embedding_store.optimizers.dense_replay`.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Formulas, defaults and hyperparameter names are those of Keras 3.15 (`keras/src/
 operation in float32, so that on rows that have a gradient at every step the numbers are Keras' own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType

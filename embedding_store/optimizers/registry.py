@@ -1,7 +1,5 @@
 """The row optimizer of a spec: fused ones by Keras' names, and those that are registered."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from elastable.embedding_store.contract.spec import OptimizerSpec

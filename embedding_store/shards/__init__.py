@@ -1,7 +1,5 @@
 """The shard of a store server: pushes of workers, kept until the master of their job says how they make a version."""
 
-from __future__ import annotations
-
 from elastable.embedding_store.shards.ownership import Claim, Move, position_of, refuse_moved
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.shard_store import (

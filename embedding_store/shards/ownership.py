@@ -1,7 +1,5 @@
 """Who owns a store server, which of how many servers it is, and where its rows went."""
 
-from __future__ import annotations
-
 import hmac
 import json
 import threading

@@ -1,7 +1,5 @@
 """What a store server does with pushes: checks them, keeps them, and makes versions of them as its owner says."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a master and workers ask of store servers: to keep, sum and commit pushes, to save rows, to say how they are."""
 
-from __future__ import annotations
-
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

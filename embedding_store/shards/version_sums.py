@@ -1,7 +1,5 @@
 """The row gradient of a version: pushes summed, measured without rounding, and clipped. The same wherever rows are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`host:port` addresses, as `--listen` and `--master` take them."""
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import dataclass, replace
 from typing import Self

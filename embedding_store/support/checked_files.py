@@ -1,7 +1,5 @@
 """Files opened with a check: secrets by their modes, and regular files alone; failures of the system by path."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

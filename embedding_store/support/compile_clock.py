@@ -1,7 +1,5 @@
 """How long this process has compiled kernels: time in which nobody else kept it waiting."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """What `pip install elastable` leaves out, and the extra that brings it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

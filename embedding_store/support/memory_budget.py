@@ -1,7 +1,5 @@
 """How much memory this process may use, and how tables share it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache

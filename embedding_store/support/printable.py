@@ -1,7 +1,5 @@
 """Text from other processes, made fit for terminals and logs."""
 
-from __future__ import annotations
-
 import unicodedata
 
 _MOST = 16_384

@@ -1,7 +1,5 @@
 """Many readers or one writer, with deadlines."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The one retry loop: repeats a call to a server that is away for a while."""
 
-from __future__ import annotations
-
 import logging
 import random
 import time

@@ -1,7 +1,5 @@
 """URLs of memory stores, file stores and partitioned stores, read."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """Defaults that most sources and stores share, made of the methods that each implements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Refuses ids, gradients, rows and commits that do not fit their table, by name and position."""
 
-from __future__ import annotations
-
 import math
 import os
 from numbers import Integral, Real

@@ -1,7 +1,5 @@
 """A table in another dtype: from the store that trained it to one that serves it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -5,8 +5,6 @@ fold in the order of occurrence, in float32. Threads own disjoint ranges of
 unique ids, so results are the same to the bit for any number of threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -10,8 +10,6 @@ fixes to the bit: no value depends on a machine's math library, on the batch,
 on the order or on threads.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What is looked up, and into which memory: ids or bags of ids, checked against their table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

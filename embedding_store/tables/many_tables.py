@@ -1,7 +1,5 @@
 """Many tables at once: lookups, side by side in one buffer or each in separate memory, and updates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, get_args, overload
 

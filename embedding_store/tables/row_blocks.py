@@ -1,7 +1,5 @@
 """Blocks of rows: made, chosen from, joined, and found where a store can only be scanned."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

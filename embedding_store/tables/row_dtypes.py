@@ -1,7 +1,5 @@
 """How a table's dtype keeps its weights: in 32, 16 or 8 bits, and how an update is rounded."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """One table of a store, as whoever uses embedding tables without a cluster holds it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Reading a table in memory: ids to positions, positions to rows, and initial values for the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """From gradients by occurrence to new rows: grouped once, summed, one optimizer step a row, in one commit."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A store that another process serves, to read and to write, over gRPC."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Compares two checkpoints: which tables, rows and tensors differ, and by how much."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

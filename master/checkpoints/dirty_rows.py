@@ -1,7 +1,5 @@
 """Which rows changed since the last checkpoint: collected where every commit passes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Restores checkpoints: to any store, other shards or dtype, all tables or some, weights alone, or into a new job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The rows of one table as files: all of them, or those that changed and the ids of all that there are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a master does for checkpoints whose rows store servers write: which rows, where, and whether all is there."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Mapping

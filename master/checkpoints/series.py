@@ -1,7 +1,5 @@
 """The checkpoints of one job: full ones, and increments based on them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Writes checkpoints while training continues, whole or not at all, and removes old ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence

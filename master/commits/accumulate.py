@@ -1,7 +1,5 @@
 """Many pushes -> one: sums in micro-batch order, so that the order of arrival changes no bit. Rows: how to sum them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Keras' gradient clipping, over dense gradients and tables together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

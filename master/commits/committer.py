@@ -1,7 +1,5 @@
 """Pushes -> the next version: accumulate, clip, commit the rows, apply the dense part."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

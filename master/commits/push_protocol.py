@@ -1,7 +1,5 @@
 """What sync and async mode decide differently: leases, names of pushes, when a version is due, what is resumed."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence

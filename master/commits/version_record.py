@@ -1,7 +1,5 @@
 """Everything of a version but its rows, as the bytes that a store keeps with it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

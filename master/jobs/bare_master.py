@@ -1,7 +1,5 @@
 """A parameter server without a model: clients create tables, look up, and push."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Collection, Mapping

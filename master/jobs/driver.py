@@ -1,7 +1,5 @@
 """The thread that makes versions: commits, evaluations, and the hooks between them; what it counts and logs."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

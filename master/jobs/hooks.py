@@ -1,7 +1,5 @@
 """Callbacks of the process that drives a job, called between versions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from elastable.master.commits.accumulate import Accumulated

@@ -1,7 +1,5 @@
 """The master: leases tasks, takes pushes, and makes one version after the other."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """The state that a master's threads share. Not thread-safe: `Master` guards it with its lock; nothing here waits."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a server needs of a master: calls that wait give back their threads."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from concurrent.futures import Future
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """What workers wait for at a job: tasks, versions, commits. Nothing here blocks: whoever changes the job says so."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future

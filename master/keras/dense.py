@@ -1,7 +1,5 @@
 """The dense part of the one authoritative model: variables, states, and one or several Keras optimizers."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

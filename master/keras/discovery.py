@@ -1,7 +1,5 @@
 """Finds the store-backed embedding layers of a model and what tables they need."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

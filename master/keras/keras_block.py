@@ -1,7 +1,5 @@
 """Any Keras optimizer as a row optimizer: Keras itself, run on the gathered block."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

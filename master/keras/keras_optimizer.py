@@ -1,7 +1,5 @@
 """What `compile()`'s optimizer becomes for tables, and what of it is refused by name."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The model's metrics, from summed metric state: an AUC is merged as counts, never as an average."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import keras

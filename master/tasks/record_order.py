@@ -1,7 +1,5 @@
 """The seeded order of an epoch's records: the same in every process, on every NumPy."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Which records make which version: a pure function of the job, never of its workers."""
 
-from __future__ import annotations
-
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import JobSpec, Task, TaskKind
 

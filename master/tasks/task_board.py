@@ -1,7 +1,5 @@
 """Which worker gets which micro-batch, who holds it and until when. Not thread-safe: the master's lock guards it."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field

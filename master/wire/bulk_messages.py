@@ -1,7 +1,5 @@
 """The bulk calls of a master as frames, and back: dense variables, gradients, metric state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The Master service: decodes calls, hands them to a `MasterApi`, encodes the answers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The plain data of `elastable.master.api`'s control calls as protobuf messages, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Authenticates workers: every worker's name belongs to the secret that it joined with."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Replicas that succeed or fail together: settings are compared, and an error on one is raised on all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A replica group whose members are threads of this process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A host embedding without a framework: collective lookups and updates on NumPy arrays, and its state by name."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """How a host embedding is trained: optimizer, learning rate and gradient accumulation."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The options of a host embedding's table, compared across replicas, and the cost of a step by strategy."""
 
-from __future__ import annotations
-
 import hashlib
 import numbers
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Trains a knowledge-graph model over a replica group, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Losses of triples against candidates (log-sigmoid, margin, softmax) and penalties on embeddings, with gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

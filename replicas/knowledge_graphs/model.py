@@ -1,7 +1,5 @@
 """A worker's part of a model: weights and optimizer state of its shard of the entities, and of all relations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Settings of knowledge-graph training: all but the graph that its numbers depend on; defaults by model and size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace

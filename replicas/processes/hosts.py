@@ -1,7 +1,5 @@
 """Which processes share a host, and the addresses of this host."""
 
-from __future__ import annotations
-
 import os
 import socket
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """mpi4py's MPI, imported so that it neither starts at import nor waits at exit for members that have gone."""
 
-from __future__ import annotations
-
 import sys
 
 import mpi4py

@@ -1,7 +1,5 @@
 """MPICH's shared-memory files, which it leaves behind when its processes are killed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The inputs of `fit`, `evaluate` and `predict`, and which of their records a replica takes of every global batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

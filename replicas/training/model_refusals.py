@@ -1,7 +1,5 @@
 """Refuses models and losses that cannot be trained over replicas."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

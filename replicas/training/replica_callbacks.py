@@ -1,7 +1,5 @@
 """Keras callbacks on replicas: which are supported, and what replicas must agree on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import keras

@@ -1,7 +1,5 @@
 """The training state of one model over replicas, and the step that all replicas take together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

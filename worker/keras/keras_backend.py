@@ -1,7 +1,5 @@
 """Checks the backend before Keras is imported, and names what runs as soon as it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Helpers for Keras callbacks: type check, batch hooks, history."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

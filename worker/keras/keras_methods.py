@@ -1,7 +1,5 @@
 """`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 

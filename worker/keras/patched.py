@@ -1,7 +1,5 @@
 """Replaces a method of Keras for a while, in one thread only."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator

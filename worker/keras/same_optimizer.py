@@ -5,8 +5,6 @@ again. Here a table's spec holds them, and every `fit` traces anew. So a change 
 rate, which is a variable, and, of eager models, for what their layers read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

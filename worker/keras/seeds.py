@@ -1,7 +1,5 @@
 """Random numbers that depend on the micro-batch, not on the process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -1,7 +1,5 @@
 """Names for the values that Keras and TensorFlow pass around: tensors of every kind, and structures of them."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import tensorflow as tf

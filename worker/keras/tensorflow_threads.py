@@ -1,7 +1,5 @@
 """Sets TensorFlow's thread counts, which are part of the job because they affect rounding."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, ElastableError

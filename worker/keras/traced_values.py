@@ -4,8 +4,6 @@ Keras traces its step once after `compile` and trains on with the trace, whateve
 here every `fit` traces anew. So what was changed between two trainings is refused. Eager models read it every time.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import types

@@ -1,7 +1,5 @@
 """The layers of a model whose tables live in a store, and the rows their tables begin with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

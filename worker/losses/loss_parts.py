@@ -1,7 +1,5 @@
 """The parts of a micro-batch's loss that a version combines differently, and metrics that are means of such parts."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """What operations make of tensors that hold values of a batch record by record: the rules of `Origins`."""
 
-from __future__ import annotations
-
 import math
 import string
 from collections.abc import Callable, Hashable, Mapping, Sequence

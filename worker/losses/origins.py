@@ -1,7 +1,5 @@
 """What a tensor of a traced step holds of its batch: nothing, how many records there are, or values of each record."""
 
-from __future__ import annotations
-
 import sysconfig
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache

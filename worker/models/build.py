@@ -1,7 +1,5 @@
 """Builds a model and checks that it can be trained."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Exports a trained model as a plain Keras model that runs without Elastable."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Slots of tables as Keras optimizers have them: taken over from variables, and in Keras files."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass

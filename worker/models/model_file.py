@@ -1,7 +1,5 @@
 """The model file: what a user's Python file defines for a job."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

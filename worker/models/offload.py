@@ -1,7 +1,5 @@
 """Moves the tables of plain Keras embeddings to the store, and small tables of a store to the workers."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Records in NumPy arrays, in memory or memory-mapped; any data as a Reader."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

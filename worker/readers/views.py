@@ -1,7 +1,5 @@
 """Readers that wrap another reader: a part of its records, or class weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import copy
 

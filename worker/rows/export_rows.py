@@ -1,7 +1,5 @@
 """Rows of a store as constants of an exported graph, which runs without a store."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

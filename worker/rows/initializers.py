@@ -1,7 +1,5 @@
 """Initial values of rows: the distributions of Keras initializers, and rows that are given or drawn as a whole."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import numpy.typing as npt

@@ -1,7 +1,5 @@
 """The current scope decides where an embedding call reads its rows."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence

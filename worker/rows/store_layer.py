@@ -1,7 +1,5 @@
 """What a layer with its table in a store looks like to the modules that serve it."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import keras

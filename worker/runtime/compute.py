@@ -1,7 +1,5 @@
 """Computes one micro-batch, from its task to its gradients."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The worker's main loop: join, take tasks, look up rows, compute, report, until the job ends."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

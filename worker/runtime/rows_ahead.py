@@ -1,7 +1,5 @@
 """Prefetches the rows of the next micro-batch while the current one is computed."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue

@@ -1,7 +1,5 @@
 """Leases, reads and plans tasks ahead of time, in a separate thread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

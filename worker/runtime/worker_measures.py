@@ -1,7 +1,5 @@
 """What a worker counts and profiles, and which trace its work belongs to."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

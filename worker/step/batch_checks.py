@@ -1,7 +1,5 @@
 """Signatures of batches, and checks: structure, dtypes, shapes, NaN and Inf; errors name the column."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The id plan: the part of a step that computes ids from a batch, as a separate compiled function."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Sequence

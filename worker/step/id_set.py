@@ -1,7 +1,5 @@
 """Id sets: the unique ids of a batch, and the row index of every position."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

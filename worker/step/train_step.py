@@ -1,7 +1,5 @@
 """The compiled steps: evaluation, training with the loss of `compile()`, and a model's own `train_step`."""
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Keras' `trainable` flags in a job, which are in force from the trace of a step to the next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

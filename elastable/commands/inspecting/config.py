@@ -1,7 +1,5 @@
 """`elastable config show`: what a command would be told by a file and by the environment."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`elastable lookup`: rows of a running job, a store or a checkpoint."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

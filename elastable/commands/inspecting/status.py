@@ -1,7 +1,5 @@
 """`elastable status`: how far a job is, once or again and again."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Where a job begins: anew, at a checkpoint, or at the current version of a store that outlived its master."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Where the store servers of a job are: listed, registered in a Redis, or behind one DNS name."""
 
-from __future__ import annotations
-
 import re
 import socket
 import time

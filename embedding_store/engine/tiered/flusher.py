@@ -1,7 +1,5 @@
 """Writing behind: changed rows go to the tier by and by, and the log is trimmed after them."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Frames: room in memory for some of a table's rows, and which row has which."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

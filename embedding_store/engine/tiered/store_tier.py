@@ -1,7 +1,5 @@
 """A store's side of its tier: its tables there, what is written behind, and how the store comes back."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rows of a table with a tier behind: all of them in memory while there is room, else the hot ones in frames."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ own, and the weights follow one of them:
 Everything else about an optimizer only matters where there is a gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

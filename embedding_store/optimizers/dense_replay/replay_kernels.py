@@ -5,8 +5,6 @@ was never updated. What its step asks for is a row in a table of coefficients (s
 columns stands in a kernel by itself: LLVM runs these many columns at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The steps that one table has taken, as far back as some row has not followed them."""
 
-from __future__ import annotations
-
 import math
 import threading
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """A file of items of one size, at positions 0, 1, 2, ...: mapped to be read, and where that is safe to be written."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

@@ -1,7 +1,5 @@
 """One table of a file tier: a file of records, and a file that says whose record lies at each position."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One Redis, as the tier and the log of a store share it: its servers, and who may write there."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

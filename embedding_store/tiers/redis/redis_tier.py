@@ -1,7 +1,5 @@
 """The tier in Redis or Valkey: one server, a Cluster, or what Sentinels name."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

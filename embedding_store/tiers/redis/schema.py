@@ -38,8 +38,6 @@ replica that lagged). An id without a field has no record: the row was never
 updated, and reads its initial value.
 """
 
-from __future__ import annotations
-
 import binascii
 import re
 

@@ -1,7 +1,5 @@
 """Where a Redis store is, read from its URL, and how to log in."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A client's connection to one server: its channel, its deadline, its retries."""
 
-from __future__ import annotations
-
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence

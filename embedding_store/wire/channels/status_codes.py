@@ -1,7 +1,5 @@
 """The one translator between Elastable's errors and gRPC status codes."""
 
-from __future__ import annotations
-
 import logging
 from urllib.parse import quote
 

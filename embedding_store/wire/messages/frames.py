@@ -1,7 +1,5 @@
 """Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy (docs/wire.md)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """Replies of rows, gathered straight into the frames that carry them, and sent while the rest is gathered."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time

@@ -1,7 +1,5 @@
 """Table specs, commits, blocks of rows and ids as messages and frames, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain

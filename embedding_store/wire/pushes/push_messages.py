@@ -1,7 +1,5 @@
 """The calls of store servers as messages and frames, and back: pushes, versions of them, saved rows, status."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise

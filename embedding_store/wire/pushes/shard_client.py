@@ -1,7 +1,5 @@
 """A store server, as its owner and as workers call it."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

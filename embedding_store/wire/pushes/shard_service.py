@@ -1,7 +1,5 @@
 """The StoreServer service: pushes of workers, versions of them, and what only the owner of a store server changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

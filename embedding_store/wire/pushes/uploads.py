@@ -1,7 +1,5 @@
 """Gradients handed to a master or to a store server: in frames, or in memory where the server is on this host."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

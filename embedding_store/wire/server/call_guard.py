@@ -1,7 +1,5 @@
 """Keeps calls that cost their client nothing from taking a server's threads (how: docs/decisions.md)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The calls of the EmbeddingStore service that are about pins, and what other calls read of a pin."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass, replace

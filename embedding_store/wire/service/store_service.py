@@ -1,7 +1,5 @@
 """The EmbeddingStore service: decodes calls, hands them to a store, encodes the answers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The calls of the EmbeddingStore service that change the store, where the server allows it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

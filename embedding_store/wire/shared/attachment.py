@@ -13,8 +13,6 @@ sends the token that it was given over gRPC, and one byte that says what it want
 Each packet is JSON, with descriptors attached.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

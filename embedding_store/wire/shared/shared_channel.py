@@ -1,7 +1,5 @@
 """Shared-memory channels: arrays that a process passes to another one of its host without sending them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A memory store whose rows other processes of the host read for themselves, and the server that lets them."""
 
-from __future__ import annotations
-
 import errno
 import hmac
 import logging

@@ -1,7 +1,5 @@
 """The file system that checkpoints are stored on: the interface, and the one of this machine."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

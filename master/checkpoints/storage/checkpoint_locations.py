@@ -1,7 +1,5 @@
 """Where checkpoints are: folders and URLs, and the names of checkpoints in them."""
 
-from __future__ import annotations
-
 import logging
 import re
 import uuid

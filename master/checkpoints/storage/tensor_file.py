@@ -1,7 +1,5 @@
 """Tensors in the safetensors format: written without a copy, read as views of the bytes that were checked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Ranks of true answers among candidates, one window at a time; mean reciprocal rank and Hits@k."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ A worker's triples are those whose head is on its shard, in n blocks of p: block
 "Triple b of a worker" counts through the blocks, `b = j * p + k`. Worker and shard are the same number.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

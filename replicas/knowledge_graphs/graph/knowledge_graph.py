@@ -1,7 +1,5 @@
 """A knowledge graph: how the user names it, its triples with names and ids, reading and writing it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

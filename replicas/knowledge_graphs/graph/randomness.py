@@ -5,8 +5,6 @@ a key is the mixed `key + (i + 1) * golden`. A number below `bound` is the upper
 values none is favoured by more than `bound / 2**32`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int32, Int64, UInt64

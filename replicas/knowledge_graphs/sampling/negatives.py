@@ -1,7 +1,5 @@
 """Candidates of a step: what all kinds share, their masks, and those that are not drawn: all entities, listed ones."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace

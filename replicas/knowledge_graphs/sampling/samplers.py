@@ -1,7 +1,5 @@
 """Batch samplers: a step's triples, as many from every shardpair, each once an epoch or drawn; and their weights."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Schemes of losses over all entities: whole-softmax, and kvsall."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Float64, Int32, Int64

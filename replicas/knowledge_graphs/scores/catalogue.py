@@ -1,7 +1,5 @@
 """Score functions by name, and what the columns of an entity's and of a relation's row are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

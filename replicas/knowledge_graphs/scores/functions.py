@@ -1,7 +1,5 @@
 """Score functions: how plausible a triple is, and how that changes with its embeddings."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

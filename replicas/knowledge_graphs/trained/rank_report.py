@@ -1,7 +1,5 @@
 """Ranks of a trained model by relation, category and side, and in files; and lists of candidates from files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

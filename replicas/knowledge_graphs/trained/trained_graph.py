@@ -1,7 +1,5 @@
 """A trained model of a run directory, loaded once: its scores, its answers by names, and its embeddings in files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence

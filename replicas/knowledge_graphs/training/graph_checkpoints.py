@@ -1,7 +1,5 @@
 """Checkpoints of knowledge-graph models: one safetensors file and a manifest with checksums, committed by rename."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

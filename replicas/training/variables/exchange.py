@@ -1,7 +1,5 @@
 """The collectives of a step: many tensors in few messages, each over its sharding domain."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

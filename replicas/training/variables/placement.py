@@ -4,8 +4,6 @@ The rules are those of PopART's replicated tensor sharding (`TensorLocation.repl
 `minElementsForReplicatedTensorSharding`, sharding domains, and overrides by name that know no threshold).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The balanced split of a tensor's elements into equal buffers: arithmetic only, no communication."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeVar
 

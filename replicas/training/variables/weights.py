@@ -1,7 +1,5 @@
 """The variables of a model over replicas: sharded, gathered for use, updated in parts."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

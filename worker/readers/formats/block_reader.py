@@ -1,7 +1,5 @@
 """The base of readers of files: columns of all files as one table, decoded in blocks, the last used ones kept."""
 
-from __future__ import annotations
-
 import re
 import threading
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """Records of an endless stream: each is trained once, and only the last few batches are kept."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Runs a user's `train_step`, written with `et.step`: `step.apply` computes a gradient to push, not an update."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn

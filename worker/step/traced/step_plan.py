@@ -1,7 +1,5 @@
 """The plan of a user's `train_step`: which gradients it applies, and to what."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

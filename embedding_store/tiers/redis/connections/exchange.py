@@ -1,7 +1,5 @@
 """Bulk requests and replies on several connections at once, by one thread."""
 
-from __future__ import annotations
-
 import select
 from abc import ABC, abstractmethod
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """One socket to one Redis server, whose every wait ends at a `Deadline`, and idle ones kept for the next caller."""
 
-from __future__ import annotations
-
 import ipaddress
 import math
 import select

@@ -1,7 +1,5 @@
 """What a server may answer to each command, and what its error replies mean."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Replies to the requests of `record_requests`, decoded as they arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

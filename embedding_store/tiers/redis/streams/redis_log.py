@@ -1,7 +1,5 @@
 """The write-ahead log of a store in Redis: a Redis Stream."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -12,8 +12,6 @@ same value: what the server still has to execute of that connection fails by
 its WATCH. After that the stream's newest entry tells.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a query is compared with candidates by: the half of a score function that costs time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Minus a distance of a query from its candidates: of vectors, complex numbers, linear forms, points from boxes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Float64, Int64

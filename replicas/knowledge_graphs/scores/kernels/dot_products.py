@@ -4,8 +4,6 @@ BLAS' own threads spin while they wait for each other: two of them take 1.5 time
 product, and more where another process needs the cores. Blocks do not depend on the number of threads, so no bit does.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import threading
