@@ -137,8 +137,8 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._streams >= MOST_STREAMS:
-            told = f"{MOST_STREAMS} pages are open already\n"
-            await PlainTextResponse(told, 503, {"Retry-After": "10"})(scope, receive, send)
+            message = f"{MOST_STREAMS} pages are open already\n"
+            await PlainTextResponse(message, 503, {"Retry-After": "10"})(scope, receive, send)
             return
         self._streams += 1
         gone = asyncio.ensure_future(_gone(receive))

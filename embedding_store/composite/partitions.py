@@ -248,7 +248,7 @@ def _refuse_encoding(spec: TableSpec, optimizer: RowOptimizer, shards: int) -> N
         reason = "updates whole rows" if optimizer.whole_rows else "does not say whether it does (`whole_rows`)"
         raise Unsupported(
             f"table {spec.name!r}: the encoding partition splits rows, which needs an optimizer that updates columns "
-            f"apart, and {optimizer.told_name!r} {reason}; use the token partition"
+            f"apart, and {optimizer.shown_name!r} {reason}; use the token partition"
         )
     if spec.dtype == "int8":
         raise Unsupported(

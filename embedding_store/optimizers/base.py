@@ -113,7 +113,7 @@ class RowOptimizer(ABC):
     dense_form: DenseForm | None = None
 
     @property
-    def told_name(self) -> str:
+    def shown_name(self) -> str:
         """Its name in messages."""
         return self.spec.name
 

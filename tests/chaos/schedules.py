@@ -127,12 +127,12 @@ class Schedule:
     store: str = "memory"
 
     def __str__(self) -> str:
-        told = "; ".join(map(str, self.faults)) or "no fault"
+        description = "; ".join(map(str, self.faults)) or "no fault"
         where = "" if self.kind in _OLDER else f" on {self.store}"
         return (
             f"{self.kind} {self.seed}{where}: {self.shape.model}, {self.shape.optimizer} x {self.shape.grads_to_wait}, "
             f"{self.workers} workers, a checkpoint every {self.checkpoint_every} versions, an evaluation every "
-            f"{self.evaluate_every}, transport {self.transport}: {told}"
+            f"{self.evaluate_every}, transport {self.transport}: {description}"
         )
 
 

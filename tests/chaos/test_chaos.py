@@ -43,8 +43,8 @@ _OLDER = {"memory": "f6082e8537b87aeb", "redis": "ca5ef36fa88abbdc", "served": "
 
 def test_a_schedule_is_a_pure_function_of_its_seed() -> None:
     for kind, digest in _OLDER.items():
-        told = "\n".join(str(schedule_of(kind, seed)) for seed in range(300))
-        assert hashlib.sha256(told.encode()).hexdigest()[:16] == digest
+        description = "\n".join(str(schedule_of(kind, seed)) for seed in range(300))
+        assert hashlib.sha256(description.encode()).hexdigest()[:16] == digest
     for kind in KINDS:
         assert schedule_of(kind, 17) == schedule_of(kind, 17)
         assert len({str(schedule_of(kind, seed)) for seed in range(50)}) == 50

@@ -134,7 +134,7 @@ class ReplicaContract:
 
     def test_bytes_sent_are_those_to_others(self, run: Run) -> None:
         def work(group: ReplicaGroup) -> list[int]:
-            told = []
+            sent = []
             for exchange in (
                 lambda: group.all_gather(np.zeros(10, np.float32)),
                 lambda: group.all_to_all(np.zeros((3, 10), np.float32)),
@@ -143,8 +143,8 @@ class ReplicaContract:
             ):
                 before = group.bytes_sent
                 exchange()
-                told.append(group.bytes_sent - before)
-            return told
+                sent.append(group.bytes_sent - before)
+            return sent
 
         assert run(3, work) == [[80, 80, 160, 0]] * 3
 
@@ -161,7 +161,7 @@ class ReplicaContract:
             run(2, calls)
 
     @pytest.mark.parametrize(
-        ("calls", "told"),
+        ("calls", "message"),
         [
             (lambda group, x: group.all_reduce(x, ("sum", "max")[group.rank]), "all_reduce sum .*all_reduce max"),
             (lambda group, x: group.all_reduce(x[: 3 + group.rank]), r"all_reduce sum of .*\[3\].*\[4\]"),
@@ -174,17 +174,17 @@ class ReplicaContract:
         ],
     )
     def test_reductions_that_differ_are_told(
-        self, run: Run, calls: Callable[[ReplicaGroup, Array], object], told: str
+        self, run: Run, calls: Callable[[ReplicaGroup, Array], object], message: str
     ) -> None:
         def work(group: ReplicaGroup) -> object:
-            with pytest.raises(BadInput, match=told):
+            with pytest.raises(BadInput, match=message):
                 calls(group, np.arange(4.0))
             return group.all_reduce(np.ones(3)).tolist()  # nothing was exchanged, and the group is usable
 
         assert run(2, work) == [[2.0] * 3] * 2
 
     @pytest.mark.parametrize(
-        ("call", "told"),
+        ("call", "message"),
         [
             (lambda group: group.all_to_all(np.zeros((3, 2))), r"an array \[2, ...\].*got \[3, 2\]"),
             (lambda group: group.reduce_scatter(np.float32(1)), r"an array \[2, ...\].*got \[\]"),
@@ -196,8 +196,8 @@ class ReplicaContract:
             (lambda group: group.subgroup(CommGroup("consecutive", 3)), "3 does not divide 2 replicas"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, run: Run, call: Callable[[ReplicaGroup], object], told: str) -> None:
-        with pytest.raises(BadInput, match=told):
+    def test_what_cannot_be_is_refused(self, run: Run, call: Callable[[ReplicaGroup], object], message: str) -> None:
+        with pytest.raises(BadInput, match=message):
             run(2, call)
 
     def test_one_that_does_not_come_is_named(self, run: Run) -> None:

@@ -229,7 +229,9 @@ def _pin(m: Mutator) -> Seed:
 
 def _plain(kind: type[Message], **fields: Keyword) -> Call:
     """A call of one small message; fields that are functions are asked for each case."""
-    return Call(lambda m: (kind(**{name: told(m) if callable(told) else told for name, told in fields.items()}), b""))
+    return Call(
+        lambda m: (kind(**{name: value(m) if callable(value) else value for name, value in fields.items()}), b"")
+    )
 
 
 def _table(m: Mutator) -> str:

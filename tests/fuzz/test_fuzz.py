@@ -32,8 +32,8 @@ GENEROUS = 0.5  # of memory; `make fuzz` holds to a tenth of it, over far more r
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_case_ends_without_a_name(target: type[Target]) -> None:
-    told: list[str] = []
-    report = Campaign([target], seconds=SECONDS, seed=1, scale=0.3, tell=told.append).run()
+    messages: list[str] = []
+    report = Campaign([target], seconds=SECONDS, seed=1, scale=0.3, tell=messages.append).run()
     assert not report.findings, "\n".join(report.findings)
     assert report.cases
     assert report.growth < GENEROUS, [f"{held >> 20} MiB" for held in report.memory]

@@ -74,7 +74,7 @@ def page(found: dict[str, list[tuple[str, str]]]) -> str:
     """The page as Markdown."""
     parts = [_HEAD.format(version=keras.__version__)]
     for section, rows in found.items():
-        lines = [f"| {name.replace('|', chr(92) + '|')} | {told} |" for name, told in rows]
+        lines = [f"| {name.replace('|', chr(92) + '|')} | {text} |" for name, text in rows]
         parts.append(
             "\n".join([f"## {section}", "", "| a program says | with tables in a store |", "| --- | --- |", *lines, ""])
         )

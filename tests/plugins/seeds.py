@@ -46,9 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draws a random seed once, for all processes of the run."""
-    told = getattr(config, "workerinput", {}).get(_KEY)  # by the process that started this one
-    if told is not None:
-        config.option.seed = told
+    given = getattr(config, "workerinput", {}).get(_KEY)  # by the process that started this one
+    if given is not None:
+        config.option.seed = given
     elif config.option.seed == "random":
         config.option.seed = f"random {random.SystemRandom().randrange(2**31)}"
     drawn = str(config.option.seed).startswith("random ")

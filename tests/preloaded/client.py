@@ -152,11 +152,11 @@ def run_preloaded(
             process.kill()
             process.wait(60)
             raise
-        told = []
+        messages = []
         for file in (out, err):
             file.seek(0)
-            told.append(file.read().decode())
-    return subprocess.CompletedProcess(process.args, code, *told)
+            messages.append(file.read().decode())
+    return subprocess.CompletedProcess(process.args, code, *messages)
 
 
 def _descriptor(file: int | IO[bytes] | IO[str]) -> int:

@@ -103,7 +103,7 @@ class StoreRegistry(Closing):
                 f"every number of the {self.count or MOST_SERVERS} store servers at {self.url} is held by another one"
             )
         return (
-            f"store server {number} of {self.url} is {_told(self.found().get(number))}: end it first, or start this "
+            f"store server {number} of {self.url} is {_shown(self.found().get(number))}: end it first, or start this "
             "one with another --number"
         )
 
@@ -158,8 +158,8 @@ class StoreRegistry(Closing):
         return ("HSET", self._known, str(number), address)
 
     def _before(self) -> dict[int, str]:
-        (told,) = self._call([("HGETALL", self._known)])
-        pairs = zip(told[::2], told[1::2], strict=True)
+        (reply,) = self._call([("HGETALL", self._known)])
+        pairs = zip(reply[::2], reply[1::2], strict=True)
         found = {int(number): address.decode("ascii", "replace") for number, address in pairs if number.isdigit()}
         try:
             return {number: str(Address.parse(found[number])) for number in found if number < MOST_SERVERS}
@@ -215,7 +215,7 @@ class Registration(Closing):
 
         def renewed(held: bytes | None) -> Sequence[Command]:
             if held is not None and held.partition(b" ")[0].decode("ascii", "replace") != self._secret:
-                raise TakenOver(f"another process is store server {self.number} now, {_told(_address(held))}")
+                raise TakenOver(f"another process is store server {self.number} now, {_shown(_address(held))}")
             kept: list[Command] = [("SET", key, value, "PX", str(int(self._lease_s * 1000)))]
             address = value.partition(" ")[2]
             return [*kept, self._registry.known(self.number, address)] if address else kept
@@ -245,5 +245,5 @@ def _address(held: bytes | None) -> str | None:
         return None
 
 
-def _told(address: str | None) -> str:
+def _shown(address: str | None) -> str:
     return "about to start elsewhere" if address is None else f"at {address}"

@@ -39,7 +39,7 @@ class Half(keras.callbacks.Callback):
         return 1
 
 
-def told(*callbacks: keras.callbacks.Callback, epochs: int) -> tuple[object, ...]:
+def states_after(*callbacks: keras.callbacks.Callback, epochs: int) -> tuple[object, ...]:
     """The callbacks, after so many epochs of equal loss."""
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -54,13 +54,13 @@ def told(*callbacks: keras.callbacks.Callback, epochs: int) -> tuple[object, ...
 def test_of_keras_own_what_they_count_and_compare_with() -> None:
     stopping = keras.callbacks.EarlyStopping("val_loss", min_delta=0.5, patience=9)
     reducing = keras.callbacks.ReduceLROnPlateau("loss", patience=9, min_delta=0.5)
-    states = states_of(told(stopping, reducing, keras.callbacks.LambdaCallback(), epochs=4))
+    states = states_of(states_after(stopping, reducing, keras.callbacks.LambdaCallback(), epochs=4))
     assert states == {
         "EarlyStopping": {"wait": 3, "best": 1.0, "best_epoch": 0, "stopped_epoch": 0},
         "ReduceLROnPlateau": {"wait": 3, "best": 1.0, "cooldown_counter": 0},
     }
     again = keras.callbacks.EarlyStopping("val_loss", min_delta=0.5, patience=9)
-    told(again, epochs=0)
+    states_after(again, epochs=0)
     restore_states([again], {"EarlyStopping": states["EarlyStopping"]})
     again.on_epoch_end(4, {"val_loss": 0.7})  # better by less than min_delta, whose sign belongs to its first look
     assert (again.wait, again.best) == (4, 1.0)

@@ -44,8 +44,8 @@ def fixture_folder(tmp_path: Path) -> str:
 
 
 def test_a_log_is_shown(folder: str) -> None:
-    told = json.loads(run("show", folder, "--json"))
-    assert told == {
+    output = json.loads(run("show", folder, "--json"))
+    assert output == {
         "base": None,
         "base_version": 0,
         "base_bytes": 0,
@@ -138,10 +138,10 @@ def fixture_in_redis(redis_url: str) -> str:
 
 
 def test_a_log_in_redis_is_shown_and_verified(in_redis: str) -> None:
-    told = json.loads(run("show", in_redis, "--json"))
-    assert (told["first"], told["last"], told["flushed"]) == (4, 7, 4)
-    assert (told["version"], told["base_version"], told["changes"]) == (6, 3, {"CommitImages": 4})
-    assert told["rows"] == 3 + 4 + 5 + 6
+    output = json.loads(run("show", in_redis, "--json"))
+    assert (output["first"], output["last"], output["flushed"]) == (4, 7, 4)
+    assert (output["version"], output["base_version"], output["changes"]) == (6, 3, {"CommitImages": 4})
+    assert output["rows"] == 3 + 4 + 5 + 6
     assert "version 3, entry 4: rows are in the store up to there" in run("show", in_redis)
     assert run("verify", in_redis.replace("://", "://default:@")) == "whole: entries 4 to 7, version 6\n"
     with tiered(in_redis) as store:

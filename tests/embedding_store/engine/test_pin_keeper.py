@@ -68,7 +68,7 @@ def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture, m
         with caplog.at_level(logging.WARNING), PinKeeper(pin, 0.01, "a test") as keeper:
             until_renewed(store)
             assert keeper.gone is None
-            assert [told.version for told in store.pins()] == [1]
+            assert [kept_pin.version for kept_pin in store.pins()] == [1]
             monkeypatch.setattr(type(pin), "close", broken)
         monkeypatch.undo()
         assert caplog.messages == [

@@ -106,9 +106,9 @@ REFUSED: dict[str, tuple[Callable[[EmbeddingTable], object], type[Exception], st
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused(table: EmbeddingTable, what: str) -> None:
-    call, error, told = REFUSED[what]
+    call, error, message = REFUSED[what]
     before, version = table.lookup(np.arange(100)), table.store.version()
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         call(table)
     assert table.store.version() == version
     np.testing.assert_array_equal(table.lookup(np.arange(100)), before)

@@ -88,14 +88,14 @@ def test_a_service_that_is_not_ready_is_told_and_so_is_the_whole() -> None:
         check = health_pb2_grpc.HealthStub(channel).Check
         names = (STORE_SERVICE, "other.Service", "")
 
-        def told() -> list[bool]:
+        def reported() -> list[bool]:
             replies = [check(health_pb2.HealthCheckRequest(service=name), timeout=60) for name in names]
             return [reply.status == health_pb2.HealthCheckResponse.SERVING for reply in replies]
 
-        assert told() == [False, True, False]
+        assert reported() == [False, True, False]
         assert server.health.not_ready() == {STORE_SERVICE: "the store does not answer"}
         why[0] = None
-        assert told() == [True, True, True]
+        assert reported() == [True, True, True]
 
 
 def test_calls_are_counted_by_method_and_code() -> None:

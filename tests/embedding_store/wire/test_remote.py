@@ -210,8 +210,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_requests_of_a_raw_client_are_refused(server: GrpcServer, case: str) -> None:
-    frames, told = MALFORMED[case]
-    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError, match=told) as caught:
+    frames, message = MALFORMED[case]
+    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError, match=message) as caught:
         list(channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)(iter(frames), timeout=60))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert dict(caught.value.trailing_metadata())[ERROR_KEY] in ("BadInput", "BadIds")  # type: ignore[arg-type, index]
@@ -226,7 +226,7 @@ def test_a_small_lookup_of_many_rows_is_sent_to_the_stream(stub: store_pb2_grpc.
 
 
 @pytest.mark.parametrize(
-    ("reply", "told"),
+    ("reply", "message"),
     [
         ([], "ended before its first frame"),
         ([(0, 2, "float32", bytes(24))], "0 rows of table"),
@@ -236,7 +236,7 @@ def test_a_small_lookup_of_many_rows_is_sent_to_the_stream(stub: store_pb2_grpc.
     ],
 )
 def test_an_answer_that_makes_no_sense_is_a_failure_and_never_rows(
-    reply: list[tuple[int, int, str, bytes]], told: str
+    reply: list[tuple[int, int, str, bytes]], message: str
 ) -> None:
     def lookup(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for count, dim, dtype, body in reply:
@@ -248,7 +248,7 @@ def test_an_answer_that_makes_no_sense_is_a_failure_and_never_rows(
     with (
         GrpcServer("127.0.0.1:0", [service]) as server,
         RemoteSource(server.address, 60) as remote,
-        pytest.raises(errors.StoreFailed, match=told) as caught,
+        pytest.raises(errors.StoreFailed, match=message) as caught,
     ):
         remote.lookup({"t": np.arange(1)})
     assert server.address in str(caught.value)

@@ -180,7 +180,7 @@ def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"mode": "sync", "staleness_bound": 3}, "staleness_bound is for mode async"),
         ({"mode": "sync", "staleness_modulation": "inverse"}, "staleness_modulation is for mode async"),
@@ -191,8 +191,8 @@ def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
         ({"staleness_modulation": "half"}, "staleness_modulation 'half': use none or inverse"),
     ],
 )
-def test_jobs_that_cannot_be(changes: dict[str, object], told: str) -> None:
-    with pytest.raises(BadSpec, match=told):
+def test_jobs_that_cannot_be(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(BadSpec, match=message):
         JobSpec(**{"mode": "async", **changes})  # type: ignore[arg-type]
 
 

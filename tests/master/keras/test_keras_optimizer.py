@@ -103,9 +103,9 @@ def test_every_optimizer_of_keras_is_decided() -> None:
     assert there - decided - multi == set()
 
 
-@pytest.mark.parametrize(("told", "make"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(told: str, make: Callable[..., object]) -> None:
-    with pytest.raises(Unsupported, match=told):
+@pytest.mark.parametrize(("message", "make"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(message: str, make: Callable[..., object]) -> None:
+    with pytest.raises(Unsupported, match=message):
         table_optimizer(make())
 
 

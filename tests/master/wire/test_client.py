@@ -364,13 +364,13 @@ def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
         stub = master_pb2_grpc.MasterStub(MetadataChannel(channel, SESSION_KEY, bytes(16)))
         joined = stub.Join(master_pb2.JoinRequest(incarnation="w"), timeout=60)
         next(joined)  # type: ignore[call-overload]
-        for call, told in (
+        for call, message in (
             (lambda: stub.LeaseTasks(master_pb2.LeaseTasksRequest(wait_ms=-1), timeout=60), "wait_ms -1"),
             (lambda: next(stub.Join(master_pb2.JoinRequest(), timeout=60)), "incarnation is empty"),  # type: ignore[call-overload]
             (lambda: stub.ReportGradient(iter([]), timeout=60), "ended before its first frame"),
             (lambda: stub.ReportEvaluation(iter([master_pb2.EvaluationFrame(body=b"a")]), timeout=60), "no header"),
         ):
-            with pytest.raises(grpc.RpcError, match=told) as caught:
+            with pytest.raises(grpc.RpcError, match=message) as caught:
                 call()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 

@@ -166,7 +166,7 @@ def test_more_workers_than_entities_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"model": "Complexity"}, "score function 'Complexity'"),
         ({"loss": "hinge"}, "loss='hinge': must be one of whole-softmax, kvsall, log-sigmoid"),
@@ -195,8 +195,8 @@ def test_more_workers_than_entities_are_refused() -> None:
         ({"loss_scale": 0.0}, "loss_scale"),
     ],
 )
-def test_invalid_settings_are_refused(change: dict[str, object], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_invalid_settings_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         TrainSettings.from_json({**TrainSettings().as_json(), **change})
 
 

@@ -187,8 +187,8 @@ def test_a_job_goes_on_where_a_partition_came_back_older(server: Server, client:
     expected = trained_in(url, tmp_path / "kept", dump)
     for key, content in older.items():
         client.restore(key, 0, content, replace=True)
-    told = r"has lost data of partition \d of table 'fixed'.*Go back to a checkpoint"
-    with pytest.raises(StoreBroken, match=told):
+    message = r"has lost data of partition \d of table 'fixed'.*Go back to a checkpoint"
+    with pytest.raises(StoreBroken, match=message):
         open_store(url)
     goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
 
