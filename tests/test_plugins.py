@@ -79,7 +79,7 @@ class TestSeeds:
         assert drawn(suite, "--seed", "1") != drawn(suite)
         assert drawn(suite, "--seed", "random") != drawn(suite, "--seed", "random")
 
-    def test_a_random_seed_is_told_and_can_be_given_again(self, suite: pytest.Pytester) -> None:
+    def test_a_random_seed_is_printed_and_can_be_given_again(self, suite: pytest.Pytester) -> None:
         suite.makepyfile(DRAWS)
         draws, seed = draws_and_seed(suite.runpytest_inprocess("-s", "-q", "--seed", "random"))
         assert drawn(suite, "--seed", seed) == draws

@@ -31,7 +31,7 @@ __all__ = ["measured", "shares"]
 
 _WARM_VERSIONS = 5
 _START_S = 240.0
-_PROBED = 200  # versions; processor time is told in hundredths of a second
+_PROBED = 200  # versions; processor time is counted in hundredths of a second
 _PROBED_WORKERS = 4
 
 # One process imports what all of them need; those of a job are forked from it.

@@ -79,15 +79,15 @@ _HTTP = _network(
     metavar="HOST:PORT", unset="off",
 )  # fmt: skip
 _CLIENT_CALLS = _network(
-    "Calls of one client (a connection) under way or waiting at this server; for one more it is told so, and waits.",
+    "Calls of one client (a connection) under way or waiting at this server; a client retries further calls later.",
     at_least=16, metavar="N",
 )  # fmt: skip
 _CLIENT_BYTES = _network(
-    "Bytes of requests of one client that this server receives at once; for more it is told so, and waits.",
+    "Bytes of requests of one client that this server receives at once; a client retries further requests later.",
     metavar="SIZE", unset="a sixteenth of the memory, at least 512 MiB",
 )  # fmt: skip
 _CLIENT_RATE = _network(
-    "Calls a second that one client may make at this server; for one more it is told so, and waits.",
+    "Calls a second that one client may make at this server; a client retries further calls later.",
     at_least=10, metavar="N", unset="no limit",
 )  # fmt: skip
 _TRANSPORT = _network(

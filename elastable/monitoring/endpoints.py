@@ -112,7 +112,7 @@ async def _in(threads: ThreadPoolExecutor, read: Callable[[], T]) -> T:
 
 
 MOST_STREAMS = 32
-"""Streams at once; whoever asks for one more is told to come later."""
+"""Streams at once; one more request is answered with 503 and Retry-After."""
 
 _EVERY_S = 1.0
 _LOOK_S = 0.1  # from the end of the process to the last event

@@ -47,7 +47,7 @@ class OpenTelemetryTracer:
     """A `Tracer` of OpenTelemetry.
 
     The ids of a version's trace, and of the span that it consists of, are a hash of the job and the version: workers
-    find the trace without being told, and all processes take the same versions where a sampler takes only some
+    find the trace without a message, and all processes take the same versions where a sampler takes only some
     (`OTEL_TRACES_SAMPLER`).
 
     Args:

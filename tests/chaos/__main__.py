@@ -103,7 +103,7 @@ def print_noticed(runs: Sequence[Run]) -> int:
         missed += not right
         problem = run.divergences[0] if run.divergences else "no divergence"
         print(f"{run.sabotage:<22} {'' if right else 'WRONG: '}{problem}")
-    print(f"errors on purpose        {len(runs)}, not told right {missed}", flush=True)
+    print(f"errors on purpose        {len(runs)}, not reported right {missed}", flush=True)
     return int(missed > 0)
 
 

@@ -31,13 +31,13 @@ _MESSAGE_BYTES = 1 << 16
 GATES = {
     "prepared": "a worker has read and planned a micro-batch",
     "looked-up": "a worker has the rows of a micro-batch",
-    "computed": "a worker has computed a micro-batch and told nobody",
+    "computed": "a worker has computed a micro-batch and not sent it",
     "reported": "a worker has the answer to its push",
     "arrived": "the push of a micro-batch is at the master, not counted",
     "counted": "the push of a micro-batch is counted, not answered",
     "commit": "a version is about to be committed",
     "rows": "the rows of a version are committed, perhaps not all else",
-    "version": "a version stands and is acknowledged",
+    "version": "a version is committed and acknowledged",
     "half": "of several shards one has made a version, and the others have not",
     "disk": "the n-th file operation on checkpoints, or on a file store, in one life of a master",
     "restore": "the n-th block of rows restored in one life of a master",
@@ -180,11 +180,11 @@ def _lay_master(gates: Gates) -> None:
     _around(Master, "run", before=lambda master, *_: gates.tell(begins=master.progress().version))
     _around(Committer, "commit", before=lambda _, version, *__: gates.reach("commit", version))
 
-    def stands(_: object, version: int, *__: object) -> None:
+    def committed(_: object, version: int, *__: object) -> None:
         gates.tell(version=version)
         gates.reach("version", version)
 
-    _around(JobHooks, "on_version", before=stands)
+    _around(JobHooks, "on_version", before=committed)
     for kind in _stores():
         _around(kind, "commit", after=lambda _, __, commit, *___: gates.reach("rows", commit.version))
         _around(kind, "put", after=_counting(gates, "restore"))

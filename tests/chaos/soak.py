@@ -125,7 +125,7 @@ class _Soak:
                 cluster.turn()
             wrong = [f"{process.role} {process.number} was left over" for process in cluster.processes.values()]
             wrong += [] if cluster.over else ["the job did not end in time"]
-            # A worker that was told to leave by the master's end is not meant here.
+            # A worker that was sent away by the master's end is not meant here.
             wrong += [f"gave up: {what} ({count})" for what, count in cluster.gave_up.items()]
         finally:
             left = cluster.close()

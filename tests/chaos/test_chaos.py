@@ -63,4 +63,4 @@ def test_disturbed_jobs_end_as_undisturbed_ones(server_binary: Path) -> None:
 def test_errors_on_purpose_are_noticed(server_binary: Path) -> None:
     """A suite that does not notice a record trained twice, or slots that are lost, notices nothing."""
     noticed = chaos(server_binary, ["--noticed"])
-    assert "not told right 0" in noticed
+    assert "not reported right 0" in noticed

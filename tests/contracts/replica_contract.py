@@ -148,7 +148,7 @@ class ReplicaContract:
 
         assert run(3, work) == [[80, 80, 160, 0]] * 3
 
-    def test_members_that_differ_are_told(self, run: Run) -> None:
+    def test_members_that_differ_are_reported(self, run: Run) -> None:
         def lengths(group: ReplicaGroup) -> object:
             return group.all_gather(np.zeros(2 + group.rank, np.float32))
 
@@ -173,7 +173,7 @@ class ReplicaContract:
             ),
         ],
     )
-    def test_reductions_that_differ_are_told(
+    def test_reductions_that_differ_are_reported(
         self, run: Run, calls: Callable[[ReplicaGroup, Array], object], message: str
     ) -> None:
         def work(group: ReplicaGroup) -> object:
@@ -210,9 +210,9 @@ class ReplicaContract:
                 group.all_gather(np.zeros(2))
             with pytest.raises((DeadlineExceeded, Unavailable), match="rank 1"):  # it has failed once and for all
                 group.barrier()
-            return "told"
+            return "failed"
 
-        assert run(3, work, deadline_s=20.0) == ["told", None, "told"]
+        assert run(3, work, deadline_s=20.0) == ["failed", None, "failed"]
 
     def test_one_that_leaves_fails_the_others_by_its_rank(self, run: Run) -> None:
         def work(group: ReplicaGroup) -> str:
@@ -224,9 +224,9 @@ class ReplicaContract:
                 part.barrier()
             with pytest.raises(Unavailable, match=r"rank 2 has left.* no such entity"):
                 group.barrier()
-            return "told"
+            return "failed"
 
-        assert run(3, work) == ["told", "told", "left"]
+        assert run(3, work) == ["failed", "failed", "left"]
 
     def test_one_that_fails_inside_its_group_says_by_what(self, run: Run) -> None:
         def inside(group: ReplicaGroup) -> None:
@@ -238,9 +238,9 @@ class ReplicaContract:
         def work(group: ReplicaGroup) -> str:
             with pytest.raises((ValueError, Unavailable), match="no such entity"):
                 inside(group)
-            return "told"
+            return "failed"
 
-        assert run(2, work) == ["told", "told"]
+        assert run(2, work) == ["failed", "failed"]
 
     def test_one_that_raises_raises_for_all(self, run: Run) -> None:
         def work(group: ReplicaGroup) -> None:

@@ -125,7 +125,7 @@ class PinContract:
         before, rows = whole(pinning), read(pinning)
         with pinning.pin() as pin:
             pinning.delete("cities", PLACES[::3])
-            assert read(pinning) != rows  # the version stands, and this is what it has come to
+            assert read(pinning) != rows  # the version is committed, and this is what became of it
             assert (read(pin), whole(pin)) == (rows, before)
 
     def test_admission_and_eviction_do_not_show_in_a_pin(self, store: EmbeddingStore) -> None:
@@ -175,7 +175,7 @@ class PinContract:
         with pytest.raises(StaleVersion, match="version 2"):
             pinning.pin(2)
 
-    def test_what_is_kept_is_told(self, pinning: EmbeddingStore) -> None:
+    def test_what_is_kept_is_reported(self, pinning: EmbeddingStore) -> None:
         with pinning.pin():
             (pin,) = pinning.pins()
             assert (pin.version, pin.rows) == (2, 0)
@@ -312,7 +312,7 @@ class PinContract:
                     blocks = [block.weights for block in pin.scan("t", 100)]
                     if (np.concatenate(blocks) != pin.version()).any() or sum(map(len, blocks)) != 256:
                         failures.append(f"version {pin.version()} was not scanned whole")
-            except Exception as error:  # noqa: BLE001 - told by the test
+            except Exception as error:  # noqa: BLE001 - reported by the test
                 failures.append(repr(error))
 
         step()

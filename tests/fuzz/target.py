@@ -84,7 +84,7 @@ class Target(ABC):
 
 
 def _name(error: ElastableError) -> str:
-    """Of the nearest class that a client is told of."""
+    """Of the nearest class that a client receives."""
     return next(base.__name__ for base in type(error).__mro__ if base.__name__ in errors.__all__)
 
 

@@ -84,7 +84,7 @@ class Failing(Target):
         raise RuntimeError("the server is gone")
 
 
-def test_what_is_found_is_told_with_what_to_say_to_see_it_again() -> None:
+def test_what_is_found_is_reported_with_how_to_see_it_again() -> None:
     report = Campaign([Failing], cases=12, seed=5).run()
     assert report.cases == 12
     assert "--seed 5 --only failing --first 6 --cases 1" in report.findings[0]

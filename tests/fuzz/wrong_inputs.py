@@ -136,7 +136,7 @@ def gradient_of(m: Mutator, count: int) -> Flawed:
 
 
 def one_of(m: Mutator, *parts: Callable[[bool], Flawed]) -> tuple[list[Any], str]:
-    """The parts of an input, of which at most one has a flaw; each is told whether it must be right."""
+    """The parts of an input, of which at most one has a flaw; each gets whether it must be right."""
     chosen, flaw = m.random.randrange(len(parts)), ""
     values = []
     for place, part in enumerate(parts):

@@ -65,7 +65,7 @@ def verdicts(sections: dict[str, list[Case]]) -> tuple[dict[str, list[tuple[str,
                 rows.append((case.name, verdict(case)))
             except Different as difference:
                 wrong.append(str(difference))
-            except Exception as error:  # noqa: BLE001 - told with the others, and the page is not written
+            except Exception as error:  # noqa: BLE001 - reported with the others, and the page is not written
                 wrong.append(f"{case.name}: {type(error).__name__}: {error}")
     return found, wrong
 

@@ -62,7 +62,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The seed, to run the same again: at the end, as `-q` leaves out what is told at the beginning."""
+    """The seed, to run the same again: at the end, as `-q` leaves out what is printed at the beginning."""
     if str(terminalreporter.config.option.seed).startswith("random "):
         terminalreporter.write_line(f"seed: {_seed_of(terminalreporter.config)}")
 

@@ -58,7 +58,7 @@ def test_names_shapes_and_dtypes_count(folders: tuple[Path, Path], other: dict[s
     assert [line.strip() for line in compare(*folders)[0].differences] == [message]
 
 
-def test_a_missing_job_is_told(folders: tuple[Path, Path]) -> None:
+def test_a_missing_job_is_reported(folders: tuple[Path, Path]) -> None:
     (folders[0] / "job.npz").rename(folders[0] / "gone.npz")
     gone, job = compare(*folders)
     assert str(job) == "job: NOT COMPARED, the old commit has no such job"

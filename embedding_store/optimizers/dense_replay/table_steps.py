@@ -123,7 +123,7 @@ class TableSteps:
             self._begin_view()
 
     def forget(self, before: int) -> None:
-        """Is told that no row is behind step `before`: replay epochs that end by then are forgotten."""
+        """Drops the replay epochs that end by step `before`, which no row is behind."""
         gone = sum(replay_epoch.now <= before for replay_epoch in self._replay_epochs[:-1])
         if gone:
             self._replay_epochs, self._ends = self._replay_epochs[gone:], self._ends[gone:]

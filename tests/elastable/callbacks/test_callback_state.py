@@ -89,7 +89,7 @@ def test_what_cannot_be_kept_or_taken_is_named() -> None:
         restore_states([Counts(), Counts()], {"Counts": 1, "Counts 2": "refused"})
 
 
-def test_those_that_came_begin_anew_and_those_that_went_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_those_that_came_begin_anew_and_those_that_went_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     new = Counts("new")
     with caplog.at_level(logging.WARNING):
         restore_states([new], {"EarlyStopping": {"wait": 1}})

@@ -1,4 +1,4 @@
-"""`elastable checkpoint`: what is saved, told to people and to programs."""
+"""`elastable checkpoint`: what is saved, shown to people and to programs."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_every_model_has_defaults_that_can_be() -> None:
         default_settings("Nothing")
 
 
-def test_a_budget_ends_training_and_is_told(graph: Path, tmp_path: Path) -> None:
+def test_a_budget_ends_training_and_is_reported(graph: Path, tmp_path: Path) -> None:
     options = ("--dim", "8", "--epochs", "1000000", "--evaluate-every", "1000000", "--budget", "6s")
     done = CliRunner().invoke(app, ["kg", "train", str(graph), *options, "--run-dir", str(tmp_path)])
     assert done.exit_code == 0, done.output

@@ -112,7 +112,7 @@ def test_a_log_does_not_go_back_before_its_base(folder: str) -> None:
 
 @contextmanager
 def tiered(url: str) -> Iterator[MemoryStore]:
-    """A store with rows and log in Redis, flushed when it is told to, that ends as if its process were killed."""
+    """A store with rows and log in Redis, flushed on request, that ends as if its process were killed."""
     with closing(RedisPlace(url)) as place, RedisLog(place) as log:
         store = MemoryStore()
         store.keep_tier(StoreTier(RedisTier(place), log, 1 << 20), every_s=1e6)

@@ -200,7 +200,7 @@ def test_numbers_drawn_without_a_seed_in_inference_too_are_keras_own(subclassed:
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
-def test_what_an_evaluation_changes_in_a_state_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_evaluation_changes_in_a_state_is_dropped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Counting(keras.layers.Layer):
         def build(self, input_shape: object) -> None:
             self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")

@@ -20,7 +20,7 @@ DEADLINE_S = 100.0
 
 
 def survive(alive: list[int], victim: int) -> str:
-    """What this member is told as `victim` is killed."""
+    """The error that this member gets as `victim` is killed."""
     comm = world_communicator(DEADLINE_S)
     group = MpiGroup.of(comm, alive, DEADLINE_S)
     part = group.subgroup(CommGroup("consecutive", 2)) if len(alive) == 4 else group

@@ -51,7 +51,7 @@ def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
     assert ran.code == ExitCode.BAD_INPUT
     assert ran.err.splitlines()[-1].startswith("BadInput: rank 1 on ")
     assert ran.err.splitlines()[-1].endswith("failed with exit code 3: BadInput: no such entity")
-    for rank in (0, 2):  # told by rank 1 itself
+    for rank in (0, 2):  # reported by rank 1 itself
         message = "elastable.embedding_store.errors.Unavailable: rank 1 has left the group: BadInput: no such entity"
         assert f"[{rank}] {message}" in ran.err
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))

@@ -42,7 +42,7 @@ def test_a_pin_outlives_its_lease_until_its_keeper_is_closed() -> None:
         keeper.close()
 
 
-def test_a_pin_that_is_gone_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pin_that_is_gone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with filled() as store, PinKeeper(store.pin(), 0.01, "a test") as keeper, caplog.at_level(logging.WARNING):
         commit(store, {"cities": update(int64(1, 2), 4)})
         keeper.pin.close()

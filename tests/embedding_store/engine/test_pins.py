@@ -295,7 +295,7 @@ def test_pins_come_and_go_beside_commits_and_readers() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_one_of_several_stores_let_go_of_is_told_apart_by_its_time(order: int) -> None:
+def test_what_one_of_several_stores_let_go_of_is_known_by_its_time(order: int) -> None:
     ending, lasting = PinStatistics(2, 0.002, 1, 10), PinStatistics(2, 59.9, 4, 40)
     still_both = [ending, lasting][::order]
     for pins in ([still_both, [lasting]], [[lasting], still_both]):

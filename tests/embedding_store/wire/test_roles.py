@@ -1,4 +1,4 @@
-"""Who may do what: readers, workers and administrators at real servers, told apart by token or certificate."""
+"""Who may do what: readers, workers and administrators at real servers, known by token or certificate."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoi
         ),
     ],
 )
-def test_another_model_is_told_by_the_table_that_differs(
+def test_another_model_is_recognized_by_the_table_that_differs(
     whole: Checkpoint, tables: dict[str, TableSpec], message: str
 ) -> None:
     refuse_other_model(whole, {spec.name: spec for spec in SPECS})
@@ -189,7 +189,7 @@ def test_equal_checkpoints_have_no_difference(whole: Checkpoint, tmp_path: Path)
     assert all(table.same for table in compare_tables(whole, other))
 
 
-def test_differences_are_told_with_their_size(tmp_path: Path) -> None:
+def test_differences_are_reported_with_their_size(tmp_path: Path) -> None:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         commit(store, {"fixed": [1, 2, 3], "dynamic": [7, 8]})
         first = saved(tmp_path, store)

@@ -571,7 +571,7 @@ def test_what_is_given_back_is_taken_again() -> None:
         store.delete("fixed", np.array([1]))
         commit(store, {"fixed": [9]})
         third = dirty.take(3)
-        assert ids_of(third, "fixed") == [1, 2, 3]  # nobody told of the commit
+        assert ids_of(third, "fixed") == [1, 2, 3]  # no notice of the commit
         assert ids_of(dirty.take(3), "fixed") == []
 
 

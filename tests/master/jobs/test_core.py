@@ -47,7 +47,7 @@ VERSIONS = 8  # 23 records in micro-batches of 3, two to a version, twice
 
 
 class Diary(Hooks):
-    """Writes down what it is told, and by which thread."""
+    """Writes down each notification, and its thread."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, int]] = []
@@ -440,7 +440,7 @@ def test_a_hook_that_raises_fails_the_job() -> None:
     assert "ZeroDivisionError: in a callback" in str(worker.error)
 
 
-def test_without_workers_a_job_waits_or_fails_as_it_was_told() -> None:
+def test_without_workers_a_job_waits_or_fails_as_configured() -> None:
     with Running(Bench()) as job:
         job.session.close()
         job.session.close()

@@ -19,7 +19,7 @@ from elastable.master.tasks.task_board import TaskBoard
 
 
 class Clock:
-    """A clock that moves when told."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -64,7 +64,7 @@ SNAPSHOT = DenseSnapshot(3, (np.arange(6, dtype=np.float32).reshape(2, 3),), (np
 
 
 class Scripted(ServedMaster):
-    """A master that answers what it is told to, and remembers what it was asked."""
+    """A master with scripted answers that remembers its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
@@ -272,7 +272,7 @@ def test_many_sessions_leave_room_for_calls(server: GrpcServer, scripted: Script
         scripted.await_open(f"w{number}", 0)
 
 
-def test_a_session_that_begins_after_the_end_is_told_at_once(client: MasterClient, scripted: Scripted) -> None:
+def test_a_session_that_begins_after_the_end_hears_of_it_at_once(client: MasterClient, scripted: Scripted) -> None:
     scripted.end.set_result(scripted.status_of("failed"))
     session = client.join(WorkerIdentity("late"))
     until(lambda: session.finished == "the job failed at version 3 of 9")
@@ -395,7 +395,7 @@ def test_a_bare_master_trains_over_the_wire() -> None:
             client.report_gradient(absent)
 
 
-def test_pushes_of_any_number_of_records_leave_a_status_that_can_be_told() -> None:
+def test_pushes_of_any_number_of_records_leave_a_status_that_can_be_sent() -> None:
     store = MemoryStore()
     store.create_table(TableSpec("t", 4))
     with (

@@ -1,4 +1,4 @@
-"""Answers that are lost, and connections that are no more without either end being told."""
+"""Answers that are lost, and connections that are gone without notice to either end."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_typed_candidates_and_drawn_triples_train_as_well(workers: int) -> None:
     types = (np.arange(ENTITIES) % 2).astype(np.int32)  # whose ends relations 0 and 2 change, and relation 1 keeps
 
     found = run_threads(workers, lambda group: _mrr(group, settings, types))
-    # Entities of the other type are never told apart from the answer in training: chance among them, and no more.
+    # Entities of the other type are never compared with the answer in training: chance among them, and no more.
     assert min(found) > 0.35
 
 

@@ -44,7 +44,7 @@ GRAPH = _graph()
 
 
 class _Reports:
-    """What a run reports; sets its `stop` when told to."""
+    """What a run reports; sets its `stop` at a given step."""
 
     def __init__(self, stop: threading.Event, kind: str = "", step: int = 0) -> None:
         self._stop, self._at = stop, (kind, step)
@@ -205,7 +205,7 @@ def test_a_budget_shorter_than_an_evaluation_is_refused(tmp_path: Path, monkeypa
         _timed(tmp_path / "run", _Clock(monkeypatch), budget_minutes=0.1)
 
 
-def test_the_loss_and_the_triples_of_an_epoch_are_told_at_every_step(tmp_path: Path) -> None:
+def test_the_loss_and_the_triples_of_an_epoch_are_reported_at_every_step(tmp_path: Path) -> None:
     _, reports = _run(tmp_path / "run")
     steps = [values for (name, _), values in zip(reports.kinds, reports.values, strict=True) if name == "step"]
     epochs = [values for (name, _), values in zip(reports.kinds, reports.values, strict=True) if name == "epoch"]

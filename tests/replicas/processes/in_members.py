@@ -139,7 +139,7 @@ def test_a_member_that_waits_for_another_is_not_blamed() -> None:
             with pytest.raises(DeadlineExceeded) as caught:
                 waits.barrier()
             message = str(caught.value)
-        everyone().barrier()  # nobody has left before all have been told
+        everyone().barrier()  # nobody has left before all have the error
         return message
 
     zero, one, two, _ = run_members(4, work)
@@ -220,9 +220,9 @@ def test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts(monkeypat
             return "left"
         with pytest.raises(Unavailable, match="rank 1 has left the group: its work is done"):
             group.barrier()
-        return "told"
+        return "failed"
 
-    assert run_members(MEMBERS, work) == ["told", "left", "told", "told"]
+    assert run_members(MEMBERS, work) == ["failed", "left", "failed", "failed"]
 
 
 def test_a_new_group_can_replace_a_failed_one() -> None:
@@ -231,8 +231,8 @@ def test_a_new_group_can_replace_a_failed_one() -> None:
             return "left"
         with pytest.raises(Unavailable, match="rank 1"):
             group.all_gather(np.zeros(1_000_000))
-        return "told"
+        return "failed"
 
     for _ in range(3):
-        assert run_members(3, fail) == ["told", "left", "told"]
+        assert run_members(3, fail) == ["failed", "left", "failed"]
         assert run_members(3, lambda group: group.all_reduce(np.int64(group.rank)).item()) == [3, 3, 3]  # type: ignore[arg-type]

@@ -142,7 +142,7 @@ class Validations(keras.callbacks.Callback):
         self.heard.append(dict(logs or {}))
 
 
-def test_validations_are_told_as_in_keras() -> None:
+def test_validations_are_reported_as_in_keras() -> None:
     named: dict[str, Keyword] = {"validation_data": (X[:7], Y[:7]), "epochs": 4, "validation_freq": 2}
     plain, heard = seeded(perceptron), Validations()
     plain.compile(keras.optimizers.SGD(0.1), "mse")

@@ -269,7 +269,7 @@ with open_store(sys.argv[1]) as store:
 def test_a_live_owner_keeps_what_is_left(
     server: Server, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows were lost while it was running; it is told when it next asks for them."""
+    """Its rows were lost while it was running; it gets the error when it next asks for them."""
     monkeypatch.setattr("elastable.jobs.resuming.resume._OWNER_LEAVES_S", 0.2)
     url = f"{server.url}?partitions=4"
     trained_in(url, tmp_path / "kept")

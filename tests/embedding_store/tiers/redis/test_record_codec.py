@@ -265,7 +265,7 @@ def test_writes_cut_anywhere(cuts: list[int], asking: bool) -> None:
 
 
 @given(st.lists(st.integers(0, 200)))
-def test_a_partition_without_a_stamp_is_told(cuts: list[int]) -> None:
+def test_a_partition_without_a_stamp_is_reported(cuts: list[int]) -> None:
     replies = write_replies()
     feed_in_pieces(replies, DELETING + b":0\r\n" + PLAIN[4:] + b":0\r\n" + DELETING[4:], cuts)
     assert (replies.done, replies.failures, replies.lost) == (True, {}, [1, 2])
