@@ -147,7 +147,7 @@ def test_no_modules_need_each_other() -> None:
     assert not problems, "import circles:\n" + "\n".join(problems)
 
 
-#: The rooms and loose modules of each package, from the lowest to the highest: each imports only what stands before it.
+#: The rooms and loose modules of each package, from the lowest to the highest: each imports only what comes before it.
 ROOMS = {
     "embedding_store": (
         *(

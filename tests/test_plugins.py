@@ -42,7 +42,7 @@ def test_other(shared):
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A folder with this suite's plugins and without its own settings."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the suite that runs in a process of its own
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the suite that runs in a separate process
     monkeypatch.delenv("CI", raising=False)
     pytester.makeconftest(CONFTEST)
     pytester.makeini("[pytest]\nmarkers =\n  process\n  slow\n  sampled(n)\n")

@@ -130,7 +130,7 @@ def _stores(setting: Setting, home: Path) -> Iterator[tuple[LocalStores, list[in
 
 @contextmanager
 def _process(target: object, *arguments: object) -> Iterator[int]:
-    """Runs a function in a process of its own; its id."""
+    """Runs a function in a separate process; its id."""
     process = _processes.Process(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
     process.start()
     assert process.pid is not None

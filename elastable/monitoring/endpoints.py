@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Endpoints:
-    """Answers for one process. One request at a time reads its state, in a thread of its own.
+    """Answers for one process. One request at a time reads its state, in a separate thread.
 
     Args:
         watched: What it shows.

@@ -182,7 +182,7 @@ class _Ids(IdGenerator):
 
 
 def _ids_of(version: VersionTrace) -> tuple[int, int]:
-    """The ids of a version's trace and of its own span; neither is 0."""
+    """The ids of a version's trace and of the version's own span; neither is 0."""
     digest = hashlib.sha256(f"{version.version} {version.job}".encode()).digest()
     return int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:24]) or 1
 

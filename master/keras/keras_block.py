@@ -40,7 +40,7 @@ def canonical_config(
 
     Args:
         optimizer: A Keras optimizer.
-        learning_rate, weight_decay: In the place of its own.
+        learning_rate, weight_decay: Replace the optimizer's own.
         undecayed: Whether it leaves tables out of weight decay (`exclude_from_weight_decay`), which no config says.
 
     Raises:

@@ -55,7 +55,7 @@ def conduct(
 
     Args:
         schedule: What to run.
-        home: A folder of its own, for everything it writes.
+        home: A separate folder, for everything it writes.
         expected: What an undisturbed job leaves; None: this is the undisturbed one.
         sabotage: Name of an error put into the product.
         limit_s: After which it has failed.
@@ -164,7 +164,7 @@ def in_a_fork(look: Callable[[], list[str]], selector: selectors.BaseSelector, t
     """What `look` says in a fork, while bytes go on passing the links here.
 
     Args:
-        look: Called in a process of its own; its error is what it says, where it raises one.
+        look: Called in a separate process; its error is what it says, where it raises one.
         selector: The conductor's.
         turn: Turns the conductor's loop once.
     """

@@ -44,14 +44,14 @@ GATES = {
     "logged": "the n-th entry of one life of a master or a store server is in a log, and nobody knows of it",
     "writing": "the n-th time in one life of either that changed rows are about to be written to a tier",
     "written": "they are written there, and the store's state does not say so",
-    "stated": "the n-th state that one life of either put beside the rows says so, and the log still has the changes",
+    "stated": "the n-th state that one life of either put with the rows says so, and the log still has the changes",
     "stored": "a store of its own process, or a store server, has committed a version",
     "exec": "the n-th transaction of the master has reached Redis (seen by the proxy)",
     "exec2": "the n-th transaction of the master has reached the second Redis",
     "exec3": "the n-th transaction of the master has reached the third Redis",
     "start": "the n-th life of the master begins",
 }
-"""All gates, and where each lies."""
+"""All gates, and where each is."""
 
 
 class Gates:
@@ -247,7 +247,7 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
         ended.wait(_LIMIT_S)
         call()
 
-    # The first stands first: where there is one thread, it must not wait for itself.
+    # The first comes first: where there is one thread, it must not wait for itself.
     return {first: begin, **{shard: functools.partial(follow, calls[shard]) for shard in calls if shard != first}}
 
 

@@ -25,7 +25,7 @@ KINDS = (
     "memory", "redis", "served", "files", "shards", "flushed", "every", "logged", "every-redis", "cluster",
     "sentinel", "servers", "async",
 )  # fmt: skip
-"""Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
+"""Where rows are: in the master, in Redis, in a store of a separate process, in the master's files, split over
 two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
 "every": anywhere but in Redis, and they follow every step (`lazy=False`); "logged": in the master, which logs them
 in files; "every-redis": in Redis, and they follow every step; "cluster": in a Redis Cluster; "sentinel": in a Redis

@@ -21,7 +21,7 @@ _SCHEDULES += [word for kind in _KINDS for word in ("--kind", kind)]
 
 
 def chaos(server_binary: Path, words: list[str]) -> str:
-    """What `make chaos` prints. It forks, so it needs a process of its own."""
+    """What `make chaos` prints. It forks, so it needs a separate process."""
     assert server_binary in (redis_binary(), valkey_binary())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EQUALITY_")}
     ran = subprocess.run(

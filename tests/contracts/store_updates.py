@@ -77,7 +77,7 @@ class UpdateContract:
         ):
             with pytest.raises(error, match=message):
                 update_tables(store, [good, TableSlices(cities, cast(SparseGradient, bad))])
-        with pytest.raises(BadInput, match="'people' stands twice"):
+        with pytest.raises(BadInput, match="'people' appears twice"):
             update_tables(store, [good, good])
         with pytest.raises(TableNotFound, match="'towns'"):
             update_tables(store, [good, TableSlices(fixed("towns"), slices(int64(1), 4))])

@@ -43,7 +43,7 @@ SPECS = {
     )
 }
 CALM = TableSpec("calm", 3, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5))
-"""A table that no call of a fuzzer names: what stands in it may not change."""
+"""A table that no call of a fuzzer names: its rows may not change."""
 
 _NAMES = [*SPECS, "any", "new", "new/one"]
 _TOKENS = [bytes([number]) * 16 for number in range(4)]

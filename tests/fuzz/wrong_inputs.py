@@ -283,7 +283,7 @@ class ServedInputs(WrongInputs):
             m,
             commit(fixed=0.25),
             {
-                "an id that stands twice": lambda: commit(ids=np.where(np.arange(count) == 1, ids[0], ids)),
+                "an id that appears twice": lambda: commit(ids=np.where(np.arange(count) == 1, ids[0], ids)),
                 "an id outside": lambda: commit(ids=np.where(np.arange(count) == 0, m.choice((-1, SIZE)), ids)),
                 "a gradient that is not finite": lambda: commit(rows=bad),
                 "a gradient with a column too many": lambda: commit(rows=np.ones((count, DIM + 1), np.float32)),

@@ -1,4 +1,4 @@
-"""The jobs: each is a function of a folder of its own, and returns the arrays that its processes have left there."""
+"""The jobs: each is a function of a separate folder, and returns the arrays that its processes have left there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _done(*words: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 def _trained(home: Path, model: str, *more: str | Path, predicts: bool = False) -> Arrays:
-    """What `elastable train` leaves; of an option in `more` that stands in `_JOB`, too, the last one counts."""
+    """What `elastable train` leaves; of an option in `more` that is in `_JOB`, too, the last one counts."""
     env = {"SAME_BITS_MODEL": model}
     _done("train", MODEL, *_JOB, "--run-dir", home, "--checkpoint-dir", home / "saved", *more, env=env)
     arrays = checkpoint_arrays(home / "saved") | history_arrays(home / "latest" / "metrics.jsonl")

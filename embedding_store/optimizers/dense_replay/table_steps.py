@@ -402,7 +402,7 @@ def write_coefficients(
         logs: float64 `[steps + 1]`: the logarithm of e_0 ... e_(t - 1).
         cut: Factors of slots, and starts and centres of segments.
         wanted: int64 `[n]`, steps below `at`.
-        at: The step to catch up to.
+        at: The step to replay up to.
         out: float32 `[rows, columns]`: row `OF_STEPS + c` is of step c.
         known: uint8 `[rows]`, set once a row is written, for whoever reads meanwhile.
     """
@@ -429,7 +429,7 @@ def write_coefficients(
         known[wanted[w] + OF_STEPS] = 1
 
 
-# How the sum over missed steps is cut, so that a short polynomial stands for each piece. Pure planning
+# How the sum over missed steps is cut, so that a short polynomial replaces each piece. Pure planning
 
 
 _TOLERANCE = 2e-8  # of the whole sum, that cutting the series may cost: below float32's half unit of 6e-8

@@ -121,7 +121,7 @@ def test_a_job_that_goes_on_has_the_numbers_of_one_that_never_stopped(whole: Pat
 
 
 def test_a_job_that_goes_on_from_a_store_does_too(whole: Path, tmp_path: Path) -> None:
-    """From the record that stands with a version in the middle of the last epoch."""
+    """From the record of a version in the middle of the last epoch."""
     url = f"memory?log={tmp_path / 'log'}"
     trained(JOB, tmp_path, *OPTIONS, "--store", url)
     with open_store(url) as store:

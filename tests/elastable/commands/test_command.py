@@ -83,7 +83,7 @@ class TestHelp:
         assert f"elastable {command} [OPTIONS]" in ran.output.replace("root", "elastable")
 
     def test_no_help_text_has_a_hole(self) -> None:
-        """What stands in brackets without a backslash is markup to rich, and is not shown."""
+        """What is in brackets without a backslash is markup to rich, and is not shown."""
         texts = dict(_help_texts(typer.main.get_command(app), "elastable"))
         assert len(texts) > 100
         for where, text in texts.items():

@@ -174,7 +174,7 @@ def test_words_of_store_servers_give_them_again() -> None:
     ("options", "message"),
     [
         ({"stores": ("0",)}, "from 1 to 64"),
-        ({"stores": ("a:1", "a:1")}, "stands twice"),
+        ({"stores": ("a:1", "a:1")}, "appears twice"),
         ({"stores": ("a",)}, "a"),
         ({"stores": ("dns://stores:50061",)}, r"dns://stores:50061: write dns://name:port\?count=N, N from 1 to 1,024"),
         ({"stores": ("dns://stores:0?count=2",)}, "port 0 is for listening"),

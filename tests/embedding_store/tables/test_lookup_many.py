@@ -28,7 +28,7 @@ def rows_of(ids: Int64, weights: Float32) -> list[RowBlock]:
 
 @pytest.fixture
 def tables(redis_url: str) -> Iterator[list[EmbeddingTable]]:
-    """Tables of several widths, stores and kinds; the first stands twice."""
+    """Tables of several widths, stores and kinds; the first appears twice."""
     random = np.random.default_rng(1)
     with (
         MemoryStore(threads=2) as memory,

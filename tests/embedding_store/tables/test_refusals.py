@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[Callable[[EmbeddingTable], object], type[Exception], st
     "rows with an id twice": (
         lambda t: t.put([RowBlock(np.array([1, 2, 1]), np.ones((3, 2), np.float32), np.ones((3, 2), np.float32))]),
         BadIds,
-        "id 1 stands at positions 0 and 2",
+        "id 1 appears at positions 0 and 2",
     ),
     "a weight that is no number": (
         lambda t: t.put([RowBlock(ONE, ONES * np.nan, ONES)]),

@@ -286,7 +286,7 @@ def test_a_server_that_comes_late_is_found_within_the_deadline(store: MemoryStor
 
 
 def serve_half_an_answer(pipe: Pipe) -> None:
-    """In a process of its own: sends a first frame, and then nothing until it is killed."""
+    """In a separate process: sends a first frame, and then nothing until it is killed."""
 
     def lookup(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         table = store_pb2.TableRows(table="t", count=1 << 20, dim=64, dtype="float32")

@@ -174,7 +174,7 @@ def test_without_a_bound_or_without_its_age_a_push_counts() -> None:
 
 
 def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
-    """By a worker of a master that died: the one in its place stands at an earlier version."""
+    """By a worker of a master that died: the one in its place is at an earlier version."""
     with pytest.raises(FutureVersion, match="computed on version 3, which is not there; the current is 0"):
         state_of(None).judge(Push(AsyncPushId("w", 1, 0), 1, computed_on=3))
 

@@ -74,7 +74,7 @@ def test_a_session_that_is_half_open_ends_on_both_sides(
 ) -> None:
     """Within twice `KEEPALIVE_MS`, of which there is less here, so that nobody waits for it."""
     assert leases(served) == 0
-    alive = 1_500  # a machine that stands still for so long ends the session, too
+    alive = 1_500  # a machine that is suspended for so long ends the session, too
     keepalive = [(name, alive) for name, value in connection.KEEPALIVE_OPTIONS if value == connection.KEEPALIVE_MS]
     assert len(keepalive) == 3
     monkeypatch.setattr(connection, "_CHANNEL_OPTIONS", _with(connection._CHANNEL_OPTIONS, keepalive))

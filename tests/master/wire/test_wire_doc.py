@@ -1,4 +1,4 @@
-"""docs/wire.md: its client is run as it stands there, and what it says of errors is so."""
+"""docs/wire.md: its client is run as it is written there, and what it says of errors is so."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_members_report_which_collective_they_wait_in() -> None:
 
 
 def test_a_cut_link_is_reported_after_the_deadline() -> None:
-    """In a network of its own; the system's word for it, ETIMEDOUT, is also that of a read that took too long."""
+    """In a separate network; the system's word for it, ETIMEDOUT, is also that of a read that took too long."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.replicas.processes.cut_link", "2"],
         capture_output=True,
@@ -133,7 +133,7 @@ def test_a_cut_link_is_reported_after_the_deadline() -> None:
     )
     output = json.loads(ran.stdout)
     if output == "no network":
-        pytest.skip("this process may not have a network namespace of its own")
+        pytest.skip("this process may not have a separate network namespace")
     silent = "nothing has come from it for 2 s: its machine is gone, or the link to it is cut"
     assert output[:2] == [[silent], [silent]]
     assert output[2] >= 2.0
