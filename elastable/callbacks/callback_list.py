@@ -30,7 +30,7 @@ _EPOCH, _STEP = "epoch begun", "step begun"
 class JobCallbacks:
     """Calls Keras callbacks for the epochs and versions of a job, in the caller's thread.
 
-    A step is what Keras calls a batch: one version, or as many as its turns are.
+    A step is what Keras calls a batch: one version, or as many as `steps_per_execution`.
 
     Args:
         callbacks: Keras callbacks.

@@ -163,7 +163,7 @@ class JobOptions:
     )
     overwrite: bool = _of_store(
         False,
-        "Drop the tables of an earlier job from the store; write beside another job's checkpoints in --checkpoint-dir.",
+        "Drop an earlier job's tables from the store; write next to another job's checkpoints in --checkpoint-dir.",
     )
     take_over: bool = _of_store(False, "Take the store from a job that still runs on it; that job fails.")
     run_dir: Path = _of_saving(Path("runs"), "Directory for run directories.", metavar="DIR")

@@ -1,4 +1,4 @@
-"""Where in memory an id's row lies."""
+"""Maps ids to the memory of their rows."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Shape:
 
     Attributes:
         model: "light" (NumPy, `tests.chaos.light_job`) or "keras" (`tests.chaos.job`).
-        optimizer: As in CHAOS_OPTIMIZER of `tests.chaos.job`.
+        optimizer: The value of CHAOS_OPTIMIZER of `tests.chaos.job`.
         grads_to_wait: Micro-batches of a version.
         epochs: Passes over the records.
         lazy: Whether a step moves the rows alone that its batch touches.
@@ -106,7 +106,7 @@ class Schedule:
         shape: What is computed.
         workers: How many there are.
         checkpoint_every: Versions between checkpoints.
-        evaluate_every: Versions between evaluations beside training.
+        evaluate_every: Versions between evaluations during training.
         transport: As of `elastable master`.
         faults: In no particular order.
         keep: Checkpoints that stay; 0: all.

@@ -26,7 +26,7 @@ class Ending:
     Attributes:
         numbers: Every row, slot and dense tensor by name.
         progress: Its place and its metrics, as JSON.
-        evaluations: What was measured of a version beside training, by version, as JSON; for each time it was.
+        evaluations: What was measured of a version during training, by version, as JSON; for each time it was.
     """
 
     numbers: dict[str, np.ndarray]

@@ -501,7 +501,7 @@ _CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "--rerun without --resume": {"rerun": True},
     "--resume with nothing to resume from": {"resume": True, "store": "memory"},
     "--warm-tables without --warm-start": {"warm_tables": ("users",)},
-    "--stores beside --store": {"stores": ("a:1",), "store": "redis://localhost"},
+    "--stores with --store": {"stores": ("a:1",), "store": "redis://localhost"},
     "more store servers than are started here": {"stores": ("65",)},
 }
 

@@ -75,7 +75,7 @@ def preloaded_python() -> Path:
     for file in (python, command):
         file.chmod(0o755)
     for file in Path(sys.executable).parent.iterdir():
-        if file.name.startswith(("mpi", "hydra")):  # which the command looks for beside its Python
+        if file.name.startswith(("mpi", "hydra")):  # which the command looks for next to its Python
             (folder / file.name).symlink_to(file)
     return python
 

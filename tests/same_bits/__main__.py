@@ -52,7 +52,7 @@ def run(out: Path, only: list[str]) -> bool:
 
 
 def _running(tree: Path, out: Path, only: list[str], **environment: str) -> subprocess.Popen[bytes]:
-    """`run` in a tree, by its own copy of this program; what it says goes to a file beside its arrays."""
+    """`run` in a tree, by its own copy of this program; what it says goes to a file next to its arrays."""
     out.mkdir(parents=True)
     words = [sys.executable, "-m", "tests.same_bits", "run", "--out", str(out)]
     words += ["--only", ",".join(only)] if only else []

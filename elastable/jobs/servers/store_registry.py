@@ -69,11 +69,11 @@ class StoreRegistry(Closing):
         secret, began = secrets.token_hex(16), time.monotonic()
         while True:
             # A server that was killed and started again waits for the lease of the process before, and has its number.
-            patient = time.monotonic() - began < 1.5 * lease_s
-            for wanted in self._wanted(number, host, patient):
+            waiting = time.monotonic() - began < 1.5 * lease_s
+            for wanted in self._wanted(number, host, waiting):
                 if self._taken(wanted, secret, lease_s, host):
                     return Registration(self, wanted, secret, lease_s)
-            if not patient:
+            if not waiting:
                 raise TakenOver(self._nothing_free(number))
             time.sleep(_POLL_S)
 
@@ -90,12 +90,12 @@ class StoreRegistry(Closing):
             self._call([self.known(number, str(Address(host, 0)))])
         return taken
 
-    def _wanted(self, number: int | None, host: str, patient: bool) -> Sequence[int]:
+    def _wanted(self, number: int | None, host: str, waiting: bool) -> Sequence[int]:
         if number is not None:
             return [number]
         before = [known for known, address in self._before().items() if Address.parse(address).host == host]
         rest = [free for free in range(self.count or MOST_SERVERS) if free not in before]
-        return before if before and patient else [*before, *rest]
+        return before if before and waiting else [*before, *rest]
 
     def _nothing_free(self, number: int | None) -> str:
         if number is None:

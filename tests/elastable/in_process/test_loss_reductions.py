@@ -95,7 +95,7 @@ def mse(reduction: str | None, scale: object = None) -> keras.losses.Loss:
 
 
 class WeightedByHand(keras.Model):
-    """A loss of its own: divided by the weights, and a mean beside it."""
+    """A custom loss: divided by the weights, plus a mean."""
 
     def compute_loss(
         self, x: tf.Tensor, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor, training: bool = True

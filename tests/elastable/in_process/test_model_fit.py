@@ -1,4 +1,4 @@
-"""`model.fit` and `et.fit` take what Keras' own takes, with Keras' numbers: each beside plain Keras."""
+"""`model.fit` and `et.fit` take what Keras' own takes, with Keras' numbers: each compared with plain Keras."""
 
 from __future__ import annotations
 

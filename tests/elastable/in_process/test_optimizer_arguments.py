@@ -1,4 +1,4 @@
-"""Gradient accumulation and loss scaling, as Keras optimizers say them, beside plain Keras."""
+"""Gradient accumulation and loss scaling, as Keras optimizers say them, compared with plain Keras."""
 
 from __future__ import annotations
 

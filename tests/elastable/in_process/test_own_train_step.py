@@ -114,7 +114,7 @@ def fitted(take: Callable[[keras.Model, tf.Tensor], tf.Tensor], wait: int = 1, *
 
 
 def with_both(model: keras.Model, data: object) -> object:
-    """A step of `et.step`, and a change beside it."""
+    """A step of `et.step`, and a change outside it."""
     result = with_step(model, data)
     model.out.bias.assign_add([1.0])
     return result

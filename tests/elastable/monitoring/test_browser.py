@@ -1,4 +1,4 @@
-"""The live page in Chromium, beside a real job: numbers move, a worker dies, the job ends.
+"""The live page in Chromium, with a real job: numbers move, a worker dies, the job ends.
 
 Pictures go to the folder that ELASTABLE_SCREENSHOTS names, if any.
 """

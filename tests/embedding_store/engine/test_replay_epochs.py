@@ -266,7 +266,7 @@ LIVING = {
 
 
 class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
-    """One store that nothing happens to beside one that is killed, restored elsewhere, pinned, closed and swept."""
+    """One store that nothing happens to, and one that is killed, restored elsewhere, pinned, closed and swept."""
 
     @initialize()
     def begin(self) -> None:

@@ -97,7 +97,7 @@ def test_many_tables_take_one_call_and_keep_their_order(remote: RemoteSource, st
 def test_thousands_of_tables_take_one_call() -> None:
     ids = {f"{number:0200d}": np.arange(1) for number in range(6_000)}
     tables = [store_pb2.TableIds(table=name, count=1) for name in ids]
-    # Names of 200 letters make headers of more than 1 MiB, so the rows do not fit beside them.
+    # Names of 200 letters make headers of more than 1 MiB, so the rows do not fit with them.
     request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(tables=tables), body=bytes(8 * len(ids)))
     with MemoryStore() as many, GrpcServer("127.0.0.1:0", [store_service(many)]) as server:
         for name in ids:

@@ -135,7 +135,7 @@ def test_a_penalty_on_rows_counts_each_row_of_the_version_once() -> None:
 
 
 def test_a_mean_that_counts_batches_counts_a_version_once() -> None:
-    """1 of one record and 4 of three; and a mean of no values, which is NaN, beside one of two."""
+    """1 of one record and 4 of three; and a mean of no values, which is NaN, and one of two."""
     pushes = [
         Push(
             SyncPushId(0, number), records, metrics=(f32(value), f32(1.0), f32(chosen), f32(1.0)),

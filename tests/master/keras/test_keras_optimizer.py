@@ -147,7 +147,7 @@ def test_weight_decay_can_be_excluded_for_tables() -> None:
 
 
 def test_weight_decay_can_be_excluded_for_tables_that_keras_itself_trains() -> None:
-    """Also a decay that an optimizer has beside Keras' `weight_decay`."""
+    """Also a decay that an optimizer has besides Keras' `weight_decay`."""
 
     def muon() -> keras.optimizers.Optimizer:
         optimizer = K.Muon(0.1, adam_weight_decay=0.5)

@@ -49,7 +49,7 @@ class Dense(DensePart):
     """Takes what a checkpoint holds."""
 
     def restore(self, tensors: object) -> None:
-        """As in `DenseState`."""
+        """See `DenseState`."""
 
 
 def resume(store: EmbeddingStore, home: Path, specs: Sequence[TableSpec] = SPECS, job: JobSpec = JOB) -> Beginning:
