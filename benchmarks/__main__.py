@@ -51,7 +51,7 @@ _BENCHES = {
 
 
 def main(names: list[str]) -> int:
-    """The number of benchmarks that failed; each runs in a process of its own."""
+    """The number of benchmarks that failed; each runs in a separate process."""
     unknown = [name for name in names if name not in _BENCHES]
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(_BENCHES)}", file=sys.stderr)

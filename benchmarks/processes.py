@@ -58,8 +58,8 @@ def moved_bytes(process: int) -> int:
                 continue
             with socket.socket(fileno=copied) as one:
                 if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-                    told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    moved += sum(struct.unpack_from("=QQ", told, _BYTES_ACKED))
+                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    moved += sum(struct.unpack_from("=QQ", info, _BYTES_ACKED))
     finally:
         os.close(watched)
     return moved

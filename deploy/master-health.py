@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Exit 0 when the gRPC server at HOST:PORT says that it is serving, else 1: the container's health check.
 
-It imports grpc and nothing of Elastable, as it runs every few seconds beside the training. It speaks TLS as
+It imports grpc and nothing of Elastable, as it runs every few seconds during training. It speaks TLS as
 the variables say that every process of Elastable reads (docs/security.md); health checks need no token.
 """
 

@@ -105,7 +105,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    if context.obj is None:  # in a program of its own, whose logging it is
+    if context.obj is None:  # in another program, which configures logging itself
         return
     # Workers that the command starts log likewise.
     os.environ["ELASTABLE_LOG_FORMAT"] = log_format

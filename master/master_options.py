@@ -17,7 +17,7 @@ class MasterOptions:
         no_worker_timeout_s: The job fails after that many seconds without any worker; None: it waits indefinitely, and
             its status says so.
         evaluate_every: Evaluate the validation split every N versions; 0: at the end of epochs only.
-        validation_freq: As in `model.fit`: evaluate at the end of every N-th epoch, or of these epochs, counted from 1.
+        validation_freq: Evaluate at the end of every N-th epoch, or of these epochs, counted from 1.
         concurrent_evaluation: Whether training continues during an evaluation. Must be False where a worker computes
             with the very model whose variables the master changes.
         checkpoint_every: Versions between the checkpoints that hooks write; 0: none within epochs. Each of them ends a

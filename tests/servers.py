@@ -164,8 +164,8 @@ def _wait_for_cluster(server: Server, nodes: int) -> None:
     while True:
         with server.client() as client:
             state = client.execute_command("CLUSTER INFO")
-            told = client.execute_command("CLUSTER SLOTS")
-        if state["cluster_state"] == "ok" and state["cluster_slots_ok"] == str(_HASH_SLOTS) and len(told) == nodes:
+            reply = client.execute_command("CLUSTER SLOTS")
+        if state["cluster_state"] == "ok" and state["cluster_slots_ok"] == str(_HASH_SLOTS) and len(reply) == nodes:
             return
         if time.monotonic() > end:
             raise RuntimeError(f"the Cluster node at {server.address} is not ready after {START_S} s: {state}")

@@ -137,17 +137,17 @@ def circles() -> list[list[str]]:
 
 def test_no_modules_need_each_other() -> None:
     """Imports inside functions and those for type checkers count: they hide a cycle from Python, not from a reader."""
-    told = [
+    problems = [
         f"{MODULES[module].relative_to(ROOT)}:{imports()[module][other]} imports {other}"
         for circle in circles()
         for module in circle
         for other in circle
         if other in imports()[module]
     ]
-    assert not told, "import circles:\n" + "\n".join(told)
+    assert not problems, "import circles:\n" + "\n".join(problems)
 
 
-#: The rooms and loose modules of each package, from the lowest to the highest: each imports only what stands before it.
+#: The rooms and loose modules of each package, from the lowest to the highest: each imports only what comes before it.
 ROOMS = {
     "embedding_store": (
         *(
@@ -221,8 +221,8 @@ def test_rooms_lie_above_one_another(package: str) -> None:
     there = {unit(whole, module) for module in MODULES}
     assert there - set(skipped) == set(order), "rooms that the list does not name, or that are gone"
     climbing = [
-        told
-        for own, other, told in imports_between_units(whole)
+        message
+        for own, other, message in imports_between_units(whole)
         if own not in skipped and other not in skipped and order.index(other) > order.index(own)
     ]
     assert not climbing, "imports that climb:\n" + "\n".join(climbing)
@@ -234,8 +234,8 @@ def test_rooms_lie_above_one_another(package: str) -> None:
 def test_rooms_inside_rooms_have_an_order_too(package: str) -> None:
     """Whichever it is: a room or loose module never needs one that needs it."""
     needs: dict[str, dict[str, str]] = {}
-    for own, other, told in imports_between_units(package):
-        needs.setdefault(own, {}).setdefault(other, told)
+    for own, other, message in imports_between_units(package):
+        needs.setdefault(own, {}).setdefault(other, message)
     below: dict[str, set[str]] = {}
 
     def all_below(of: str, way: tuple[str, ...]) -> set[str]:

@@ -20,7 +20,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("grpc_tools", reason="grpcio-tools is part of the dev extra")
     folder = tmp_path_factory.mktemp("stubs")
     outputs = [f"--{kind}={folder}" for kind in ("python_out", "mypy_out", "grpc_python_out", "mypy_grpc_out")]
-    # protoc finds the mypy plugins beside the interpreter.
+    # protoc finds the mypy plugins next to the interpreter.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", "-Iproto", *outputs, *PROTOS],

@@ -62,7 +62,7 @@ def host_embedding(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "error", "told"),
+    ("read", "error", "message"),
     [
         (state_of_a_store, StoreBroken, "here: the store was written by another release .format 9, not 1"),
         (folder_of_a_tier, StoreFailed, "format 'elastable-file-tier-9'; this version reads 'elastable-file-tier-1'"),
@@ -76,7 +76,7 @@ def test_another_format(
     tmp_path: Path,
     read: Callable[[pytest.MonkeyPatch, Path], None],
     error: type[ElastableError],
-    told: str,
+    message: str,
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         read(monkeypatch, tmp_path)

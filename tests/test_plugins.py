@@ -42,14 +42,14 @@ def test_other(shared):
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A folder with this suite's plugins and without its own settings."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the suite that runs in a process of its own
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the suite that runs in a separate process
     monkeypatch.delenv("CI", raising=False)
     pytester.makeconftest(CONFTEST)
     pytester.makeini("[pytest]\nmarkers =\n  process\n  slow\n  sampled(n)\n")
     return pytester
 
 
-def told(ran: pytest.RunResult) -> tuple[list[str], str]:
+def draws_and_seed(ran: pytest.RunResult) -> tuple[list[str], str]:
     """What the tests of `DRAWS` say they drew, sorted; and the seed that the run tells, if it does."""
     seeds = [line.removeprefix("seed: ") for line in ran.outlines if line.startswith("seed: ")]
     return sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line), "".join(seeds)
@@ -58,7 +58,7 @@ def told(ran: pytest.RunResult) -> tuple[list[str], str]:
 def drawn(suite: pytest.Pytester, *options: str) -> list[str]:
     ran = suite.runpytest_inprocess("-s", *options)
     ran.assert_outcomes(passed=2 if "-k" not in options else 1)
-    return told(ran)[0]
+    return draws_and_seed(ran)[0]
 
 
 def test_what_was_there_before_the_first_test_is_left_out_of_collections() -> None:
@@ -79,16 +79,16 @@ class TestSeeds:
         assert drawn(suite, "--seed", "1") != drawn(suite)
         assert drawn(suite, "--seed", "random") != drawn(suite, "--seed", "random")
 
-    def test_a_random_seed_is_told_and_can_be_given_again(self, suite: pytest.Pytester) -> None:
+    def test_a_random_seed_is_printed_and_can_be_given_again(self, suite: pytest.Pytester) -> None:
         suite.makepyfile(DRAWS)
-        draws, seed = told(suite.runpytest_inprocess("-s", "-q", "--seed", "random"))
+        draws, seed = draws_and_seed(suite.runpytest_inprocess("-s", "-q", "--seed", "random"))
         assert drawn(suite, "--seed", seed) == draws
 
     @pytest.mark.process
     def test_all_processes_of_a_run_have_one_random_seed(self, suite: pytest.Pytester) -> None:
         suite.makepyfile(DRAWS)
         ran = suite.runpytest_subprocess("-n", "2", "--dist", "load", "-rP", "--random-order", "--seed", "random")
-        draws, seed = told(ran)
+        draws, seed = draws_and_seed(ran)
         assert len(draws) == 2
         assert drawn(suite, "--seed", seed) == draws
 

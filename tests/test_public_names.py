@@ -46,7 +46,7 @@ def test_embedding_store() -> None:
         assert getattr(embedding_store, name) is not None
 
 
-def test_an_unknown_name_is_told_with_the_known_ones() -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"'elastable' has no attribute 'Embeding'; it has .*Embedding"):
         _ = elastable.Embeding
 

@@ -135,7 +135,7 @@ def measure(address: str, load: Load, seconds: float = 0.0, lookups: int = 1) ->
 
 @contextmanager
 def busy_clients(address: str, count: int) -> Iterator[None]:
-    """So many clients, each with a connection of its own, that look rows up all the time."""
+    """So many clients, each with a separate connection, that look rows up all the time."""
     with ExitStack() as held:
         for first in range(0, count, _CLIENTS_EACH):
             clients = held.enter_context(_process("busy", address, str(min(_CLIENTS_EACH, count - first))))

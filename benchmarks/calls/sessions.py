@@ -64,7 +64,7 @@ class Pace:
 
 
 class Served:
-    """A master in a process of its own, and what it says of itself."""
+    """A master in a separate process, and what it says of itself."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -98,7 +98,7 @@ def pace(served: Served, seconds: float) -> Pace:
 
 @contextmanager
 def serving(grads_to_wait: int, runs: bool = True) -> Iterator[Served]:
-    """A master in a process of its own; without `runs` it makes no version."""
+    """A master in a separate process; without `runs` it makes no version."""
     arguments = ["serve", str(grads_to_wait), str(int(runs))]
     with _process("benchmarks.calls.sessions", *arguments, stdin=subprocess.PIPE) as process:
         yield Served(process)

@@ -48,22 +48,22 @@ class StepCounter(Contender):
         self._seconds_a_step = 0.0
 
     def start(self) -> None:
-        """As in `Contender.start`."""
+        """See `Contender.start`."""
         self._process = _launch(self._command, self._environment, self._log, pipes=True)
 
     def warm_up(self) -> None:
-        """As in `Contender.warm_up`."""
+        """See `Contender.warm_up`."""
         self._train(3)
         self._seconds_a_step = self._train(3)
 
     def examples_per_second(self, seconds: float) -> float:
-        """As in `Contender.examples_per_second`."""
+        """See `Contender.examples_per_second`."""
         self._train(max(1, int(_SETTLE_S / self._seconds_a_step)))
         self._seconds_a_step = self._train(max(3, int(seconds / self._seconds_a_step)))
         return BATCH / self._seconds_a_step
 
     def close(self) -> None:
-        """As in `Contender.close`."""
+        """See `Contender.close`."""
         _kill([self._process])
 
     def _train(self, steps: int) -> float:
@@ -137,7 +137,7 @@ class Job(Contender):
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """As in `Contender.start`."""
+        """See `Contender.start`."""
         places = ["--listen", self.address, "--run-dir", str(self._home / f"runs-{self.name}"), "--no-export"]
         if self._stores:
             places += ["--stores", ",".join(self._stores)]
@@ -152,7 +152,7 @@ class Job(Contender):
             self.processes.append(_launch(command, self._environment, log))
 
     def warm_up(self) -> None:
-        """As in `Contender.warm_up`."""
+        """See `Contender.warm_up`."""
         give_up = time.monotonic() + _START_S
         while self.version() < self._warm:
             if time.monotonic() > give_up:
@@ -161,7 +161,7 @@ class Job(Contender):
         self._signal(signal.SIGSTOP)
 
     def examples_per_second(self, seconds: float) -> float:
-        """As in `Contender.examples_per_second`."""
+        """See `Contender.examples_per_second`."""
         with self.running():
             return self.measured(seconds)
 
@@ -174,7 +174,7 @@ class Job(Contender):
         return (last - first) * self.examples / (ended - began)
 
     def close(self) -> None:
-        """As in `Contender.close`."""
+        """See `Contender.close`."""
         self._client.close()
         _kill(self.processes)
 

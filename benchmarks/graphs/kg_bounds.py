@@ -1,4 +1,4 @@
-"""What bounds a step of knowledge-graph training: its processor time beside that of work which no step can avoid.
+"""What bounds a step of knowledge-graph training: its processor time next to that of work which no step can avoid.
 
 A graph of FB15k-237's size, one worker. With all entities as candidates, ComplEx
 multiplies matrices: the reference computes products of the same shapes, which are

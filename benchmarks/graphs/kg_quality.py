@@ -134,13 +134,15 @@ def _trained(name: str, case: Case, home: Path, console: Console) -> tuple[float
         source = str(home / case.graph)
         result = run_graph(source, settings, case.workers, Path(runs), console, notes=notes, clock=clock)
     metrics, spent = result["metrics"], time.process_time() - began
-    told = f"{result['seconds']:.0f} s, {spent:.0f} CPU s, {result['split']} MRR {metrics['mrr']:.4f}, "
-    told += f"Hits@10 {metrics['hits@10']:.3f}"
-    told += f", LibKGE {case.published}" if case.published else ""
+    summary = f"{result['seconds']:.0f} s, {spent:.0f} CPU s, {result['split']} MRR {metrics['mrr']:.4f}, "
+    summary += f"Hits@10 {metrics['hits@10']:.3f}"
+    summary += f", LibKGE {case.published}" if case.published else ""
     workers = "1 worker" if case.workers == 1 else f"{case.workers} workers"
     minutes = f"{_minutes(case):g} min{' by processor time' if by_processor else ''}"
     budget = f", budget {minutes}" if case.budget_minutes is not None else ""
-    label = f"{case.model} on {case.graph}, {workers}, {settings.dim} values, {result['epochs']} epochs{budget}; {told}"
+    label = (
+        f"{case.model} on {case.graph}, {workers}, {settings.dim} values, {result['epochs']} epochs{budget}; " + summary
+    )
     return metrics["mrr"] if case.budget_minutes is None else result["best_validation_mrr"], label
 
 

@@ -109,7 +109,7 @@ class _Turns:
         while not source.wait_for_version(version, _WAIT_S):
             if time.perf_counter() > late:
                 raise RuntimeError(f"{self.job.name}: no version {version} within {_WAIT_S:g} s")
-            time.sleep(0.001)  # its store is not told of commits
+            time.sleep(0.001)  # nothing notifies its store of commits
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -109,14 +109,14 @@ class Contender:
         with selectors.DefaultSelector() as ready:
             ready.register(pipe, selectors.EVENT_READ)
             if not ready.select(timeout_s):
-                raise ContenderFailed(f"{self.side} has not answered within {timeout_s:g} s; {self._told()}")
+                raise ContenderFailed(f"{self.side} has not answered within {timeout_s:g} s; {self._output()}")
         line = pipe.readline()  # written in one go
         if not line.endswith(b"\n"):
             raise self._ended()
         return line
 
     def _ended(self) -> ContenderFailed:
-        return ContenderFailed(f"{self.side} has ended with exit code {self._process.wait(_END_S)}; {self._told()}")
+        return ContenderFailed(f"{self.side} has ended with exit code {self._process.wait(_END_S)}; {self._output()}")
 
-    def _told(self) -> str:
+    def _output(self) -> str:
         return f"it said:\n{self._log.read_text(errors='replace')[-2000:]}"

@@ -63,7 +63,7 @@ class Race:
         unit: Of their figures.
         runners: Who runs.
         pairings: The rows.
-        settings: What every side is told.
+        settings: What every side receives.
     """
 
     unit: str
@@ -73,7 +73,7 @@ class Race:
 
 
 def run(race: Race, home: Path, rounds: int = _ROUNDS, seconds: float = _SECONDS) -> list[Row]:
-    """Holds the race; whoever is not there or fails is told so in its rows.
+    """Holds the race; a side that is missing or fails has rows that say so.
 
     Args:
         race: The race.

@@ -33,7 +33,7 @@ _SEED = 2026
 
 
 class Settings(TypedDict, total=False):
-    """What every side of a race is told; a race says what it needs."""
+    """What every side of a race receives; a race says what it needs."""
 
     rows: int
     batch: int

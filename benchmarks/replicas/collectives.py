@@ -54,8 +54,8 @@ def main() -> None:
 
 
 def _against_tensorflow(processes: Mapping[str, Rounds]) -> Row:
-    ours, theirs = processes[f"all_reduce of {_told(_BYTES[-1])}"]["ours"], _tensorflow(2)
-    name = f"all_reduce of {_told(_BYTES[-1])}, 2 processes, against TensorFlow's"
+    ours, theirs = processes[f"all_reduce of {_size(_BYTES[-1])}"]["ours"], _tensorflow(2)
+    name = f"all_reduce of {_size(_BYTES[-1])}, 2 processes, against TensorFlow's"
     value, reference = statistics.median(ours), statistics.median(theirs)
     return Row(name, value, "us", reference, reference / value, note="one after the other")
 
@@ -130,7 +130,7 @@ def _measure(group: ReplicaGroup, raw: Callable[[str, int], Work] | None = None)
             if raw is not None:
                 works["raw"] = raw(name, nbytes)
             contenders = {key: _us(group, work, repeats) for key, work in works.items()}
-            found[f"{name} of {_told(nbytes)}"] = interleaved(contenders, _ROUNDS)
+            found[f"{name} of {_size(nbytes)}"] = interleaved(contenders, _ROUNDS)
     return found
 
 
@@ -160,7 +160,7 @@ def _us(group: ReplicaGroup, work: Work, repeats: int) -> Callable[[], float]:
     return measure
 
 
-def _told(nbytes: int) -> str:
+def _size(nbytes: int) -> str:
     return f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB"
 
 

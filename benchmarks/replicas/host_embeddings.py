@@ -61,14 +61,14 @@ def measured() -> list[Row]:
 
 def _of_shape(rows: int, dim: int, lookups: int, replicas: int) -> Iterator[Row]:
     rounds = run_threads(replicas, lambda group: _rounds(group, rows, dim, lookups), deadline_s=600.0)[0]
-    told = f"{rows:,} x {dim}, {lookups} ids, n={replicas}"
-    yield compare(f"encoding, {told}; vs. token", "us", rounds["encoding"], rounds["token"])
-    yield compare(f"token, by reduce-scatter, {told}; vs. token", "us", rounds["token by sums"], rounds["token"])
-    yield compare(f"token, {told}; vs. a copy of its rows and gradients", "us", rounds["token"], rounds["copy"])
+    description = f"{rows:,} x {dim}, {lookups} ids, n={replicas}"
+    yield compare(f"encoding, {description}; vs. token", "us", rounds["encoding"], rounds["token"])
+    yield compare(f"token, by reduce-scatter, {description}; vs. token", "us", rounds["token by sums"], rounds["token"])
+    yield compare(f"token, {description}; vs. a copy of its rows and gradients", "us", rounds["token"], rounds["copy"])
     for strategy in ("TOKEN", "ENCODING"):
         sent = rounds[f"{strategy.lower()} bytes"][-1]
         reckoned = bytes_per_step(strategy, rows, dim, replicas, lookups).total
-        name = f"{strategy.lower()}, bytes a replica sends in a step, {told}; vs. the formula"
+        name = f"{strategy.lower()}, bytes a replica sends in a step, {description}; vs. the formula"
         yield Row(name, sent, "bytes", reckoned, sent / reckoned)
 
 

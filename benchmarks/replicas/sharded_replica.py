@@ -63,7 +63,7 @@ def main(shared: str, width: int, batch_size: int) -> None:
     sent = group.bytes_sent
     trainer.fit(x, y, batch_size, _EPOCHS, verbose=0, callbacks=[clock])
     held = trainer.memory()
-    told = {
+    figures = {
         "step_us": statistics.median(clock.seconds[1:]) / _STEPS * 1e6,
         "state": held.optimizer_state,
         "whole_state": held.whole_optimizer_state,
@@ -73,7 +73,7 @@ def main(shared: str, width: int, batch_size: int) -> None:
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before,
     }
     if group.rank == 0:
-        print(json.dumps(told), flush=True)
+        print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

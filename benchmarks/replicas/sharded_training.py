@@ -67,10 +67,10 @@ def _run(shared: str, width: int) -> Mapping[str, float]:
         env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
         check=False,
     )
-    told = [line[line.index("{") :] for line in ran.stdout.splitlines() if '{"step_us"' in line]
-    if ran.returncode or len(told) != 1:
+    reported = [line[line.index("{") :] for line in ran.stdout.splitlines() if '{"step_us"' in line]
+    if ran.returncode or len(reported) != 1:
         raise RuntimeError(f"{' '.join(program)} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
-    figures: dict[str, float] = json.loads(told[0])
+    figures: dict[str, float] = json.loads(reported[0])
     return figures
 
 

@@ -31,7 +31,7 @@ __all__ = ["measured", "shares"]
 
 _WARM_VERSIONS = 5
 _START_S = 240.0
-_PROBED = 200  # versions; processor time is told in hundredths of a second
+_PROBED = 200  # versions; processor time is counted in hundredths of a second
 _PROBED_WORKERS = 4
 
 # One process imports what all of them need; those of a job are forked from it.
@@ -44,12 +44,12 @@ def measured(setting: Setting, seconds: float) -> Run:
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
         stores, of_redis = held.enter_context(_stores(setting, home))
-        told, pipe = _processes.Pipe()
+        connection, pipe = _processes.Pipe()
         master = held.enter_context(_process(run_master, setting, stores.url, pipe))
-        address = _answer(told)
+        address = _answer(connection)
         workers = [held.enter_context(_process(run_worker, setting, address, n)) for n in range(setting.workers)]
         give_up = time.monotonic() + _START_S
-        while len(_stamps(told)) < _WARM_VERSIONS:
+        while len(_stamps(connection)) < _WARM_VERSIONS:
             if time.monotonic() > give_up:
                 raise RuntimeError(f"{setting}: not warm after {_START_S:g} s")
             time.sleep(0.1)
@@ -57,7 +57,7 @@ def measured(setting: Setting, seconds: float) -> Run:
         busy, used = busy_s(), {kind: processor_s(pids) for kind, pids in kinds.items()}
         own, began, moved = time.process_time(), time.monotonic(), moved_bytes(master)
         time.sleep(seconds)
-        ended, times = time.monotonic(), [at for at in _stamps(told) if at > began]
+        ended, times = time.monotonic(), [at for at in _stamps(connection) if at > began]
         moved = moved_bytes(master) - moved
         used = {kind: processor_s(pids) - used[kind] for kind, pids in kinds.items()}
         others = busy_s() - busy - sum(used.values()) - (time.process_time() - own)
@@ -130,7 +130,7 @@ def _stores(setting: Setting, home: Path) -> Iterator[tuple[LocalStores, list[in
 
 @contextmanager
 def _process(target: object, *arguments: object) -> Iterator[int]:
-    """Runs a function in a process of its own; its id."""
+    """Runs a function in a separate process; its id."""
     process = _processes.Process(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
     process.start()
     assert process.pid is not None
@@ -142,13 +142,13 @@ def _process(target: object, *arguments: object) -> Iterator[int]:
         process.join()
 
 
-def _stamps(told: Connection) -> Sequence[float]:
-    told.send(True)
-    times: Sequence[float] = _answer(told)
+def _stamps(connection: Connection) -> Sequence[float]:
+    connection.send(True)
+    times: Sequence[float] = _answer(connection)
     return times
 
 
-def _answer(told: Connection) -> Any:
-    if not told.poll(_START_S):
+def _answer(connection: Connection) -> Any:
+    if not connection.poll(_START_S):
         raise RuntimeError(f"no answer from a master within {_START_S:g} s")
-    return told.recv()
+    return connection.recv()

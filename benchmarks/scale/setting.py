@@ -84,5 +84,5 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
 
 def read_runs(path: Path) -> list[Run]:
     """The runs of a file."""
-    told: list[Document] = json.loads(path.read_text())
-    return [Run(**{**run, "setting": Setting(**run["setting"])}) for run in told]
+    runs: list[Document] = json.loads(path.read_text())
+    return [Run(**{**run, "setting": Setting(**run["setting"])}) for run in runs]

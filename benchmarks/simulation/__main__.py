@@ -54,9 +54,9 @@ def _predictions(costs: Calibration) -> list[Row]:
     rows = []
     for run in _RUNS:
         of = run.setting
-        told = simulated(of_run(run), costs)
+        outcome = simulated(of_run(run), costs)
         name = f"predicted: {of.workers} workers, {of.stores} servers, {of.ids:,} ids x {of.dim}, {of.dense:,} dense"
-        measured, predicted = run.versions / run.seconds, told.versions / told.seconds
+        measured, predicted = run.versions / run.seconds, outcome.versions / outcome.seconds
         rows.append(Row(name + (", Redis" * of.redis), predicted, "versions/s", measured, predicted / measured))
     return rows
 
@@ -105,9 +105,9 @@ def _stragglers(costs: Calibration) -> list[Row]:
     """What steps of uneven length cost: synchronous jobs wait for the slowest."""
     rows = []
     for spread in (0.0, 0.1, 0.3, 1.0):
-        told = simulated(replace(_BASE, workers=10, spread=spread), costs, 60)
+        outcome = simulated(replace(_BASE, workers=10, spread=spread), costs, 60)
         name = f"10 workers, 16 store servers, steps that differ by {100 * spread:.0f} %"
-        rows.append(Row(name, told.examples_per_s, "examples/s", None, None, note=told.limit))
+        rows.append(Row(name, outcome.examples_per_s, "examples/s", None, None, note=outcome.limit))
     return rows
 
 
@@ -119,9 +119,9 @@ def _length(workers: int) -> tuple[int, int]:
 def _shown(series: Series, every: Sequence[float], unit: str) -> list[Row]:
     rows = []
     for name, outcomes in series.items():
-        for at, told in zip(every, outcomes, strict=True):
-            latency = f"{told.limit}; p50 of a version {1e3 * statistics.median(told.latencies):,.0f} ms"
-            rows.append(Row(f"{name}: {at:,.0f} {unit}", told.examples_per_s, "examples/s", None, None, note=latency))
+        for at, one in zip(every, outcomes, strict=True):
+            latency = f"{one.limit}; p50 of a version {1e3 * statistics.median(one.latencies):,.0f} ms"
+            rows.append(Row(f"{name}: {at:,.0f} {unit}", one.examples_per_s, "examples/s", None, None, note=latency))
     return rows
 
 
@@ -129,8 +129,10 @@ def _plot(name: str, axis: str, every: Sequence[float], series: Series) -> None:
     mpl.rcParams.update({"svg.hashsalt": "elastable", "svg.fonttype": "none", "font.size": 8})
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for label, outcomes in series.items():
-        left.plot(every, [told.examples_per_s for told in outcomes], marker="o", markersize=3, label=label)
-        right.plot(every, [1e3 * statistics.median(told.latencies) for told in outcomes], marker="o", markersize=3)
+        left.plot(every, [outcome.examples_per_s for outcome in outcomes], marker="o", markersize=3, label=label)
+        right.plot(
+            every, [1e3 * statistics.median(outcome.latencies) for outcome in outcomes], marker="o", markersize=3
+        )
     for axes, title in ((left, "examples/s"), (right, "p50 of a version, ms")):
         axes.set(xscale="log", yscale="log", xlabel=axis, title=title)
         axes.grid(alpha=0.3)

@@ -95,16 +95,16 @@ class Calibration:
             BadInput: there is no such file, or it is none of a calibration; names the file and what is wrong.
         """
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            saved = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise BadInput(f"calibration {path}: {error.strerror}") from error
         except ValueError as error:
             raise BadInput(f"calibration {path} is not JSON: {error}") from error
         names = {each.name for each in fields(cls)}
-        if not isinstance(told, dict) or set(told) != names:
-            found = set(told) if isinstance(told, dict) else set()
+        if not isinstance(saved, dict) or set(saved) != names:
+            found = set(saved) if isinstance(saved, dict) else set()
             raise BadInput(
                 f"calibration {path}: it lacks {sorted(names - found)}, and {sorted(found - names)} are unknown; "
                 "write one with python -m benchmarks.scale"
             )
-        return cls(**told)
+        return cls(**saved)

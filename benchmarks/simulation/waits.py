@@ -26,5 +26,5 @@ def waits_found(costs: Calibration, runs: Sequence[Run]) -> Calibration:
 
 def error(run: Run, costs: Calibration) -> float:
     """By which part the simulated versions a second of a run differ from the measured ones."""
-    told = simulated(of_run(run), costs, versions=60)
-    return told.versions / told.seconds / (run.versions / run.seconds) - 1
+    outcome = simulated(of_run(run), costs, versions=60)
+    return outcome.versions / outcome.seconds / (run.versions / run.seconds) - 1

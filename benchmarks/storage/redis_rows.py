@@ -1,6 +1,6 @@
 """Records in Redis through its tier, compared with redis-py's pipelined HMGET and HSET with hiredis.
 
-16,384 rows of 64 values in 64 partitions, with Adagrad's slots beside them, on
+16,384 rows of 64 values in 64 partitions, with Adagrad's slots next to them, on
 one server that the benchmark starts: the `redis-server` on PATH, or the Valkey
 of the tests. Both sides read and write the same fields of the same hashes. The
 server ceiling, which no client can exceed, is measured as well.

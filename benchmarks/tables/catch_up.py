@@ -51,21 +51,21 @@ def main() -> None:
 
 
 def _vs_lazy(name: str, settings: dict[str, float], batch: int) -> list[Row]:
-    told = f"{name}{''.join(f', {key}={value:g}' for key, value in settings.items())}, {batch:,} different ids"
+    case = f"{name}{''.join(f', {key}={value:g}' for key, value in settings.items())}, {batch:,} different ids"
     pairs = tuple(sorted({"learning_rate": 1e-3, **settings}.items()))
     with _filled(OptimizerSpec(name, pairs)) as lazy, _filled(OptimizerSpec(name, pairs, lazy=False)) as following:
         updates = {"ours": _updates(following, batch), "lazy": _updates(lazy, batch)}
         figures = interleaved({key: rate(work, batch, 0.1) for key, work in updates.items()}, _ROUNDS)
-        rows = [compare(f"update, lazy=False vs. lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
+        rows = [compare(f"update, lazy=False vs. lazy: {case}", "ids/s", figures["ours"], figures["lazy"])]
         lookups = {"ours": _lookups(following, batch), "lazy": _lookups(lazy, batch)}
         figures = interleaved({key: rate(work, batch, 0.1) for key, work in lookups.items()}, _ROUNDS)
-        return [*rows, compare(f"lookup, lazy=False vs. lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
+        return [*rows, compare(f"lookup, lazy=False vs. lazy: {case}", "ids/s", figures["ours"], figures["lazy"])]
 
 
 def _with_replay_epochs(replay_epochs: int) -> list[Row]:
     """Rows that have missed up to this many replay epochs, compared with rows that have missed steps of one."""
     plural = "s" if replay_epochs > 1 else ""
-    told = f"adam, {BATCH:,} different ids, behind by up to {replay_epochs} replay epoch{plural}"
+    case = f"adam, {BATCH:,} different ids, behind by up to {replay_epochs} replay epoch{plural}"
     optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)
     every = _TURN // replay_epochs
     with _filled(optimizer) as one, _filled(optimizer) as many:
@@ -74,11 +74,11 @@ def _with_replay_epochs(replay_epochs: int) -> list[Row]:
             updates["ours"]()
         figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in updates.items()}, _ROUNDS)
         rows = [
-            compare(f"update, with replay epochs vs. without: {told}", "ids/s", figures["ours"], figures["reference"])
+            compare(f"update, with replay epochs vs. without: {case}", "ids/s", figures["ours"], figures["reference"])
         ]
         lookups = {"ours": _lookups(many, BATCH), "reference": _lookups(one, BATCH)}
         figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in lookups.items()}, _ROUNDS)
-        name = f"lookup, with replay epochs vs. without: {told}"
+        name = f"lookup, with replay epochs vs. without: {case}"
         return [*rows, compare(name, "ids/s", figures["ours"], figures["reference"])]
 
 

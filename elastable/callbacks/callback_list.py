@@ -26,15 +26,15 @@ _EPOCH, _STEP = "epoch begun", "step begun"
 class JobCallbacks:
     """Calls Keras callbacks for the epochs and versions of a job, in the caller's thread.
 
-    A step is what Keras calls a batch: one version, or as many as its turns are.
+    A step is what Keras calls a batch: one version, or as many as `steps_per_execution`.
 
     Args:
         callbacks: Keras callbacks.
         model: The master's model; it holds the dense variables of the version.
         epochs: Of the job.
         steps_per_epoch: Of the job.
-        freezing: Told whenever callbacks may have frozen layers.
-        best: Told whenever callbacks may have kept weights, or put them back.
+        freezing: Notified whenever callbacks may have frozen layers.
+        best: Notified whenever callbacks may have kept weights, or put them back.
         in_job: Whether this is a job, which is resumed by its own means.
         dense: The model's dense part, of a job that may be resumed.
         verbose: The `verbose` that callbacks see.

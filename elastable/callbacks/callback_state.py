@@ -24,8 +24,8 @@ _OF_KERAS: dict[type, tuple[str, ...]] = {
 def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, object]:
     """The state of each callback that has one, by name, as JSON can hold it.
 
-    Of Keras' own that is what they count and compare with; any other says it by `state_dict()`, and is told it by
-    `load_state_dict(state)`, as PyTorch's modules and Lightning's callbacks are.
+    Keras' own callbacks: what they count and compare with. Any other: what its `state_dict()` returns, which
+    `load_state_dict(state)` restores, as in PyTorch's modules and Lightning's callbacks.
 
     Raises:
         BadInput: a `state_dict()` that JSON cannot hold, or that nothing can be done with; names the callback.

@@ -138,7 +138,7 @@ def _config_parameter(fields: Collection[OptionField]) -> inspect.Parameter:
 
 
 def _metavar(field: OptionField) -> str | None:
-    """What stands for the value in `--help`: "sync|async", "SECONDS>0"; None: its type."""
+    """The placeholder of the value in `--help`: "sync|async", "SECONDS>0"; None: its type."""
     option = field.option
     if option.choices:
         return "|".join(option.choices)

@@ -52,6 +52,6 @@ def worker(options: WorkerOptions) -> None:
 
 
 def _leave_at_once() -> None:
-    """A local worker's master is gone, and the next one starts workers of its own: there is nobody to tell."""
+    """A local worker's master is gone, and the next one starts its own workers: there is nobody to tell."""
     logging.getLogger("elastable").warning("the master that started this worker has ended")
     os._exit(ExitCode.JOB_FAILED)

@@ -51,10 +51,10 @@ def plan(options: _PlanOptions) -> None:
     ]
     if options.as_json:
         names = ("table", "kind", "rows", "row", "elements", "row_bytes", "bytes", "reason")
-        told = [
+        tables_shown = [
             {**{name: getattr(line, name) for name in names}, "location": line.location.storage} for line in placements
         ]
-        typer.echo(json.dumps({"tables": told, "dense": dense}, indent=2))
+        typer.echo(json.dumps({"tables": tables_shown, "dense": dense}, indent=2))
         return
     shown = Table(
         "table", "tensor", "shape", "elements", "size", "location", "reason", title=f"plan of {options.model_file.name}"

@@ -42,7 +42,7 @@ class _RescaleOptions:
 def rescale(options: _RescaleOptions) -> None:
     """Move the rows of a job that is not running to other store servers. If it is interrupted, run it again.
 
-    The old servers hold the job until the new ones have everything. A server that stands in both lists keeps its rows.
+    The old servers hold the job until the new ones have everything. A server in both lists keeps its rows.
     """
     from elastable.jobs.resuming.resume import refuse_live_owner
 

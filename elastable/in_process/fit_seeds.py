@@ -23,7 +23,7 @@ class FitSeeds:
 
     Attributes:
         order: Seed of the record order.
-        rows: Seed of initial rows, where a layer has none of its own.
+        rows: Seed of initial rows, where a layer has no own seed.
         keras: Whether random layers and tables draw as in plain Keras, by their own seeds and Keras' global one; False:
             by `order` and `rows`, as a job with that seed does in any number of processes.
     """

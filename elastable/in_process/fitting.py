@@ -52,7 +52,7 @@ def fit(
 
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
-        x: As in `model.fit`, or a Reader. A stream without an end needs `steps_per_epoch` (`EndlessReader`). Without
+        x: Data for `model.fit`, or a Reader. A stream without an end needs `steps_per_epoch` (`EndlessReader`). Without
             `y` also a tuple (x, y) or (x, y, sample_weight), or a dict with these keys.
         batch_size: Records in a micro-batch; None: a stream's own, else 32. A stream that ends is read once, cut anew.
         grads_to_wait: Micro-batches of one update; None: the optimizer's gradient_accumulation_steps, else 1.

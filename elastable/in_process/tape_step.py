@@ -247,7 +247,7 @@ def step(
         model: A built Keras model, or one that its first call builds.
         store: Where the tables live; None: where the layers read already, else in this process's memory.
         seed: Of initial rows that are not Keras' own draws (docs/fit.md); None: Keras' global seed, else 0.
-        lazy: As in `et.fit`.
+        lazy: See `et.fit`.
 
     Raises:
         BadInput: the layers read from another store already.

@@ -64,15 +64,15 @@ _HTTP = _network(
     metavar="HOST:PORT", unset="off",
 )  # fmt: skip
 _CLIENT_CALLS = _network(
-    "Calls of one client (a connection) under way or waiting at this server; for one more it is told so, and waits.",
+    "Calls of one client (a connection) under way or waiting at this server; a client retries further calls later.",
     at_least=16, metavar="N",
 )  # fmt: skip
 _CLIENT_BYTES = _network(
-    "Bytes of requests of one client that this server receives at once; for more it is told so, and waits.",
+    "Bytes of requests of one client that this server receives at once; a client retries further requests later.",
     metavar="SIZE", unset="a sixteenth of the memory, at least 512 MiB",
 )  # fmt: skip
 _CLIENT_RATE = _network(
-    "Calls a second that one client may make at this server; for one more it is told so, and waits.",
+    "Calls a second that one client may make at this server; a client retries further calls later.",
     at_least=10, metavar="N", unset="no limit",
 )  # fmt: skip
 _TRANSPORT = _network(
@@ -148,7 +148,7 @@ class JobOptions:
     )
     overwrite: bool = _of_store(
         False,
-        "Drop the tables of an earlier job from the store; write beside another job's checkpoints in --checkpoint-dir.",
+        "Drop an earlier job's tables from the store; write next to another job's checkpoints in --checkpoint-dir.",
     )
     take_over: bool = _of_store(False, "Take the store from a job that still runs on it; that job fails.")
     run_dir: Path = _of_saving(Path("runs"), "Directory for run directories.", metavar="DIR")

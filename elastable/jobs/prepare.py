@@ -298,7 +298,7 @@ def _training_records(file: ModelFile) -> Reader:
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
-    """The checkpoint that the job may go on from. Raises `BadInput` where a new job would write beside another's."""
+    """The checkpoint that the job may go on from. Raises `BadInput` where a new job would write next to another's."""
     found = None if options.checkpoint_dir is None else newest_checkpoint(options.checkpoint_dir)
     # Nothing was saved yet at the first start of a job that is always started with --resume.
     if found is None or (options.overwrite and not options.resume):
@@ -309,6 +309,6 @@ def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
             f"--checkpoint-dir {redacted(str(options.checkpoint_dir))} holds checkpoints of job "
             f"{checkpoint.job.get('job', '')} (the newest is {checkpoint.name}, written "
             f"{checkpoint.manifest.written}): go on with that job by --resume, give this one another directory, or let "
-            "it write beside them with --overwrite"
+            "it write next to them with --overwrite"
         )
     return checkpoint

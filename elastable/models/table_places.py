@@ -25,7 +25,7 @@ Places = Mapping[str, str]
 
 
 def locations_of(file: Path | None, store: str) -> Locations:
-    """The settings of a location file; without one every table lies in `store`.
+    """The settings of a location file; without one every table is in `store`.
 
     Raises:
         BadInput, BadSpec: the file cannot be used.

@@ -78,7 +78,7 @@ def open_trained(
 
     Args:
         model_file: Its `data` is called for `split` alone; where no split is asked for, only for a model that
-            Keras has not built, or with a `train_step` of its own.
+            Keras has not built, or with its own `train_step`.
         checkpoint: As of `open_checkpoint`; None: the model has the rows and weights that model() gives it.
         split: Whose records are read; None: none.
         labels: Whether they are read with their labels, and the model is checked on them.

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Endpoints:
-    """Answers for one process. One request at a time reads its state, in a thread of its own.
+    """Answers for one process. One request at a time reads its state, in a separate thread.
 
     Args:
         watched: What it shows.
@@ -110,7 +110,7 @@ async def _in(threads: ThreadPoolExecutor, read: Callable[[], T]) -> T:
 
 
 MOST_STREAMS = 32
-"""Streams at once; whoever asks for one more is told to come later."""
+"""Streams at once; one more request is answered with 503 and Retry-After."""
 
 _EVERY_S = 1.0
 _LOOK_S = 0.1  # from the end of the process to the last event
@@ -135,8 +135,8 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._streams >= MOST_STREAMS:
-            told = f"{MOST_STREAMS} pages are open already\n"
-            await PlainTextResponse(told, 503, {"Retry-After": "10"})(scope, receive, send)
+            message = f"{MOST_STREAMS} pages are open already\n"
+            await PlainTextResponse(message, 503, {"Retry-After": "10"})(scope, receive, send)
             return
         self._streams += 1
         gone = asyncio.ensure_future(_gone(receive))

@@ -199,8 +199,8 @@ class Access:
         scope[ALLOWED] = not self._tokens or any(known)
         if not scope[ALLOWED] and scope["path"] not in _PROBES:
             asks = {"WWW-Authenticate": 'Basic realm="Elastable: the password is the token", charset="UTF-8"'}
-            told = "this server asks for a token: Authorization: Bearer TOKEN; in a browser, as the password\n"
-            await PlainTextResponse(told, 401, asks)(scope, receive, _with_headers(send))
+            message = "this server asks for a token: Authorization: Bearer TOKEN; in a browser, as the password\n"
+            await PlainTextResponse(message, 401, asks)(scope, receive, _with_headers(send))
             return
         await self._app(scope, receive, _with_headers(send))
 

@@ -43,7 +43,7 @@ class OpenTelemetryTracer:
     """A `Tracer` of OpenTelemetry.
 
     The ids of a version's trace, and of the span that it consists of, are a hash of the job and the version: workers
-    find the trace without being told, and all processes take the same versions where a sampler takes only some
+    find the trace without a message, and all processes take the same versions where a sampler takes only some
     (`OTEL_TRACES_SAMPLER`).
 
     Args:
@@ -178,7 +178,7 @@ class _Ids(IdGenerator):
 
 
 def _ids_of(version: VersionTrace) -> tuple[int, int]:
-    """The ids of a version's trace and of its own span; neither is 0."""
+    """The ids of a version's trace and of the version's own span; neither is 0."""
     digest = hashlib.sha256(f"{version.version} {version.job}".encode()).digest()
     return int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:24]) or 1
 

@@ -21,7 +21,7 @@ class JobConsole(OutputConsole):
     """A console that loses lines where they cannot be written: a full disk behind standard output ends no job."""
 
     def print(self, *objects: object, **settings: Any) -> None:
-        """As in `rich.console.Console`; raises no `OSError`."""
+        """Prints like `rich.console.Console`; raises no `OSError`."""
         with contextlib.suppress(OSError):
             super().print(*objects, **settings)
 

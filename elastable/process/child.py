@@ -26,7 +26,7 @@ class EndedChild:
 def start_elastable(
     words: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts `elastable WORDS` in a session of its own, so that Ctrl-C reaches this process alone.
+    """Starts `elastable WORDS` in a separate session, so that Ctrl-C reaches this process alone.
 
     Its standard input is a pipe whose other end this process holds, so that it sees this process end, also by SIGKILL
     (`when_parent_ends`). Close that end (`process.stdin`) once the process has ended.

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def distribution_version() -> str:
-    """As in `pyproject.toml`; "unknown (not installed)" where the packages are on the path without an installation."""
+    """The installed distribution's version; "unknown (not installed)" if the packages are only on the path."""
     try:
         return version("elastable")
     except PackageNotFoundError:

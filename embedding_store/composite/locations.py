@@ -265,7 +265,7 @@ class Locations:
 
 
 def storage_of_url(url: str) -> str:
-    """The storage that a store's URL stands for: "memory", "file" or "redis"; of shards, where all have the same."""
+    """The storage that a store's URL names: "memory", "file" or "redis"; of shards, where all have the same."""
     _, shards = shard_urls(url)
     if shards:
         kinds = {storage_of_url(shard) for shard in shards}

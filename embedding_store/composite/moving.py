@@ -232,7 +232,7 @@ def _refuse_lists(old: tuple[str, ...], new: tuple[str, ...]) -> None:
     staying = [address for address in new if address in old]
     if staying and len(old) != len(new):
         raise BadInput(
-            f"store server {staying[0]} stands in --from and in --to: with {len(new)} servers in the place of "
+            f"store server {staying[0]} is in --from and in --to: with {len(new)} servers in the place of "
             f"{len(old)} each of them holds other rows; start new servers, which may be on the same hosts"
         )
     for address in staying:

@@ -1,4 +1,4 @@
-"""How one table lies on several stores: which rows and columns each of them holds.
+"""How one table is divided over several stores: which rows and columns each of them holds.
 
 Token: the row of id i is row `i // n` of shard `i mod n`. Division and modulo are Python's, so every int64 id, also a
 negative one, has exactly one shard. Encoding: every shard holds `ceil(dim / n)` columns of every row; the last shards
@@ -70,7 +70,7 @@ class Partition:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether each row lies on one shard."""
+        """Whether each row is on one shard."""
         return self.strategy != "encoding"
 
     def parts(self, ids: Int64) -> list[Part]:
@@ -128,7 +128,7 @@ class Partition:
 
 
 def partition(spec: TableSpec, strategy: str, shards: int) -> Partition:
-    """How a table lies on `shards` stores.
+    """How a table is divided over `shards` stores.
 
     Raises:
         BadSpec: no such strategy, no shards, or an optimizer that is not known here.
@@ -231,7 +231,7 @@ def _refuse_encoding(spec: TableSpec, optimizer: RowOptimizer, shards: int) -> N
         reason = "updates whole rows" if optimizer.whole_rows else "does not say whether it does (`whole_rows`)"
         raise Unsupported(
             f"table {spec.name!r}: the encoding partition splits rows, which needs an optimizer that updates columns "
-            f"apart, and {optimizer.told_name!r} {reason}; use the token partition"
+            f"apart, and {optimizer.shown_name!r} {reason}; use the token partition"
         )
     if spec.dtype == "int8":
         raise Unsupported(
@@ -327,7 +327,7 @@ def _copy(rows: Float32, out: Float32) -> None:
 
 
 class TableSplits(ABC):
-    """Decides how each table lies on several stores.
+    """Decides how each table is divided over several stores.
 
     Args:
         stores: What errors call each store, such as "shard 0 of 2".

@@ -56,7 +56,7 @@ class ShardedStore(PartitionedStore, ShardStore):
     """Store servers as one store, each of which holds every n-th id of every table.
 
     A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
-    that all have it, or takes it back where it is (`recover`). Its record lies with the first one.
+    that all have it, or takes it back where it is (`recover`). The first one keeps its record.
 
     Attributes:
         watch: What the servers said last, and which of them a version waits for.

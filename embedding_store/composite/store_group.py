@@ -132,7 +132,7 @@ class StoreGroup(Generic[Source]):
         self.apart, self.reached = None, version
 
     def partition(self, name: str) -> Partition:
-        """How a table lies on the stores. Raises `TableNotFound`."""
+        """How a table is divided over the stores. Raises `TableNotFound`."""
         found = self.tables.get(name)
         if found is None:
             self.require_open()

@@ -183,7 +183,7 @@ class TableSpec:
         optimizer: How gradients become rows.
         admission: When ids get rows; None: at their first gradient. Dynamic tables only.
         eviction: Which rows are given up; None: none. Dynamic tables only.
-        origin: Where this table lies in a larger one of the same name and seed.
+        origin: The position of this table in a larger one of the same name and seed.
         ids: What ids are: "int64", or "farmhash64", the hashes of strings (`string_ids.hash_ids`). Rows
             are kept alike; who looks up by a string has to know.
     """
@@ -295,7 +295,7 @@ def variance_scaling(scale: float, mode: str, distribution: str, rows: float, di
     """What Keras' `VarianceScaling` draws a table from, as kind, a and b of an `InitializerSpec`.
 
     Args:
-        scale: As in Keras.
+        scale: The scale of `VarianceScaling`.
         mode: "fan_in", "fan_out" or "fan_avg". The fans of a table are, as Keras
             reckons them for any matrix, its rows (in) and its columns (out).
         distribution: "uniform", "truncated_normal" or "untruncated_normal".

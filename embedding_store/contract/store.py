@@ -191,7 +191,7 @@ class EmbeddingStore(Snapshot):
         """Writes rows and their slots (restore, import).
 
         Raises:
-            TableNotFound, BadIds, IdOutOfRange: as `lookup`, and for an id that stands twice in a block.
+            TableNotFound, BadIds, IdOutOfRange: as `lookup`, and for an id that appears twice in a block.
             BadInput: arrays that do not fit the table, or a negative sum of squares among the slots.
             NotFinite: a weight or slot that is NaN or infinite.
         """

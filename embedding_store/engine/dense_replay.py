@@ -31,7 +31,7 @@ class CatchUpOptimizer(RowOptimizer):
     """Another optimizer's step on rows that are brought to the present first.
 
     Beside the other's slots a row has one more, the last: the step up to which
-    it is caught up, an int32 whose bits lie in a float32; 0 of a row that was
+    it is caught up, an int32 whose bits are in a float32; 0 of a row that was
     never updated. It is seen by nobody but the table.
 
     Args:
@@ -63,7 +63,7 @@ class CatchUpOptimizer(RowOptimizer):
         many = max(64, PIECE_BYTES // (4 * (weights.shape[1] + slots.shape[1])))
         for start in range(0, len(batch), many):
             piece = batch.part(start, start + many)
-            present.catch_up(weights, piece.weight_positions, slots, piece.positions, stamp)
+            present.replay(weights, piece.weight_positions, slots, piece.positions, stamp)
             self._inner.apply(weights, slots, piece)
 
 
@@ -90,7 +90,7 @@ class ReplayedRows(TableRows):
 
     def __init__(self, inner: TableRows, steps: TableSteps, step: int | None = None) -> None:
         self._inner, self._steps, self._step = inner, steps, step
-        # Where moments alone decay, weights are what lies there, and are read as any others.
+        # Where moments alone decay, weights are current, and are read as any others.
         self._moving = steps.form.moves_weights
 
     def as_of(self, step: int | None) -> ReplayedRows:
@@ -146,7 +146,7 @@ class ReplayedRows(TableRows):
 
     def seen(self, weights: Float32, slots: Float32) -> tuple[Float32, Float32]:
         order = np.arange(len(weights))
-        self._steps.at(self._step).catch_up(weights, order, slots, order)
+        self._steps.at(self._step).replay(weights, order, slots, order)
         return weights, slots[:, :-1].copy()
 
     def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:

@@ -1,4 +1,4 @@
-"""How an entry lies in a file: a header that checks itself, then a payload that the header checks.
+"""The layout of an entry in a file: a header that checks itself, then a payload that the header checks.
 
 ```
 offset  size  field

@@ -1,4 +1,4 @@
-"""What lies in the folder of a log, read without opening it as a store does: nothing is locked, changed or replayed."""
+"""Reads the folder of a log without opening it as a store does: nothing is locked, changed or replayed."""
 
 from collections import Counter
 from collections.abc import Mapping

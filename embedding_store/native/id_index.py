@@ -134,7 +134,7 @@ class IdIndex(RowDirectory):
             if self.count < high:
                 found = np.empty_like(positions)
                 self.find(ids, found)
-                # What stands at a free position may be an id, but that id lies elsewhere.
+                # A free position may hold an id, but that id is elsewhere.
                 live = found == positions
                 ids, positions = ids[live], positions[live]
             if len(ids):
@@ -464,7 +464,7 @@ GROWN = 2  # groups that have one more already: those below this one
 SEED = 3  # of the hash
 COUNT = 4  # ids that have a position
 HIGH = 5  # positions ever given
-FREE = 6  # 1 + the first free position below HIGH, at which stands the next; 0: none
+FREE = 6  # 1 + the first free position below HIGH, which holds the next; 0: none
 MOVED = 7  # cells moved by growth so far
 STATE_WORDS = 8
 
@@ -480,7 +480,7 @@ LINES = np.uint64(SEGMENT_LINES)
 _LINE_BITS = np.uint64(41)  # of the hash: from here nine for the line; groups take those below
 _THIRD_BITS = np.uint64(50)  # fourteen, which say whether an id is of the third that moves
 _THIRD = np.uint64((1 << 14) // 3)
-_IN_USE = np.uint64(32)  # where in word 7 the number of cells in use stands
+_IN_USE = np.uint64(32)  # where in word 7 the number of cells in use begins
 _HIGH_BITS = np.uint64(35)  # where in word 7 the high bits of positions begin
 
 

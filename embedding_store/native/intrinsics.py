@@ -31,7 +31,7 @@ _Write = Callable[["BaseContext", IRBuilder, Types, Values], Value | None]
 
 
 def _instructions(names: str, result: Type = types.void, *takes: Type) -> Callable[[_Write], Callable[..., Any]]:
-    """Makes a function for kernels of the instructions that it stands for.
+    """Makes a function for kernels of the instructions that it emits.
 
     Args:
         names: Of its arguments, with spaces between them.
@@ -228,7 +228,7 @@ def fold_row(context: BaseContext, builder: IRBuilder, kinds: Types, arguments: 
     """`fold_row(out, at, rows, fresh, positions, weights, start, stop, ahead)`: a left fold of rows, in registers.
 
     out[at] = 0 + rows[positions[start]] + ... + rows[positions[stop - 1]], one addition after the other. A position
-    p < 0 stands for row `~p` of `fresh`. Rows are asked for `ahead` positions early. Positions are int64 `[m]` and
+    p < 0 means row `~p` of `fresh`. Rows are asked for `ahead` positions early. Positions are int64 `[m]` and
     contiguous, with m >= 1. Weights are None, or float32 `[m]` and contiguous: each row is multiplied by its own and
     rounded before it is added.
     """

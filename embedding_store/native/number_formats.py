@@ -1,4 +1,4 @@
-"""Numbers of 16 bits: float16 and bfloat16 beside float32, as kernels over uint16.
+"""Numbers of 16 bits: float16 and bfloat16, to and from float32, as kernels over uint16.
 
 Neither numba nor numpy knows bfloat16, and numba has no float16, so their bits are made by integer arithmetic, the same
 on every machine. Nearest rounding is to even on ties; NaN stays NaN. Random rounding goes up with the probability of

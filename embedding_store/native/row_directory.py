@@ -1,4 +1,4 @@
-"""Where in memory an id's row lies."""
+"""Maps ids to the memory of their rows."""
 
 from abc import ABC, abstractmethod
 
@@ -23,7 +23,7 @@ class RowDirectory(ABC):
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """Rows that slabs beside this directory need room for."""
+        """Rows that the slabs of this directory need room for."""
 
     @property
     def marks(self) -> UInt64 | None:
@@ -33,7 +33,7 @@ class RowDirectory(ABC):
     @property
     @abstractmethod
     def positions_given(self) -> int:
-        """Rows of slabs beside this directory that were ever written to."""
+        """Rows of the slabs of this directory that were ever written to."""
 
     @property
     @abstractmethod
@@ -53,7 +53,7 @@ class RowDirectory(ABC):
     def slabs(self) -> tuple[Slab, ...]:
         """What `find` reads, in the order in which the constructor asks for it.
 
-        Another process finds ids through a directory of its own, made over
+        Another process finds ids through its own directory, made over
         the very same slabs, while `claim` may be running here. So there is
         nothing else that `find` needs, the constructor writes nothing, and a
         `find` that meets half of a change ends, with whatever positions.

@@ -71,7 +71,7 @@ def fold_bags_shared(
 
 @kernel
 def _has_rows(positions: Int64, start: int, stop: int, rows: int, fresh: int) -> bool:
-    """Looked at bag by bag, just before it is folded: a pass of its own would wait for the positions."""
+    """Looked at bag by bag, just before it is folded: a separate pass would wait for the positions."""
     there = True
     for i in range(start, stop):
         there &= (positions[i] >= -fresh) & (positions[i] < rows)

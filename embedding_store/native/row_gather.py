@@ -62,7 +62,7 @@ def gather_marked(rows: Float32, marks: UInt64, ids: Int64, out: Float32, missin
         ids: int64 `[n]`; those outside `0 <= id < m` are missing.
         out: float32 `[n, dim]`; rows may lie apart, columns may not.
         missing: int64 `[n]`.
-        stream: As in `gather`.
+        stream: See `gather`.
     """
     return int(_gather_marked(rows, marks, ids, out, missing, stream, rows_ahead(rows.shape[1])))
 
@@ -75,7 +75,7 @@ def gather_apart(rows: Float32, positions: Int64, places: Int64, out: Float32, s
         positions: int64 `[n]`, below m.
         places: int64 `[n]`, rows of `out`, each once.
         out: float32 `[k, dim]`; rows may lie apart, columns may not.
-        stream: As in `gather`.
+        stream: See `gather`.
     """
     _gather_apart(rows, positions, places, out, stream, rows_ahead(rows.shape[1]))
 

@@ -23,7 +23,7 @@ KERAS_BLOCK = "keras"
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """Values that an optimizer keeps beside each row.
+    """Values that an optimizer keeps with each row.
 
     Attributes:
         name: Under Keras' name, "momentum", "velocity", "accumulator", ...
@@ -82,7 +82,7 @@ class DenseForm:
 
 
 class RowOptimizer(ABC):
-    """One optimizer with its hyperparameters; holds no state of its own.
+    """One optimizer with its hyperparameters; holds no state.
 
     Attributes:
         spec: What it was made from.
@@ -90,7 +90,7 @@ class RowOptimizer(ABC):
         fused: Whether `apply` updates rows in place at any positions, from
             any thread, and cannot fail; else a store hands it a gathered block.
         cross_column: Whether a column's step depends on other columns of the
-            gradient. Where only some columns of a row are at hand,
+            gradient. Where only some columns of a row are available,
             `TableUpdate.row_squares` stand for the others: see `UpdateBatch.squares`.
         whole_rows: Whether a row's columns can only be updated together.
         default_learning_rate: For commits that name none.
@@ -109,7 +109,7 @@ class RowOptimizer(ABC):
     dense_form: DenseForm | None = None
 
     @property
-    def told_name(self) -> str:
+    def shown_name(self) -> str:
         """Its name in messages."""
         return self.spec.name
 

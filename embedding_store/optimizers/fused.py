@@ -552,7 +552,7 @@ def row_squares(gradients: Float32) -> Float32:
 def _mean_of_squares(gradients: Float32, row: int) -> F:
     """Of one row: in 16 sums, joined pairwise, then what is left over of 16 values, one by one.
 
-    An order of its own, so that the processor may add 16 numbers at once.
+    This order is a separate one, so that the processor may add 16 numbers at once.
     """
     dim = gradients.shape[1]
     total = lane_squares(gradients, row, dim // _LANES)

@@ -58,7 +58,7 @@ class RowBudget:
         """A table is there, or needs more: every table's `resize` is called with its share.
 
         Args:
-            table: Whoever needs memory, to be told apart from others.
+            table: The name of the table that needs memory.
             need: Bytes that would hold all of its rows.
             resize: Takes the table's share, in bytes.
         """

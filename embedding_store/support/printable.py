@@ -14,7 +14,7 @@ def printable(text: str, most: int = _MOST, lines: bool = True) -> str:
         text: As it came.
         most: Characters; the rest is left out, and how many there were is said.
         lines: Whether it may have several lines. Those after the first are indented, so that none of them can
-            pass for a line of its own in a log.
+            pass for a separate line in a log.
     """
     shown = text[:most].rstrip("\n") if lines else text[:most]
     if not shown.isprintable():

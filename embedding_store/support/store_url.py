@@ -63,7 +63,7 @@ class TierOptions:
 
     Attributes:
         budget: Bytes of memory for rows of all tables; None: a quarter of the memory here, at least 1 GiB.
-        log: Where changes are logged: "own" (beside the rows, in the tier's way), "none", or a folder.
+        log: Where changes are logged: "own" (with the rows, in the tier's way), "none", or a folder.
         fsync: When what is logged in files reaches the disk: `always`, `interval` or `never`.
         log_bytes: Bytes of changes that are not in the tier yet; beyond it, commits wait. None: the default.
         flush_s: Seconds between two times that changed rows are written; None: the default.
@@ -132,7 +132,7 @@ def _positive(name: str, text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """The number that "1000", "64MiB" or "2 GiB" stands for. Raises `BadInput`."""
+    """The number that "1000", "64MiB" or "2 GiB" means. Raises `BadInput`."""
     found = _SIZE.fullmatch(text.strip())
     unit = None if found is None else _UNITS.get(found[2])
     if found is None or unit is None:
@@ -189,18 +189,18 @@ def server_addresses(url: str) -> list[str]:
     """The addresses in `servers:host:port,host:port,...`, in the order in which tables are split over them.
 
     Raises:
-        BadInput: none, one that cannot be, or one that stands twice.
+        BadInput: none, one that cannot be, or one that appears twice.
     """
     addresses = [address.strip() for address in url.removeprefix(SERVERS).split(",")]
     for address in addresses:
         Address.parse(address)
     if len(set(addresses)) < len(addresses):
-        raise BadInput(f"store {url!r}: an address stands twice, and each store server holds another part of the rows")
+        raise BadInput(f"store {url!r}: an address appears twice, and each store server holds another part of the rows")
     return addresses
 
 
 def url_of_server(url: str, number: int) -> str:
-    """The part of a store that one of several store servers keeps: a folder or a namespace of its own.
+    """The part of a store that one of several store servers keeps: a separate folder or namespace.
 
     Args:
         url: memory, memory?log=/folder, file:///folder or redis://host:port.

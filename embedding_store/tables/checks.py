@@ -38,7 +38,7 @@ def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
     if ids.dtype == np.int64:
         return ids
     if ids.size == 0 and not isinstance(values, np.ndarray):
-        return ids.astype(np.int64)  # an empty list has no dtype of its own
+        return ids.astype(np.int64)  # an empty list has no own dtype
     if ids.dtype == object:
         ids = _of_objects(ids, table)
     if ids.dtype.kind == "f":
@@ -197,7 +197,7 @@ def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> 
     """The block, C-contiguous, once it is known to fit the table and its optimizer.
 
     Raises:
-        BadIds, IdOutOfRange: as `require_ids`, and for an id that stands twice.
+        BadIds, IdOutOfRange: as `require_ids`, and for an id that appears twice.
         BadInput: weights, slots or touches of another dtype or shape, weights that
             the table's dtype cannot hold, or a negative sum of squares.
         NotFinite: a weight or slot that is NaN or infinite, unless training made it so (`block.trained`).
@@ -368,7 +368,7 @@ def _require_once(table: str, ids: Int64) -> None:
     first, again = _repeated(ids, np.uint64(int.from_bytes(os.urandom(8), "little")))
     if again:
         raise BadIds(
-            f"table {table!r}: id {ids[again]} stands at positions {first} and {again}; each id may stand once"
+            f"table {table!r}: id {ids[again]} appears at positions {first} and {again}; each id may appear once"
         )
 
 

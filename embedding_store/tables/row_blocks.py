@@ -46,7 +46,7 @@ def rows_by_scan(store: EmbeddingStore, table: str, ids: Int64) -> RowBlock:
 
 
 def rows_in_order(ids: Int64, block: RowBlock) -> RowBlock:
-    """The block's rows in the order of `ids` int64 `[n]`, each once, all of its own among them."""
+    """The block's rows in the order of `ids` int64 `[n]`, each once, with all ids of the block among them."""
     order = np.argsort(ids, kind="stable")
     places = order[np.searchsorted(ids, block.ids, sorter=order)]
     return chosen_rows(block, np.argsort(places, kind="stable"))

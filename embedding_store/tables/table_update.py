@@ -137,7 +137,7 @@ def check_updates(updates: Sequence[TableSlices]) -> list[_Checked]:
     for update in updates:
         spec, slices = update.spec, update.slices
         if spec.name in checked:
-            raise BadInput(f"table {spec.name!r} stands twice among those to update: join its slices")
+            raise BadInput(f"table {spec.name!r} appears twice among those to update: join its slices")
         if not hasattr(slices, "values") or not hasattr(slices, "indices"):
             raise BadInput(
                 f"table {spec.name!r}: its gradient must be IndexedSlices, with values float32 [n, {spec.dim}] and "

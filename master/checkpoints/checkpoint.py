@@ -36,7 +36,7 @@ class Checkpoint:
     All files exist and have the right size; their bytes are checked when they are read.
 
     Attributes:
-        home: The folder in which it lies.
+        home: Its folder.
         name: Its own folder in there.
         manifest: What it is.
         base: What it builds upon; None: it is full.

@@ -82,8 +82,8 @@ def compare_tables(first: Checkpoint, second: Checkpoint) -> list[TableDifferenc
     for name in sorted({*ours, *theirs}):
         if name not in ours or name not in theirs:
             rows = (ours if name in ours else theirs)[name].rows
-            told = {"table": ("there", "missing") if name in ours else ("missing", "there")}
-            found.append(TableDifference(name, told, *((rows, 0) if name in ours else (0, rows))))
+            difference = {"table": ("there", "missing") if name in ours else ("missing", "there")}
+            found.append(TableDifference(name, difference, *((rows, 0) if name in ours else (0, rows))))
         else:
             found.append(_compare(first, second, name))
     return found

@@ -212,7 +212,7 @@ def _refuse_other_optimizer(first: StoreBackedLayer, other: StoreBackedLayer) ->
     if ours != theirs:
         raise SpecConflict(
             f"layers {_where(first)} and {_where(other)} share the table {first.table_name!r} and train it with "
-            f"different optimizers: {_told(ours)} and {_told(theirs)}; give both layers the same optimizer="
+            f"different optimizers: {_shown(ours)} and {_shown(theirs)}; give both layers the same optimizer="
         )
 
 
@@ -225,7 +225,7 @@ def _optimizer_config(layer: StoreBackedLayer) -> dict[str, object] | None:
     return {"class": config["class_name"], **{key: value for key, value in config["config"].items() if key != "name"}}
 
 
-def _told(config: dict[str, object] | None) -> str:
+def _shown(config: dict[str, object] | None) -> str:
     return "the model's own, from compile()" if config is None else repr(config)
 
 

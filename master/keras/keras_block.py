@@ -36,7 +36,7 @@ def canonical_config(
 
     Args:
         optimizer: A Keras optimizer.
-        learning_rate, weight_decay: In the place of its own.
+        learning_rate, weight_decay: Replace the optimizer's own.
         undecayed: Whether it leaves tables out of weight decay (`exclude_from_weight_decay`), which no config says.
 
     Raises:
@@ -85,11 +85,11 @@ class KerasBlockOptimizer(RowOptimizer):
         except ElastableError:
             raise
         except Exception as error:  # TensorFlow's, Keras' or anybody's: a config may say anything
-            told = f"{type(error).__name__}: {error}"
-            raise BadSpec(f"optimizer {self._kind} fails in its first steps: {told}") from error
+            message = f"{type(error).__name__}: {error}"
+            raise BadSpec(f"optimizer {self._kind} fails in its first steps: {message}") from error
 
     @property
-    def told_name(self) -> str:
+    def shown_name(self) -> str:
         """The class of the Keras optimizer."""
         return self._kind
 

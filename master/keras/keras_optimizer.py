@@ -162,7 +162,7 @@ def refuse_scaled_loss(optimizer: keras.Optimizer | None, table: OptimizerSpec) 
 
     Args:
         optimizer: Of `compile()`.
-        table: Of a table, which may have one of its own.
+        table: The table, which may have its own.
 
     Raises:
         Unsupported: saying so.

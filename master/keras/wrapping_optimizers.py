@@ -70,9 +70,9 @@ class OuterRowOptimizer(RowOptimizer):
         """Reads what `outer_spec` was given; raises `BadSpec`, or one of `MALFORMED`."""
 
     @property
-    def told_name(self) -> str:
+    def shown_name(self) -> str:
         """That of the optimizer within."""
-        return self._inner.told_name
+        return self._inner.shown_name
 
 
 _AVERAGED = "averaged"

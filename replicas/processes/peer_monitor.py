@@ -121,7 +121,7 @@ class PeerMonitor:
             return all(rank in self._rounds_of for rank in self.gone)
 
     def close(self) -> None:
-        """Closes the connections; members that were not told of leaving take this one for dead."""
+        """Closes the connections; members that got no message of its leaving take it for dead."""
         self._closed = True
         for connection in self._connections.values():
             with suppress(OSError):

@@ -63,7 +63,7 @@ def test_a_side_that_refuses_says_why_and_can_be_asked_again(side: Contender) ->
     side.prepare("counts", {"amount": 1.0})
 
 
-def test_a_side_that_dies_is_told_with_its_last_words(side: Contender) -> None:
+def test_a_side_that_dies_is_reported_with_its_last_output(side: Contender) -> None:
     with pytest.raises(ContenderFailed, match=r"exit code 7(.|\n)*a library that greets"):
         side.prepare("dies", {})
     with pytest.raises(ContenderFailed, match="exit code 7"):
@@ -116,7 +116,7 @@ def test_a_race(tmp_path: Path) -> None:
     assert row.reference is not None
 
 
-def test_an_absent_peer_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: object) -> None:
+def test_an_absent_peer_has_a_row_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: object) -> None:
     absent = Environment("fbgemm", home=tmp_path)
     (row,) = run(race_with(Runner("theirs", absent, SIDE, "counts")), tmp_path, rounds=2, seconds=0.0)
     assert (row.reference, row.ratio, row.note, row.verdict) == (None, None, PEER_ABSENT, PEER_ABSENT)
@@ -128,7 +128,7 @@ def test_an_absent_peer_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert PEER_ABSENT in capsys.readouterr().out  # type: ignore[attr-defined]
 
 
-def test_a_peer_that_fails_is_told_so(tmp_path: Path, capsys: object) -> None:
+def test_a_peer_that_fails_has_a_row_that_says_so(tmp_path: Path, capsys: object) -> None:
     (row,) = run(race_with(Runner("theirs", OURS, SIDE, "refuses")), tmp_path, rounds=1, seconds=0.0)
     assert (row.reference, row.ratio, row.verdict) == (None, None, "failed")
     assert "no counter here" in capsys.readouterr().out  # type: ignore[attr-defined]

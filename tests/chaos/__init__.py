@@ -1,7 +1,7 @@
 """Chaos: seeded schedules of faults on real processes, each compared to the bit with a job that met none.
 
 `make chaos` runs hundreds of schedules and prints a tally; `test_chaos.py` runs
-a few in CI. How to use it, and what a schedule is, stands in docs/testing.md.
+a few in CI. docs/testing.md says how to use it, and what a schedule is.
 
 | module | |
 | --- | --- |

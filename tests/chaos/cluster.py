@@ -143,7 +143,7 @@ class Cluster:
 
     Attributes:
         over: Whether a master has ended well.
-        acknowledged: The newest version that a master has told of.
+        acknowledged: The newest version that a master has reported.
         redis: The Redis servers, by name.
         redis_group: What they are together; None: there are none.
         lost: Promises that were broken, in words.
@@ -312,7 +312,7 @@ class Cluster:
         if self.over or process.superseded:
             return
         if process.role == "worker" and code == 0:
-            # It was told that the job is over. Should the master die before it has saved, there is work again.
+            # It heard that the job is over. Should the master die before it has saved, there is work again.
             self.start_again("worker", process.number, _LEFT_TOO_EARLY_S)
             return
         if not process.killed:

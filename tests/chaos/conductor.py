@@ -55,7 +55,7 @@ def conduct(
 
     Args:
         schedule: What to run.
-        home: A folder of its own, for everything it writes.
+        home: A separate folder, for everything it writes.
         expected: What an undisturbed job leaves; None: this is the undisturbed one.
         sabotage: Name of an error put into the product.
         limit_s: After which it has failed.
@@ -144,16 +144,16 @@ class _Conductor:
         outcome.divergences += [*cluster.lost, *cluster.close()]
         outcome.gave_up = cluster.gave_up
         filled = "fill master" in outcome.struck
-        emptied = forgets(self._schedule.store) and any(told.startswith("kill s") for told in outcome.struck)
+        emptied = forgets(self._schedule.store) and any(what.startswith("kill s") for what in outcome.struck)
         emptied = emptied or redis_of(self._schedule.store) == PRIMARY_AND_REPLICA  # which lost what was confirmed
         # A last checkpoint; or rows: a disk that fails in the middle of a change ends a file store, and its job.
         unwritten = ("8", "6", "7") if in_files(self._schedule.store) else ("8",)
-        for told, count in cluster.gave_up.items():
-            role, code, *at_work = told.split(maxsplit=2)
+        for what, count in cluster.gave_up.items():
+            role, code, *at_work = what.split(maxsplit=2)
             if code == "1":
                 outcome.divergences.append(f"{role}: {count} ended with an error that nobody foresaw")
             elif role == "master" and at_work and not emptied and not (filled and code in unwritten):
-                outcome.divergences.append(f"{told}: {count} gave up, though no fault lasted as long as its deadline")
+                outcome.divergences.append(f"{what}: {count} gave up, though no fault lasted as long as its deadline")
         outcome.missed = [str(fault) for fault in self._pending]
 
 
@@ -164,7 +164,7 @@ def in_a_fork(look: Callable[[], list[str]], selector: selectors.BaseSelector, t
     """What `look` says in a fork, while bytes go on passing the links here.
 
     Args:
-        look: Called in a process of its own; its error is what it says, where it raises one.
+        look: Called in a separate process; its error is what it says, where it raises one.
         selector: The conductor's.
         turn: Turns the conductor's loop once.
     """
@@ -172,10 +172,10 @@ def in_a_fork(look: Callable[[], list[str]], selector: selectors.BaseSelector, t
     pid = os.fork()
     if not pid:
         try:
-            told = look()
+            problems = look()
         except BaseException as error:  # noqa: BLE001 - nothing of the parent may run on here
-            told = [f"{type(error).__name__}: {error}"]
-        os.write(said, json.dumps(told).encode())
+            problems = [f"{type(error).__name__}: {error}"]
+        os.write(said, json.dumps(problems).encode())
         os._exit(0)
     os.close(said)
     received: list[bytes] = []

@@ -31,27 +31,27 @@ _MESSAGE_BYTES = 1 << 16
 GATES = {
     "prepared": "a worker has read and planned a micro-batch",
     "looked-up": "a worker has the rows of a micro-batch",
-    "computed": "a worker has computed a micro-batch and told nobody",
+    "computed": "a worker has computed a micro-batch and not sent it",
     "reported": "a worker has the answer to its push",
     "arrived": "the push of a micro-batch is at the master, not counted",
     "counted": "the push of a micro-batch is counted, not answered",
     "commit": "a version is about to be committed",
     "rows": "the rows of a version are committed, perhaps not all else",
-    "version": "a version stands and is acknowledged",
+    "version": "a version is committed and acknowledged",
     "half": "of several shards one has made a version, and the others have not",
     "disk": "the n-th file operation on checkpoints, or on a file store, in one life of a master",
     "restore": "the n-th block of rows restored in one life of a master",
     "logged": "the n-th entry of one life of a master or a store server is in a log, and nobody knows of it",
     "writing": "the n-th time in one life of either that changed rows are about to be written to a tier",
     "written": "they are written there, and the store's state does not say so",
-    "stated": "the n-th state that one life of either put beside the rows says so, and the log still has the changes",
+    "stated": "the n-th state that one life of either put with the rows says so, and the log still has the changes",
     "stored": "a store of its own process, or a store server, has committed a version",
     "exec": "the n-th transaction of the master has reached Redis (seen by the proxy)",
     "exec2": "the n-th transaction of the master has reached the second Redis",
     "exec3": "the n-th transaction of the master has reached the third Redis",
     "start": "the n-th life of the master begins",
 }
-"""All gates, and where each lies."""
+"""All gates, and where each is."""
 
 
 class Gates:
@@ -180,11 +180,11 @@ def _lay_master(gates: Gates) -> None:
     _around(Master, "run", before=lambda master, *_: gates.tell(begins=master.progress().version))
     _around(Committer, "commit", before=lambda _, version, *__: gates.reach("commit", version))
 
-    def stands(_: object, version: int, *__: object) -> None:
+    def committed(_: object, version: int, *__: object) -> None:
         gates.tell(version=version)
         gates.reach("version", version)
 
-    _around(JobHooks, "on_version", before=stands)
+    _around(JobHooks, "on_version", before=committed)
     for kind in _stores():
         _around(kind, "commit", after=lambda _, __, commit, *___: gates.reach("rows", commit.version))
         _around(kind, "put", after=_counting(gates, "restore"))
@@ -247,7 +247,7 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
         ended.wait(_LIMIT_S)
         call()
 
-    # The first stands first: where there is one thread, it must not wait for itself.
+    # The first comes first: where there is one thread, it must not wait for itself.
     return {first: begin, **{shard: functools.partial(follow, calls[shard]) for shard in calls if shard != first}}
 
 

@@ -67,7 +67,7 @@ def model() -> keras.Model:
     said = et.Embedding(None, 3, name="words_said", combiner="mean")(inputs["words"])
     joined = keras.layers.Concatenate()([user, said])
     hidden = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(joined))
-    told = keras.layers.Dense(1)(keras.layers.Dense(6, "tanh")(hidden))
-    made = keras.Model(inputs, keras.layers.Concatenate()([told, own]))
+    deep = keras.layers.Dense(1)(keras.layers.Dense(6, "tanh")(hidden))
+    made = keras.Model(inputs, keras.layers.Concatenate()([deep, own]))
     made.compile(_OPTIMIZERS[os.environ["CHAOS_OPTIMIZER"]](), _loss, metrics=[_error])
     return made

@@ -40,12 +40,12 @@ _METRICS = ("loss", "error")
 
 
 def data(split: str) -> tuple[dict[str, object], object]:
-    """As in `tests.chaos.job`."""
+    """See `tests.chaos.job`."""
     return records_of(split)
 
 
 def model() -> SimpleNamespace:
-    """What stands for a Keras model; it only has to look like one from afar."""
+    """A stand-in for a Keras model, with the attributes that a job reads."""
     return SimpleNamespace(
         compute_loss=None,
         stop_training=False,

@@ -50,7 +50,7 @@ def trainings(optimizer: str, weights: np.ndarray, slots: np.ndarray, grads_to_w
     Every training of a record adds the same gradient to its row.
 
     Args:
-        optimizer: As in CHAOS_OPTIMIZER.
+        optimizer: The value of CHAOS_OPTIMIZER.
         weights: float32 `[n, 1]`.
         slots: float32 `[n, slots]`.
         grads_to_wait: Micro-batches of a version.

@@ -198,8 +198,8 @@ class RedisGroup:
     def primary(self) -> str | None:
         """The name of the server that the first Sentinel takes for the primary."""
         with self._sentinels[0].client() as client:
-            told = client.sentinel_get_master_addr_by_name(SERVICE)
-        return next((name for name in self.servers if told and self._links[name].port == int(told[1])), None)
+            reply = client.sentinel_get_master_addr_by_name(SERVICE)
+        return next((name for name in self.servers if reply and self._links[name].port == int(reply[1])), None)
 
     def fail_over(self) -> bool:
         """Asks for another primary, which may lack what this one has confirmed; whether there will be one."""
@@ -232,9 +232,9 @@ class RedisGroup:
 
     def _complete(self) -> bool:
         with self.servers[PRIMARY_AND_REPLICA[0]].server.client() as client:
-            told = client.info("replication")
-        replica = told.get("slave0", {})
-        if replica.get("state") != "online" or replica["offset"] < told["master_repl_offset"]:
+            reply = client.info("replication")
+        replica = reply.get("slave0", {})
+        if replica.get("state") != "online" or replica["offset"] < reply["master_repl_offset"]:
             return False
         for sentinel in self._sentinels:
             with sentinel.client() as client:

@@ -41,10 +41,10 @@ class Run:
 
     def line(self) -> str:
         """What was done, and how it ended."""
-        told = f"{self.seconds:6.1f} s  {self.schedule}"
+        description = f"{self.seconds:6.1f} s  {self.schedule}"
         if self.gave_up:
-            told += f"; gave up: {dict(self.gave_up)}"
-        return told + (f"; not reached: {', '.join(self.missed)}" if self.missed else "")
+            description += f"; gave up: {dict(self.gave_up)}"
+        return description + (f"; not reached: {', '.join(self.missed)}" if self.missed else "")
 
 
 def run_schedules(
@@ -155,21 +155,21 @@ def _fork(schedule: Schedule, place: Path, expected: Path | None, sabotage: str,
 def _write(outcome: Outcome, place: Path) -> None:
     if outcome.ending is not None:
         np.savez(place / "ending.npz", **outcome.ending.numbers)  # type: ignore[arg-type]
-        told = {"progress": outcome.ending.progress, "evaluations": outcome.ending.evaluations}
-        (place / "ending.json").write_text(json.dumps(told))
-    told = {name: getattr(outcome, name) for name in ("divergences", "struck", "missed", "gave_up", "seconds")}
-    (place / "outcome.json").write_text(json.dumps(told))
+        document = {"progress": outcome.ending.progress, "evaluations": outcome.ending.evaluations}
+        (place / "ending.json").write_text(json.dumps(document))
+    document = {name: getattr(outcome, name) for name in ("divergences", "struck", "missed", "gave_up", "seconds")}
+    (place / "outcome.json").write_text(json.dumps(document))
 
 
 def _load(place: Path) -> Ending:
     with np.load(place / "ending.npz", allow_pickle=False) as loaded:
         numbers = {name: loaded[name] for name in loaded.files}
-    told = json.loads((place / "ending.json").read_text())
-    return Ending(numbers, told["progress"], [(version, found) for version, found in told["evaluations"]])
+    saved = json.loads((place / "ending.json").read_text())
+    return Ending(numbers, saved["progress"], [(version, found) for version, found in saved["evaluations"]])
 
 
 def _read(schedule: Schedule, place: Path, sabotage: str, code: int) -> Run:
     if code:
         return Run(schedule, place, sabotage, [f"its conductor ended with {code}"], [], [], Counter(), 0.0)
-    told = json.loads((place / "outcome.json").read_text())
-    return Run(schedule, place, sabotage, **{**told, "gave_up": Counter(told["gave_up"])})
+    saved = json.loads((place / "outcome.json").read_text())
+    return Run(schedule, place, sabotage, **{**saved, "gave_up": Counter(saved["gave_up"])})

@@ -25,7 +25,7 @@ KINDS = (
     "memory", "redis", "served", "files", "shards", "flushed", "every", "logged", "every-redis", "cluster",
     "sentinel", "servers", "async",
 )  # fmt: skip
-"""Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
+"""Where rows are: in the master, in Redis, in a store of a separate process, in the master's files, split over
 two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
 "every": anywhere but in Redis, and they follow every step (`lazy=False`); "logged": in the master, which logs them
 in files; "every-redis": in Redis, and they follow every step; "cluster": in a Redis Cluster; "sentinel": in a Redis
@@ -42,7 +42,7 @@ class Shape:
 
     Attributes:
         model: "light" (NumPy, `tests.chaos.light_job`) or "keras" (`tests.chaos.job`).
-        optimizer: As in CHAOS_OPTIMIZER of `tests.chaos.job`.
+        optimizer: The value of CHAOS_OPTIMIZER of `tests.chaos.job`.
         grads_to_wait: Micro-batches of a version.
         epochs: Passes over the records.
         lazy: Whether a step moves the rows alone that its batch touches.
@@ -106,7 +106,7 @@ class Schedule:
         shape: What is computed.
         workers: How many there are.
         checkpoint_every: Versions between checkpoints.
-        evaluate_every: Versions between evaluations beside training.
+        evaluate_every: Versions between evaluations during training.
         transport: As of `elastable master`.
         faults: In no particular order.
         keep: Checkpoints that stay; 0: all.
@@ -127,12 +127,12 @@ class Schedule:
     store: str = "memory"
 
     def __str__(self) -> str:
-        told = "; ".join(map(str, self.faults)) or "no fault"
+        description = "; ".join(map(str, self.faults)) or "no fault"
         where = "" if self.kind in _OLDER else f" on {self.store}"
         return (
             f"{self.kind} {self.seed}{where}: {self.shape.model}, {self.shape.optimizer} x {self.shape.grads_to_wait}, "
             f"{self.workers} workers, a checkpoint every {self.checkpoint_every} versions, an evaluation every "
-            f"{self.evaluate_every}, transport {self.transport}: {told}"
+            f"{self.evaluate_every}, transport {self.transport}: {description}"
         )
 
 

@@ -78,35 +78,37 @@ def main(words: Sequence[str] | None = None) -> int:
     expected = run_undisturbed(shape, home / "calm", _EVERY, 10 * LIMIT_S + 60 * asked.minutes)
     print("   minute  version  killed  workers   master MB  threads  descriptors", flush=True)
     soak = _Soak(schedule, home / "soaked", asked.kill_every, 3 * 60 * asked.minutes + LIMIT_S)
-    told = soak.run()
-    told += divergences(ending_of(home / "soaked"), expected, schedule)
-    told += _grown(soak.samples)
-    for line in told:
+    problems = soak.run()
+    problems += divergences(ending_of(home / "soaked"), expected, schedule)
+    problems += _grown(soak.samples)
+    for line in problems:
         print(f"  {line}")
     print(f"minutes        {soak.samples[-1].seconds / 60:8.1f}")
-    print(f"WRONG  {len(told)}" + (f"; logs: {home}" if told else ""), flush=True)
-    if not told:
+    print(f"WRONG  {len(problems)}" + (f"; logs: {home}" if problems else ""), flush=True)
+    if not problems:
         shutil.rmtree(home, ignore_errors=True)
-    return int(bool(told))
+    return int(bool(problems))
 
 
 def _seconds_of(schedule: Schedule, home: Path) -> float:
     """How long the job takes where nothing is killed."""
-    soak, began = _Soak(schedule, home, 10 * LIMIT_S, 10 * LIMIT_S, told=False), time.monotonic()
-    if told := soak.run():
-        raise SystemExit(f"a job without kills, by which the pace is taken: {'; '.join(told)}; logs: {home}")
+    soak, began = _Soak(schedule, home, 10 * LIMIT_S, 10 * LIMIT_S, printing=False), time.monotonic()
+    if problems := soak.run():
+        raise SystemExit(f"a job without kills, by which the pace is taken: {'; '.join(problems)}; logs: {home}")
     return time.monotonic() - began
 
 
 class _Soak:
-    def __init__(self, schedule: Schedule, home: Path, kill_every_s: float, limit_s: float, told: bool = True) -> None:
+    def __init__(
+        self, schedule: Schedule, home: Path, kill_every_s: float, limit_s: float, printing: bool = True
+    ) -> None:
         self._cluster = Cluster(schedule, home, "", lambda *_: None, most_lives=sys.maxsize)
         self._began = time.monotonic()
         self._kill_every_s = kill_every_s
         self._give_up = self._began + limit_s
         self._killed = 0
         self._printed = -1
-        self._told = told
+        self._printing = printing
         self.samples: list[Sample] = []
 
     def run(self) -> list[str]:
@@ -123,8 +125,8 @@ class _Soak:
                 cluster.turn()
             wrong = [f"{process.role} {process.number} was left over" for process in cluster.processes.values()]
             wrong += [] if cluster.over else ["the job did not end in time"]
-            # A worker that was told to leave by the master's end is not meant here.
-            wrong += [f"gave up: {told} ({count})" for told, count in cluster.gave_up.items()]
+            # A worker that was sent away by the master's end is not meant here.
+            wrong += [f"gave up: {what} ({count})" for what, count in cluster.gave_up.items()]
         finally:
             left = cluster.close()
         return wrong + left
@@ -142,7 +144,7 @@ class _Soak:
         for master in self._of("master"):
             sample = self._sample(master)
             self.samples.append(sample)
-            if self._told and int(sample.seconds // 60) != self._printed:
+            if self._printing and int(sample.seconds // 60) != self._printed:
                 self._printed = int(sample.seconds // 60)
                 _print(sample)
         if not self._cluster.over:
@@ -176,15 +178,15 @@ def _grown(samples: Sequence[Sample]) -> list[str]:
     """What the master holds more of at the end than at the beginning."""
     warm = samples[int(_WARM_UP * len(samples)) :]
     part = max(1, int(_PART * len(samples)))
-    told = []
+    problems = []
     for name, allowed in (("megabytes", _GROWTH), ("threads", 0.0), ("descriptors", 0.0)):
         first, last = (
             statistics.median(getattr(sample, name) for sample in chosen) for chosen in (warm[:part], warm[-part:])
         )
         print(f"{name:<14} {first:8.1f} -> {last:8.1f}  ({100 * (last / first - 1):+.1f} %)")
         if last > first * (1 + allowed) and last - first > 1:
-            told.append(f"{name} grew from {first:.1f} to {last:.1f}")
-    return told
+            problems.append(f"{name} grew from {first:.1f} to {last:.1f}")
+    return problems
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ PRIMARY_AND_REPLICA = ("primary", "replica")
 SERVICE = "service"
 """What the two are to whoever asks a Sentinel."""
 
-_KEPT_IN = " with "  # behind it stands what is no part of the URL
+_KEPT_IN = " with "  # what follows is no part of the URL
 _REDIS = "redis://{redis}?partitions=4&deadline=2"
 _TWO_REDIS = "redis://{redis}?partitions=2&deadline=2", "redis://{redis2}?partitions=2&deadline=2"
 _FLUSHED = "redis://{redis}?partitions=4&deadline=2&flush=0.02"

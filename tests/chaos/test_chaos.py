@@ -21,7 +21,7 @@ _SCHEDULES += [word for kind in _KINDS for word in ("--kind", kind)]
 
 
 def chaos(server_binary: Path, words: list[str]) -> str:
-    """What `make chaos` prints. It forks, so it needs a process of its own."""
+    """What `make chaos` prints. It forks, so it needs a separate process."""
     assert server_binary in (redis_binary(), valkey_binary())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EQUALITY_")}
     ran = subprocess.run(
@@ -43,8 +43,8 @@ _OLDER = {"memory": "f6082e8537b87aeb", "redis": "ca5ef36fa88abbdc", "served": "
 
 def test_a_schedule_is_a_pure_function_of_its_seed() -> None:
     for kind, digest in _OLDER.items():
-        told = "\n".join(str(schedule_of(kind, seed)) for seed in range(300))
-        assert hashlib.sha256(told.encode()).hexdigest()[:16] == digest
+        description = "\n".join(str(schedule_of(kind, seed)) for seed in range(300))
+        assert hashlib.sha256(description.encode()).hexdigest()[:16] == digest
     for kind in KINDS:
         assert schedule_of(kind, 17) == schedule_of(kind, 17)
         assert len({str(schedule_of(kind, seed)) for seed in range(50)}) == 50
@@ -63,4 +63,4 @@ def test_disturbed_jobs_end_as_undisturbed_ones(server_binary: Path) -> None:
 def test_errors_on_purpose_are_noticed(server_binary: Path) -> None:
     """A suite that does not notice a record trained twice, or slots that are lost, notices nothing."""
     noticed = chaos(server_binary, ["--noticed"])
-    assert "not told right 0" in noticed
+    assert "not reported right 0" in noticed

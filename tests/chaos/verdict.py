@@ -26,7 +26,7 @@ class Ending:
     Attributes:
         numbers: Every row, slot and dense tensor by name.
         progress: Its place and its metrics, as JSON.
-        evaluations: What was measured of a version beside training, by version, as JSON; for each time it was.
+        evaluations: What was measured of a version during training, by version, as JSON; for each time it was.
     """
 
     numbers: dict[str, np.ndarray]
@@ -58,36 +58,36 @@ def divergences(ours: Ending, expected: Ending, schedule: Schedule) -> list[str]
     """What differs to the bit, and which records were not trained once an epoch."""
     if schedule.shape.mode == "async":
         return _asynchronous(ours, expected, schedule.shape)
-    told = []
+    problems = []
     if ours.numbers.keys() != expected.numbers.keys():
-        told.append(f"other tensors: {sorted(ours.numbers.keys() ^ expected.numbers.keys())}")
+        problems.append(f"other tensors: {sorted(ours.numbers.keys() ^ expected.numbers.keys())}")
     for name in sorted(ours.numbers.keys() & expected.numbers.keys()):
         mine, theirs = ours.numbers[name], expected.numbers[name]
         if mine.tobytes() != theirs.tobytes():
             apart = np.abs(mine - theirs).max() if mine.shape == theirs.shape else f"{mine.shape} and {theirs.shape}"
-            told.append(f"{name} differs (by {apart})")
+            problems.append(f"{name} differs (by {apart})")
     if ours.progress != expected.progress:
-        told.append(f"progress differs: {_differences(ours.progress, expected.progress)}")
-    return told + _miscounted(ours, schedule.shape) + _mismeasured(ours, expected, schedule)
+        problems.append(f"progress differs: {_differences(ours.progress, expected.progress)}")
+    return problems + _miscounted(ours, schedule.shape) + _mismeasured(ours, expected, schedule)
 
 
 def _asynchronous(ours: Ending, expected: Ending, shape: Shape) -> list[str]:
     """What may not differ where every order of pushes gives other numbers: what there is, how far, and what counted."""
-    told = []
+    problems = []
     if ours.numbers.keys() != expected.numbers.keys():
-        told.append(f"other tensors: {sorted(ours.numbers.keys() ^ expected.numbers.keys())}")
-    told += [f"{name} is not finite" for name, values in ours.numbers.items() if not np.isfinite(values).all()]
+        problems.append(f"other tensors: {sorted(ours.numbers.keys() ^ expected.numbers.keys())}")
+    problems += [f"{name} is not finite" for name, values in ours.numbers.items() if not np.isfinite(values).all()]
     for name in ("version", "records", "epoch", "done", "evaluated"):
         mine, theirs = json.loads(ours.progress)[name], json.loads(expected.progress)[name]
         if mine != theirs:
-            told.append(f"progress differs: {name} {mine} is not {theirs}")
-    return told + _miscounted(ours, shape)
+            problems.append(f"progress differs: {name} {mine} is not {theirs}")
+    return problems + _miscounted(ours, shape)
 
 
 def _mismeasured(ours: Ending, expected: Ending, schedule: Schedule) -> list[str]:
     """Evaluations that are not those of their version; and, where no master fell, not one of each that was due."""
     right = dict(expected.evaluations)
-    told = [
+    problems = [
         f"the evaluation of version {version} is {found}, not {right.get(version)}"
         for version, found in ours.evaluations
         if right.get(version) != found
@@ -99,8 +99,8 @@ def _mismeasured(ours: Ending, expected: Ending, schedule: Schedule) -> list[str
         versions = sorted(version for version, _ in ours.evaluations)
         due = [version for version in sorted(right) if version % schedule.evaluate_every == 0]
         if versions != due:
-            told.append(f"versions {versions} were evaluated, not {due}")
-    return told
+            problems.append(f"versions {versions} were evaluated, not {due}")
+    return problems
 
 
 def _differences(ours: str, theirs: str) -> str:
@@ -120,8 +120,8 @@ def _miscounted(ours: Ending, shape: Shape) -> list[str]:
     wrong = np.flatnonzero(~(np.abs(counts - shape.epochs) <= 0.01))
     if not len(wrong):
         return []
-    told = ", ".join(f"record {record} {counts[record]:.2f} times" for record in wrong[:4])
-    return [f"{len(wrong)} records were not trained {shape.epochs} times: {told}"]
+    description = ", ".join(f"record {record} {counts[record]:.2f} times" for record in wrong[:4])
+    return [f"{len(wrong)} records were not trained {shape.epochs} times: {description}"]
 
 
 def store_differs(url: str, ending: Ending, loses: bool = False) -> list[str]:
@@ -130,7 +130,7 @@ def store_differs(url: str, ending: Ending, loses: bool = False) -> list[str]:
     `loses`: whether its servers may have lost the newest versions, so that it says itself that it is older, and a job
     that is resumed takes the checkpoint.
     """
-    told: list[str] = []
+    problems: list[str] = []
     try:
         store = open_store(url)
     except StoreBroken as error:
@@ -147,11 +147,11 @@ def store_differs(url: str, ending: Ending, loses: bool = False) -> list[str]:
                 "weights": np.concatenate([block.weights for block in blocks])[order],
                 "slots": np.concatenate([block.slots for block in blocks])[order],
             }
-            told += [
+            problems += [
                 f"{table}/{name} in the store is not that of the checkpoint"
                 for name, values in parts.items()
                 if values.tobytes() != ending.numbers[f"{table}/{name}"].tobytes()
             ]
     finally:
         store.close()
-    return told
+    return problems

@@ -200,8 +200,10 @@ class HostTableContract:
                 assert table.lookup([[-7, 5]]).tolist() == [[[1.0] * 3] * 2]  # clipped, and the group goes on
             return str(caught.value)
 
-        told = "host embedding 't': index 5 at position 1 of rank 1 is outside 0 <= index < 5, and clip_indices=False"
-        assert run_threads(2, work) == [told, told]
+        message = (
+            "host embedding 't': index 5 at position 1 of rank 1 is outside 0 <= index < 5, and clip_indices=False"
+        )
+        assert run_threads(2, work) == [message, message]
 
     def test_replicas_with_different_options_are_refused_with_the_difference(self, way: Way) -> None:
         arguments = way()
@@ -211,8 +213,8 @@ class HostTableContract:
                 create_host_table("t", (5, 3 + group.rank // 2), group=group, **arguments)
             return str(caught.value)
 
-        told = "host embedding 't': replicas differ in shape: rank 0 has [5, 3], rank 2 has [5, 4]"
-        assert run_threads(3, work) == [told] * 3
+        message = "host embedding 't': replicas differ in shape: rank 0 has [5, 3], rank 2 has [5, 4]"
+        assert run_threads(3, work) == [message] * 3
 
     def test_untrained_embeddings_do_not_change(self, way: Way) -> None:
         arguments = way()

@@ -134,7 +134,7 @@ class ReplicaContract:
 
     def test_bytes_sent_are_those_to_others(self, run: Run) -> None:
         def work(group: ReplicaGroup) -> list[int]:
-            told = []
+            sent = []
             for exchange in (
                 lambda: group.all_gather(np.zeros(10, np.float32)),
                 lambda: group.all_to_all(np.zeros((3, 10), np.float32)),
@@ -143,12 +143,12 @@ class ReplicaContract:
             ):
                 before = group.bytes_sent
                 exchange()
-                told.append(group.bytes_sent - before)
-            return told
+                sent.append(group.bytes_sent - before)
+            return sent
 
         assert run(3, work) == [[80, 80, 160, 0]] * 3
 
-    def test_members_that_differ_are_told(self, run: Run) -> None:
+    def test_members_that_differ_are_reported(self, run: Run) -> None:
         def lengths(group: ReplicaGroup) -> object:
             return group.all_gather(np.zeros(2 + group.rank, np.float32))
 
@@ -161,7 +161,7 @@ class ReplicaContract:
             run(2, calls)
 
     @pytest.mark.parametrize(
-        ("calls", "told"),
+        ("calls", "message"),
         [
             (lambda group, x: group.all_reduce(x, ("sum", "max")[group.rank]), "all_reduce sum .*all_reduce max"),
             (lambda group, x: group.all_reduce(x[: 3 + group.rank]), r"all_reduce sum of .*\[3\].*\[4\]"),
@@ -173,18 +173,18 @@ class ReplicaContract:
             ),
         ],
     )
-    def test_reductions_that_differ_are_told(
-        self, run: Run, calls: Callable[[ReplicaGroup, Array], object], told: str
+    def test_reductions_that_differ_are_reported(
+        self, run: Run, calls: Callable[[ReplicaGroup, Array], object], message: str
     ) -> None:
         def work(group: ReplicaGroup) -> object:
-            with pytest.raises(BadInput, match=told):
+            with pytest.raises(BadInput, match=message):
                 calls(group, np.arange(4.0))
             return group.all_reduce(np.ones(3)).tolist()  # nothing was exchanged, and the group is usable
 
         assert run(2, work) == [[2.0] * 3] * 2
 
     @pytest.mark.parametrize(
-        ("call", "told"),
+        ("call", "message"),
         [
             (lambda group: group.all_to_all(np.zeros((3, 2))), r"an array \[2, ...\].*got \[3, 2\]"),
             (lambda group: group.reduce_scatter(np.float32(1)), r"an array \[2, ...\].*got \[\]"),
@@ -196,8 +196,8 @@ class ReplicaContract:
             (lambda group: group.subgroup(CommGroup("consecutive", 3)), "3 does not divide 2 replicas"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, run: Run, call: Callable[[ReplicaGroup], object], told: str) -> None:
-        with pytest.raises(BadInput, match=told):
+    def test_what_cannot_be_is_refused(self, run: Run, call: Callable[[ReplicaGroup], object], message: str) -> None:
+        with pytest.raises(BadInput, match=message):
             run(2, call)
 
     def test_one_that_does_not_come_is_named(self, run: Run) -> None:
@@ -210,9 +210,9 @@ class ReplicaContract:
                 group.all_gather(np.zeros(2))
             with pytest.raises((DeadlineExceeded, Unavailable), match="rank 1"):  # it has failed once and for all
                 group.barrier()
-            return "told"
+            return "failed"
 
-        assert run(3, work, deadline_s=20.0) == ["told", None, "told"]
+        assert run(3, work, deadline_s=20.0) == ["failed", None, "failed"]
 
     def test_one_that_leaves_fails_the_others_by_its_rank(self, run: Run) -> None:
         def work(group: ReplicaGroup) -> str:
@@ -224,9 +224,9 @@ class ReplicaContract:
                 part.barrier()
             with pytest.raises(Unavailable, match=r"rank 2 has left.* no such entity"):
                 group.barrier()
-            return "told"
+            return "failed"
 
-        assert run(3, work) == ["told", "told", "left"]
+        assert run(3, work) == ["failed", "failed", "left"]
 
     def test_one_that_fails_inside_its_group_says_by_what(self, run: Run) -> None:
         def inside(group: ReplicaGroup) -> None:
@@ -238,9 +238,9 @@ class ReplicaContract:
         def work(group: ReplicaGroup) -> str:
             with pytest.raises((ValueError, Unavailable), match="no such entity"):
                 inside(group)
-            return "told"
+            return "failed"
 
-        assert run(2, work) == ["told", "told"]
+        assert run(2, work) == ["failed", "failed"]
 
     def test_one_that_raises_raises_for_all(self, run: Run) -> None:
         def work(group: ReplicaGroup) -> None:

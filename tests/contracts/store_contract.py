@@ -158,7 +158,7 @@ class StoreContract(
             store.put("cities", [RowBlock(int64(1), good.weights, good.slots * np.inf)])
         with pytest.raises(BadInput, match=r"'cities'.*slot 'accumulator' of id 1 .* is -1.0"):
             store.put("cities", [RowBlock(int64(1), good.weights, -good.slots)])
-        with pytest.raises(BadIds, match=r"'cities'.*id 1 stands at positions 0 and 1"):
+        with pytest.raises(BadIds, match=r"'cities'.*id 1 appears at positions 0 and 1"):
             store.put("cities", [RowBlock(int64(1, 1), np.ones((2, 4), np.float32), np.ones((2, 4), np.float32))])
         assert store.row_count("cities") == 0
         store.put("cities", [RowBlock(int64(1), good.weights * np.inf, good.slots, trained=True)])  # as a store held it

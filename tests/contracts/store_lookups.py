@@ -98,10 +98,10 @@ class LookupContract:
     @pytest.mark.parametrize(("ids", "bad", "position"), [((3, 99, 100), 100, 2), ((-1, 2), -1, 0)])
     def test_id_out_of_range(self, store: EmbeddingStore, ids: tuple[int, ...], bad: int, position: int) -> None:
         store.create_table(fixed())
-        told = rf"'cities'.*\bid {bad}\b.*position {position}\b"
-        with pytest.raises(IdOutOfRange, match=told):
+        message = rf"'cities'.*\bid {bad}\b.*position {position}\b"
+        with pytest.raises(IdOutOfRange, match=message):
             store.lookup({"cities": int64(*ids)})
-        with pytest.raises(IdOutOfRange, match=told):
+        with pytest.raises(IdOutOfRange, match=message):
             commit(store, {"cities": update(int64(*ids), 4)})
         assert (store.version(), store.row_count("cities")) == (0, 0)
 

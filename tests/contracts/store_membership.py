@@ -28,8 +28,8 @@ class MembershipContract:
         assert (store.row_count("admits"), list(store.scan("admits"))) == (0, [])
         commit(store, {"admits": update(int64(3, 4), 4)})
         assert set(rows_by_id(store, "admits")) == {3}
-        told = store.table_statistics("admits")
-        assert (told.rows, told.refused, told.evicted) == (1, 4, 0)
+        statistics = store.table_statistics("admits")
+        assert (statistics.rows, statistics.refused, statistics.evicted) == (1, 4, 0)
 
     def test_rows_put_without_touches_wait_for_a_commit(self, store: EmbeddingStore) -> None:
         store.create_table(EVICTING)
@@ -55,8 +55,8 @@ class MembershipContract:
         commit(store, {})
         assert set(rows_by_id(store, "evicts")) == {3}
         np.testing.assert_array_equal(store.lookup({"evicts": everyone})["evicts"][:2], initial_rows(EVICTING, gone))
-        told = store.table_statistics("evicts")
-        assert (told.rows, told.refused, told.evicted) == (1, 0, 2)
+        statistics = store.table_statistics("evicts")
+        assert (statistics.rows, statistics.refused, statistics.evicted) == (1, 0, 2)
 
     def test_rows_go_with_the_time_of_commits(self, store: EmbeddingStore, make_store: MakeStore) -> None:
         """Of this process' clock nothing is read where a commit says its time; a copy goes on alike."""

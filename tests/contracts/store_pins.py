@@ -126,7 +126,7 @@ class PinContract:
         before, rows = whole(pinning), read(pinning)
         with pinning.pin() as pin:
             pinning.delete("cities", PLACES[::3])
-            assert read(pinning) != rows  # the version stands, and this is what it has come to
+            assert read(pinning) != rows  # the version is committed, and this is what became of it
             assert (read(pin), whole(pin)) == (rows, before)
 
     def test_admission_and_eviction_do_not_show_in_a_pin(self, store: EmbeddingStore) -> None:
@@ -144,23 +144,23 @@ class PinContract:
             ids = np.random.default_rng(seed).permutation(np.arange(-12, 12))[:9]
             commit(store, {name: update(ids, 4, seed) for name in names}, time=100 + 0.4 * seed)
 
-        told: list[tuple[Snapshot, dict[str, object]]] = []
+        reported: list[tuple[Snapshot, dict[str, object]]] = []
         for seed in range(14):
             step(seed)
             if seed % 3 == 1:
-                told.append((store.pin(), whole(store, names)))
-            for pin, expected in told:
+                reported.append((store.pin(), whole(store, names)))
+            for pin, expected in reported:
                 assert whole(pin, names) == expected
             if seed % 5 == 4:
-                told.pop(1 if seed == 4 else 0)[0].close()
+                reported.pop(1 if seed == 4 else 0)[0].close()
 
     def test_pins_of_one_version_are_counted_apart(self, pinning: EmbeddingStore) -> None:
         rows = read(pinning)
         first, second = pinning.pin(), pinning.pin(2)
         commit(pinning, self.change(2))
         third = pinning.pin(2)  # pinned, though not current
-        assert [told.version for told in pinning.pins()] == [2, 2, 2]
-        assert all(0 < told.lease_left_s <= 60 for told in pinning.pins())
+        assert [pin.version for pin in pinning.pins()] == [2, 2, 2]
+        assert all(0 < pin.lease_left_s <= 60 for pin in pinning.pins())
         first.close()
         first.close()
         with pytest.raises(StaleVersion, match=r"version 2.*released"):
@@ -176,15 +176,15 @@ class PinContract:
         with pytest.raises(StaleVersion, match="version 2"):
             pinning.pin(2)
 
-    def test_what_is_kept_is_told(self, pinning: EmbeddingStore) -> None:
+    def test_what_is_kept_is_reported(self, pinning: EmbeddingStore) -> None:
         with pinning.pin():
-            (told,) = pinning.pins()
-            assert (told.version, told.rows) == (2, 0)
+            (pin,) = pinning.pins()
+            assert (pin.version, pin.rows) == (2, 0)
             commit(pinning, self.change(2))
             commit(pinning, self.change(2))
-            (told,) = pinning.pins()
-            assert told.rows >= 90
-            assert told.bytes >= 40 * 4 * 8 + 50 * 4 * 15
+            (pin,) = pinning.pins()
+            assert pin.rows >= 90
+            assert pin.bytes >= 40 * 4 * 8 + 50 * 4 * 15
         assert pinning.pins() == ()
 
     def test_versions_that_cannot_be_pinned(self, pinning: EmbeddingStore) -> None:
@@ -218,8 +218,8 @@ class PinContract:
         kept.renew(60)
         left = pinning.pin(lease_s=0.05)
         until(lambda: len(pinning.pins()) == 1)
-        (told,) = pinning.pins()
-        assert told.lease_left_s > 5
+        (pin,) = pinning.pins()
+        assert pin.lease_left_s > 5
         with pytest.raises(StaleVersion, match=r"version 2.*lease of 0\.05 s"):
             left.lookup({"cities": PLACES})
         with pytest.raises(StaleVersion, match="version 2"):
@@ -230,15 +230,15 @@ class PinContract:
         kept.close()
 
     def test_versions_between_are_released(self, pinning: EmbeddingStore) -> None:
-        pins, told = [], []
+        pins, reported = [], []
         for seed in range(2, 8):
             pins.append(pinning.pin())
-            told.append((read(pinning), whole(pinning)))
+            reported.append((read(pinning), whole(pinning)))
             commit(pinning, self.change(seed))
         for gone in (3, 1, 0, 5, 2):
             pins[gone].close()
             pins[gone] = None  # type: ignore[call-overload]
-            for pin, (rows, before) in zip(pins, told, strict=True):
+            for pin, (rows, before) in zip(pins, reported, strict=True):
                 if pin is not None:
                     assert read(pin) == read(pinning, pin.version()) == rows
                     assert whole(pin) == before
@@ -313,7 +313,7 @@ class PinContract:
                     blocks = [block.weights for block in pin.scan("t", 100)]
                     if (np.concatenate(blocks) != pin.version()).any() or sum(map(len, blocks)) != 256:
                         failures.append(f"version {pin.version()} was not scanned whole")
-            except Exception as error:  # noqa: BLE001 - told by the test
+            except Exception as error:  # noqa: BLE001 - reported by the test
                 failures.append(repr(error))
 
         step()

@@ -62,7 +62,7 @@ class UpdateContract:
         store.create_table(cities)
         good = TableSlices(people, slices(int64(1), 5))
         values = np.ones((2, 4), np.float32)
-        for error, told, bad in (
+        for error, message, bad in (
             (IdOutOfRange, r"'cities'.*\bid 100\b.*position 1", IndexedSlices(values, int64(7, 100))),
             (BadIds, r"'cities': id 1\.5 is no integer", SimpleNamespace(values=values, indices=[1.0, 1.5])),
             (
@@ -75,9 +75,9 @@ class UpdateContract:
             (BadGradient, r"'cities'.*got float64", SimpleNamespace(values=np.ones((2, 4)), indices=int64(1, 2))),
             (BadInput, "'cities'.*IndexedSlices.*got dict", {"values": values, "indices": int64(1, 2)}),
         ):
-            with pytest.raises(error, match=told):
+            with pytest.raises(error, match=message):
                 update_tables(store, [good, TableSlices(cities, cast(SparseGradient, bad))])
-        with pytest.raises(BadInput, match="'people' stands twice"):
+        with pytest.raises(BadInput, match="'people' appears twice"):
             update_tables(store, [good, good])
         with pytest.raises(TableNotFound, match="'towns'"):
             update_tables(store, [good, TableSlices(fixed("towns"), slices(int64(1), 4))])

@@ -143,8 +143,8 @@ def test_users_of_redis_are_those_of_the_page(compose: Parsed) -> None:
 def test_every_process_of_ours_can_be_traced(compose: Parsed) -> None:
     # Empty where it is not set, which says the same as no variable (elastable.commands).
     for service, settings in compose["services"].items():
-        told = settings["environment"].get(ENDPOINT_VARIABLES[-1])
-        assert told == (None if service == "redis" else "${OTEL_EXPORTER_OTLP_ENDPOINT:-}")
+        endpoint = settings["environment"].get(ENDPOINT_VARIABLES[-1])
+        assert endpoint == (None if service == "redis" else "${OTEL_EXPORTER_OTLP_ENDPOINT:-}")
 
 
 def test_the_image_builds_with_the_classic_builder(dockerfile: list[str]) -> None:

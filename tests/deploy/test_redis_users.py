@@ -38,7 +38,7 @@ def script_of_kubernetes() -> str:
 
 @contextmanager
 def running(script: str, binary: Path, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The container's command, in a folder of its own; killed at the end."""
+    """The container's command, in a separate folder; killed at the end."""
     for there, here in (("/tmp/users.acl", str(folder / "users.acl")), ("--dir /data", f"--dir {folder}")):
         assert there in script
         script = script.replace(there, here)

@@ -89,7 +89,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("file://tmp/x", "three slashes"),
         ("file:///", "three slashes"),
@@ -103,8 +103,8 @@ def test_files(tmp_path: Path) -> None:
         ("redis://me:secret@h:1?fsync=always", "fsync=always: the server decides"),
     ],
 )
-def test_urls_of_tiers_that_cannot_be(url: str, told: str) -> None:
-    with pytest.raises(BadInput, match=told) as refused:
+def test_urls_of_tiers_that_cannot_be(url: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
 

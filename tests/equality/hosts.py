@@ -52,7 +52,7 @@ class Host:
 
 @contextmanager
 def three_hosts(home: Path) -> Iterator[list[Host]]:
-    """Three of them, joined by a bridge in a namespace of its own, with delay and loss where the kernel has netem."""
+    """Three of them, joined by a bridge in a separate namespace, with delay and loss where the kernel has netem."""
     mark = f"el{os.getpid() % 100_000}"
     switch, names = f"{mark}s", [f"{mark}h{number}" for number in range(3)]
     addresses = [f"10.77.0.{number + 1}" for number in range(3)]

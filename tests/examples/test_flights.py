@@ -106,9 +106,9 @@ def test_processes_that_start_at_once_share_one_cache(columns: ModuleType, tmp_p
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    told = {process.communicate(timeout=120)[0] for process in started}
+    output = {process.communicate(timeout=120)[0] for process in started}
     assert [process.returncode for process in started] == [0, 0, 0]
-    assert told == {f"{[int(v.astype('int64').sum()) for v in columns.load('train')[0].values()]}\n"}
+    assert output == {f"{[int(v.astype('int64').sum()) for v in columns.load('train')[0].values()]}\n"}
     assert [file.suffix for file in tmp_path.iterdir()] == [".npz"]
 
 

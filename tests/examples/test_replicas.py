@@ -23,13 +23,13 @@ def run(replicas: int, *options: str) -> str:
 
 
 def test_two_processes_share_one_model_and_one_goes_on_with_it(tmp_path: Path) -> None:
-    told = run(2, "--epochs", "1", "--checkpoints", str(tmp_path))
-    assert "from the beginning" in told
-    ended = re.findall(r"rank (\d): loss (\S+), accuracy ([\d.]+), weights (\w+)", told)
+    text = run(2, "--epochs", "1", "--checkpoints", str(tmp_path))
+    assert "from the beginning" in text
+    ended = re.findall(r"rank (\d): loss (\S+), accuracy ([\d.]+), weights (\w+)", text)
     assert sorted(line[0] for line in ended) == ["0", "1"]
     assert len({line[1:] for line in ended}) == 1
     # Adam's slots of the kernel of 96 x 96 are in halves; the rest, below the threshold, is not.
-    held = re.findall(r"rank \d of 2: ([\d,]+) of ([\d,]+) bytes of optimizer state, ([\d,]+) of ([\d,]+) bytes", told)
+    held = re.findall(r"rank \d of 2: ([\d,]+) of ([\d,]+) bytes of optimizer state, ([\d,]+) of ([\d,]+) bytes", text)
     numbers = [[int(number.replace(",", "")) for number in line] for line in held]
     assert numbers == [[whole - 96 * 96 * 4, whole, rest - 96 * 96 * 2, rest] for _, whole, _, rest in numbers]
     (again,) = re.findall(

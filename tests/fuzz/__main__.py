@@ -64,16 +64,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case of each target")
     parser.add_argument("--only", action="append", choices=names, help="a target; may be said several times")
     parser.add_argument("--noticed", action="store_true", help="take checks out, one at a time: each must be noticed")
-    told = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
     logging.disable(logging.ERROR)  # servers log what they refuse
-    if told.noticed:
-        return _all_noticed(told.seed)
-    chosen = [target for target in TARGETS if told.only is None or target.name in told.only]
-    cases = told.cases if told.cases is not None or told.seconds is not None else 1_000_000
-    campaign = Campaign(chosen, cases, told.seconds, told.seed, told.first, tell=lambda line: print(line, flush=True))
+    if given.noticed:
+        return _all_noticed(given.seed)
+    chosen = [target for target in TARGETS if given.only is None or target.name in given.only]
+    cases = given.cases if given.cases is not None or given.seconds is not None else 1_000_000
+    campaign = Campaign(
+        chosen, cases, given.seconds, given.seed, given.first, tell=lambda line: print(line, flush=True)
+    )
     report = campaign.run()
     print(
-        f"{report.cases} cases in {report.seconds:.0f} s with seed {told.seed}: {len(report.findings)} found, "
+        f"{report.cases} cases in {report.seconds:.0f} s with seed {given.seed}: {len(report.findings)} found, "
         f"memory {100 * report.growth:+.1f} % over the second half"
     )
     flat = len(report.memory) < _ROUNDS or report.growth <= _GROWTH

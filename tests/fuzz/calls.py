@@ -109,9 +109,9 @@ def _set(m: Mutator, message: Message, field: FieldDescriptor, words: Words, dep
 
 
 def _value(m: Mutator, field: FieldDescriptor, words: Words) -> object:
-    told = words(m, field)
-    if told is not None:
-        return told
+    known = words(m, field)
+    if known is not None:
+        return known
     if field.type in _RANGES:
         return m.small(4) if m.chance(0.6) else m.integer(*_RANGES[field.type])
     if field.type == FieldDescriptor.TYPE_BOOL:

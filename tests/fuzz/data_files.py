@@ -34,7 +34,7 @@ class _DataFile(Target):
 
     @abstractmethod
     def content(self, m: Mutator) -> bytes:
-        """What stands in the file."""
+        """What the file contains."""
 
     @abstractmethod
     def read(self, m: Mutator) -> None:

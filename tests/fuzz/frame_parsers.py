@@ -78,5 +78,5 @@ class Frames(Target):
 
 
 def _words(m: Mutator, field: FieldDescriptor) -> object:
-    told = master_words(m, field)
-    return store_words(m, field) if told is None else told
+    known = master_words(m, field)
+    return store_words(m, field) if known is None else known

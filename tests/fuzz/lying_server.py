@@ -1,4 +1,4 @@
-"""Servers that lie: what clients are told is changed on the way."""
+"""Servers that lie: answers are changed on their way to clients."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class _Replies(Target):
         self.client = self.connect()
 
     def services(self, store: SharedMemoryStore) -> list[Service]:
-        master = BareMaster(store, JobSpec(job="told", mode="async"))
+        master = BareMaster(store, JobSpec(job="lied", mode="async"))
         return [store_service(store, writable=True), master_service(master, channels_of(store))]
 
     @abstractmethod
@@ -236,7 +236,7 @@ _SUMS = RowSums(0, (SumTerm(0, 0, 1.0),))
 
 def _pushed_rows(server: ShardClient) -> None:
     slices = Slices(_IDS, np.ones((3, SPECS["any"].dim), np.float32))
-    server.push_rows(RowPush("told", 0, 0, ({"any": slices},)))
+    server.push_rows(RowPush("lied", 0, 0, ({"any": slices},)))
 
 
 SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
@@ -252,7 +252,7 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "KeepRecord": lambda server: server.reset_version(0, b"record"),
     "TakeChanges": lambda server: server.take_changes(bytes(16), b""),
     "SaveRows": lambda server: server.save_rows(RowSave(bytes(16))),
-    "Claim": lambda server: server.begin_job("told", False),
+    "Claim": lambda server: server.begin_job("lied", False),
     **{
         name: STORE_QUESTIONS[name]
         for name in ("CreateTable", "Put", "PutTableState", "Delete", "ClearTable", "DropTable", "ResetVersion")

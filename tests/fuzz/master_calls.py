@@ -175,8 +175,8 @@ class MasterCalls(CallTarget):
                 self.client.join(WorkerIdentity(worker)).close()
 
     def words(self, m: Mutator, field: FieldDescriptor) -> object:
-        told = master_words(m, field)
-        return store_words(m, field) if told is None else told
+        known = master_words(m, field)
+        return store_words(m, field) if known is None else known
 
     @abstractmethod
     def begin_anew(self) -> None:

@@ -22,7 +22,7 @@ class Sabotage:
     Attributes:
         target: Which fuzzer has to notice.
         place: `module:name` of the check, without `elastable.`; `module:Class.name` of a method.
-        check: What stands there meanwhile.
+        check: What is there meanwhile.
         flaw: What is accepted then, among others; as the oracle calls it.
     """
 
@@ -71,7 +71,7 @@ SABOTAGES: dict[str, Sabotage] = {
         LibraryInputs, f"{_TABLES}.checks:_require_touches", _nothing, "touches below 0"
     ),
     "an-id-counts-twice": Sabotage(
-        ServedInputs, f"{_TABLES}.checks:_repeated", lambda ids, seed: (0, 0), "an id that stands twice"
+        ServedInputs, f"{_TABLES}.checks:_repeated", lambda ids, seed: (0, 0), "an id that appears twice"
     ),
     "commits-may-be-nan": Sabotage(
         ServedInputs, f"{_TABLES}.checks:require_finite_of", _nothing, "a gradient that is not finite"

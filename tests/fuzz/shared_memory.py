@@ -75,7 +75,7 @@ class Attachments(Target):
         """A good process attaches, and finds the rows."""
         with connected(self.store.attachments.name) as visitor:
             _, tables = attached_tables(visitor, self.store.attachments.token)
-        if set(tables) != set(SPECS) - {"follows"}:  # whose rows are what they are at the step that stands
+        if set(tables) != set(SPECS) - {"follows"}:  # whose rows are what they are at the current step
             raise Finding(f"who attaches finds {sorted(tables)}")
 
 

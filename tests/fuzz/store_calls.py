@@ -43,7 +43,7 @@ SPECS = {
     )
 }
 CALM = TableSpec("calm", 3, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5))
-"""A table that no call of a fuzzer names: what stands in it may not change."""
+"""A table that no call of a fuzzer names: its rows may not change."""
 
 _NAMES = [*SPECS, "any", "new", "new/one"]
 _TOKENS = [bytes([number]) * 16 for number in range(4)]
@@ -229,7 +229,9 @@ def _pin(m: Mutator) -> Seed:
 
 def _plain(kind: type[Message], **fields: Keyword) -> Call:
     """A call of one small message; fields that are functions are asked for each case."""
-    return Call(lambda m: (kind(**{name: told(m) if callable(told) else told for name, told in fields.items()}), b""))
+    return Call(
+        lambda m: (kind(**{name: value(m) if callable(value) else value for name, value in fields.items()}), b"")
+    )
 
 
 def _table(m: Mutator) -> str:

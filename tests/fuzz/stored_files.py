@@ -196,7 +196,7 @@ def _read_all(store: EmbeddingStore) -> None:
 
 
 class VersionRecords(Target):
-    """The record that a store keeps beside a version."""
+    """The record that a store keeps with a version."""
 
     name = "version-records"
     share = 1000

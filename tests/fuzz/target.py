@@ -84,7 +84,7 @@ class Target(ABC):
 
 
 def _name(error: ElastableError) -> str:
-    """Of the nearest class that a client is told of."""
+    """Of the nearest class that a client receives."""
     return next(base.__name__ for base in type(error).__mro__ if base.__name__ in errors.__all__)
 
 
@@ -193,9 +193,9 @@ class Campaign:
                 self._note(report, target, numbers[target.name], error)
 
     def _note(self, report: Report, target: Target, number: int, error: Exception) -> None:
-        told = "".join(traceback.format_exception(error)[-8:])
+        trace = "".join(traceback.format_exception(error)[-8:])
         again = f"--seed {self.seed} --only {target.name} --first {number} --cases 1"
-        report.findings.append(f"{target.name}, case {number} ({again}):\n{told}")
+        report.findings.append(f"{target.name}, case {number} ({again}):\n{trace}")
         self.tell(report.findings[-1])
 
     def _line(self, report: Report) -> str:

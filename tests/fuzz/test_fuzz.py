@@ -32,8 +32,8 @@ GENEROUS = 0.5  # of memory; `make fuzz` holds to a tenth of it, over far more r
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_case_ends_without_a_name(target: type[Target]) -> None:
-    told: list[str] = []
-    report = Campaign([target], seconds=SECONDS, seed=1, scale=0.3, tell=told.append).run()
+    messages: list[str] = []
+    report = Campaign([target], seconds=SECONDS, seed=1, scale=0.3, tell=messages.append).run()
     assert not report.findings, "\n".join(report.findings)
     assert report.cases
     assert report.growth < GENEROUS, [f"{held >> 20} MiB" for held in report.memory]
@@ -84,7 +84,7 @@ class Failing(Target):
         raise RuntimeError("the server is gone")
 
 
-def test_what_is_found_is_told_with_what_to_say_to_see_it_again() -> None:
+def test_what_is_found_is_reported_with_how_to_see_it_again() -> None:
     report = Campaign([Failing], cases=12, seed=5).run()
     assert report.cases == 12
     assert "--seed 5 --only failing --first 6 --cases 1" in report.findings[0]

@@ -138,7 +138,7 @@ def gradient_of(m: Mutator, count: int) -> Flawed:
 
 
 def one_of(m: Mutator, *parts: Callable[[bool], Flawed]) -> tuple[list[Any], str]:
-    """The parts of an input, of which at most one has a flaw; each is told whether it must be right."""
+    """The parts of an input, of which at most one has a flaw; each gets whether it must be right."""
     chosen, flaw = m.random.randrange(len(parts)), ""
     values = []
     for place, part in enumerate(parts):
@@ -285,7 +285,7 @@ class ServedInputs(WrongInputs):
             m,
             commit(fixed=0.25),
             {
-                "an id that stands twice": lambda: commit(ids=np.where(np.arange(count) == 1, ids[0], ids)),
+                "an id that appears twice": lambda: commit(ids=np.where(np.arange(count) == 1, ids[0], ids)),
                 "an id outside": lambda: commit(ids=np.where(np.arange(count) == 0, m.choice((-1, SIZE)), ids)),
                 "a gradient that is not finite": lambda: commit(rows=bad),
                 "a gradient with a column too many": lambda: commit(rows=np.ones((count, DIM + 1), np.float32)),
@@ -503,7 +503,7 @@ _CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "--rerun without --resume": {"rerun": True},
     "--resume with nothing to resume from": {"resume": True, "store": "memory"},
     "--warm-tables without --warm-start": {"warm_tables": ("users",)},
-    "--stores beside --store": {"stores": ("a:1",), "store": "redis://localhost"},
+    "--stores with --store": {"stores": ("a:1",), "store": "redis://localhost"},
     "more store servers than are started here": {"stores": ("65",)},
 }
 

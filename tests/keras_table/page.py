@@ -65,7 +65,7 @@ def verdicts(sections: dict[str, list[Case]]) -> tuple[dict[str, list[tuple[str,
                 rows.append((case.name, verdict(case)))
             except Different as difference:
                 wrong.append(str(difference))
-            except Exception as error:  # noqa: BLE001 - told with the others, and the page is not written
+            except Exception as error:  # noqa: BLE001 - reported with the others, and the page is not written
                 wrong.append(f"{case.name}: {type(error).__name__}: {error}")
     return found, wrong
 
@@ -74,7 +74,7 @@ def page(found: dict[str, list[tuple[str, str]]]) -> str:
     """The page as Markdown."""
     parts = [_HEAD.format(version=keras.__version__)]
     for section, rows in found.items():
-        lines = [f"| {name.replace('|', chr(92) + '|')} | {told} |" for name, told in rows]
+        lines = [f"| {name.replace('|', chr(92) + '|')} | {text} |" for name, text in rows]
         parts.append(
             "\n".join([f"## {section}", "", "| a program says | with tables in a store |", "| --- | --- |", *lines, ""])
         )

@@ -233,7 +233,7 @@ def _built_optimizer(side: Side) -> object:
 
 
 def _stored_once(side: Side) -> object:
-    """The bytes of a file beside those of the rows."""
+    """The bytes of a file except those of the rows."""
     model = _model(side)
     with tempfile.TemporaryDirectory() as folder:
         model.save_weights(f"{folder}/one.weights.h5")

@@ -9,7 +9,7 @@ A page marks a block by an HTML comment on the line above it, which readers do n
 | `<!-- test: diagram -->` | a drawing, a formula or a list of files |
 | `<!-- test: file NAME -->` | the block is written to the file NAME, for the commands that follow |
 | `<!-- test: serves -->` | the first command goes on in the background until the page ends |
-| `<!-- test: together -->` | every line is a command of its own, and all run at once |
+| `<!-- test: together -->` | every line is a separate command, and all run at once |
 | `<!-- test: needs docker -->` | not run: a Docker engine is needed (`make compose-test` runs it) |
 | `<!-- test: needs a cluster -->` | not run: a Kubernetes cluster is needed |
 | `<!-- test: needs minutes -->` | not run: takes too long; what it calls must exist |

@@ -134,12 +134,12 @@ class PageRun:
     def _process(
         self, script: str, keep_state: bool = False, new_group: bool = False
     ) -> Iterator[subprocess.Popen[str]]:
-        told = f"{script}\nexport -p > {self._exports}\npwd > {self._folder}/.cwd\n" if keep_state else script
+        text = f"{script}\nexport -p > {self._exports}\npwd > {self._folder}/.cwd\n" if keep_state else script
         before = f"[ -e {self._exports} ] && source {self._exports}\n"
         folders = f"{preloaded_python().parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": folders, "COLUMNS": "120"}
         process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", f"{before if self._exports.exists() else ''}cd {self._working}\n{told}"],
+            ["bash", "-euo", "pipefail", "-c", f"{before if self._exports.exists() else ''}cd {self._working}\n{text}"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -164,9 +164,9 @@ def assert_printed(printed: str, expected: str, where: str) -> None:
     words, expected_words = (_NUMBER.split(_squeezed(text)) for text in (printed, expected))
     numbers, expected_numbers = (list(map(float, _NUMBER.findall(_squeezed(text)))) for text in (printed, expected))
     close = all(abs(one - other) <= 0.05 * abs(other) for one, other in zip(numbers, expected_numbers, strict=False))
-    told = f"{where}: the page says\n{expected}\nand what ran printed\n{printed}"
-    assert words == expected_words, told
-    assert close, told
+    message = f"{where}: the page says\n{expected}\nand what ran printed\n{printed}"
+    assert words == expected_words, message
+    assert close, message
 
 
 def missing_commands(text: str) -> list[str]:

@@ -63,7 +63,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("```\nls\n```\n", "page.md:1: language ''"),
         ("```rust\nfn\n```\n", "language 'rust'"),
@@ -73,9 +73,9 @@ def written(folder: Path, text: str) -> Path:
         ("<!-- test: together -->\n```python\n1\n```\n", "a mark for sh blocks"),
     ],
 )
-def test_a_block_that_could_hide_from_the_test_is_complained_of(tmp_path: Path, text: str, told: str) -> None:
+def test_a_block_that_could_hide_from_the_test_is_complained_of(tmp_path: Path, text: str, message: str) -> None:
     (complaint,) = complaints(blocks_of(written(tmp_path, text)))
-    assert told in complaint
+    assert message in complaint
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draws a random seed once, for all processes of the run."""
-    told = getattr(config, "workerinput", {}).get(_KEY)  # by the process that started this one
-    if told is not None:
-        config.option.seed = told
+    given = getattr(config, "workerinput", {}).get(_KEY)  # by the process that started this one
+    if given is not None:
+        config.option.seed = given
     elif config.option.seed == "random":
         config.option.seed = f"random {random.SystemRandom().randrange(2**31)}"
     drawn = str(config.option.seed).startswith("random ")
@@ -62,7 +62,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The seed, to run the same again: at the end, as `-q` leaves out what is told at the beginning."""
+    """The seed, to run the same again: at the end, as `-q` leaves out what is printed at the beginning."""
     if str(terminalreporter.config.option.seed).startswith("random "):
         terminalreporter.write_line(f"seed: {_seed_of(terminalreporter.config)}")
 

@@ -75,7 +75,7 @@ def preloaded_python() -> Path:
     for file in (python, command):
         file.chmod(0o755)
     for file in Path(sys.executable).parent.iterdir():
-        if file.name.startswith(("mpi", "hydra")):  # which the command looks for beside its Python
+        if file.name.startswith(("mpi", "hydra")):  # which the command looks for next to its Python
             (folder / file.name).symlink_to(file)
     return python
 
@@ -152,11 +152,11 @@ def run_preloaded(
             process.kill()
             process.wait(60)
             raise
-        told = []
+        messages = []
         for file in (out, err):
             file.seek(0)
-            told.append(file.read().decode())
-    return subprocess.CompletedProcess(process.args, code, *told)
+            messages.append(file.read().decode())
+    return subprocess.CompletedProcess(process.args, code, *messages)
 
 
 def _descriptor(file: int | IO[bytes] | IO[str]) -> int:

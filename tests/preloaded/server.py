@@ -53,7 +53,7 @@ class Wanted:
         environment: All of its environment.
         folder: Its working directory.
         descriptors: The numbers that it has for the descriptors sent along; 0, 1 and 2 among them.
-        new_session: Whether it leads a session of its own.
+        new_session: Whether it leads a separate session.
     """
 
     arguments: list[str]

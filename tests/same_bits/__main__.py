@@ -52,7 +52,7 @@ def run(out: Path, only: list[str]) -> bool:
 
 
 def _running(tree: Path, out: Path, only: list[str], **environment: str) -> subprocess.Popen[bytes]:
-    """`run` in a tree, by its own copy of this program; what it says goes to a file beside its arrays."""
+    """`run` in a tree, by its own copy of this program; what it says goes to a file next to its arrays."""
     out.mkdir(parents=True)
     words = [sys.executable, "-m", "tests.same_bits", "run", "--out", str(out)]
     words += ["--only", ",".join(only)] if only else []
@@ -108,7 +108,7 @@ def _shown(found: list[Compared]) -> bool:
     for job in found:
         print(job)
     compared = [job for job in found if not job.missing]
-    return bool(compared) and not any(job.told for job in compared)
+    return bool(compared) and not any(job.differences for job in compared)
 
 
 def noticed(only: list[str]) -> bool:
@@ -125,9 +125,11 @@ def noticed(only: list[str]) -> bool:
             with_one_bit_changed(plain, flipped, file.stem, draw.randrange)
         unnoticed = False
         for of_copy, of_run in zip(compare(plain, flipped), compare(plain, nudged), strict=True):
-            unnoticed |= len(of_copy.told) != 1 or not of_run.told
-            print(f"{of_run.job}: a bit of a copy: {len(of_copy.told)} of {of_run.arrays} arrays differ; ", end="")
-            print(f"of the input: {len(of_run.told)}")
+            unnoticed |= len(of_copy.differences) != 1 or not of_run.differences
+            print(
+                f"{of_run.job}: a bit of a copy: {len(of_copy.differences)} of {of_run.arrays} arrays differ; ", end=""
+            )
+            print(f"of the input: {len(of_run.differences)}")
         return not unnoticed
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def require_own_tree() -> None:
-    """Every process of a job calls it: the package that it runs lies beside these jobs, and not in another tree."""
+    """Every process of a job calls it: the package that it runs is next to these jobs, and not in another tree."""
     found = Path(str(et.__file__)).resolve().parents[1]
     assert found == ROOT.resolve(), f"the jobs of {ROOT} run the package of {found}"
 

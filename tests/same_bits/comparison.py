@@ -18,20 +18,22 @@ class Compared:
     Attributes:
         job: Its name.
         arrays: How many arrays the new tree has of it.
-        told: What differs, a line each.
+        differences: What differs, a line each.
         missing: Whether the old tree has no such job, so that nothing could be compared.
     """
 
     job: str
     arrays: int
-    told: tuple[str, ...]
+    differences: tuple[str, ...]
     missing: bool = False
 
     def __str__(self) -> str:
         if self.missing:
             return f"{self.job}: NOT COMPARED, the old commit has no such job"
-        if self.told:
-            return "\n".join([f"{self.job}: DIFFERS in {len(self.told)} of {self.arrays} arrays", *self.told])
+        if self.differences:
+            return "\n".join(
+                [f"{self.job}: DIFFERS in {len(self.differences)} of {self.arrays} arrays", *self.differences]
+            )
         return f"{self.job}: same bits: {self.arrays} arrays"
 
 
@@ -53,10 +55,12 @@ def _compare_job(job: str, old: Mapping[str, np.ndarray] | None, new: Mapping[st
         return Compared(job, 0, (f"  {job}: this tree has no arrays of it",))
     if old is None:
         return Compared(job, len(new), (), missing=True)
-    told = [f"  {name}: in the old commit alone" for name in sorted(old.keys() - new.keys())]
-    told += [f"  {name}: in this tree alone" for name in sorted(new.keys() - old.keys())]
-    told += [line for name in sorted(old.keys() & new.keys()) if (line := _difference(name, old[name], new[name]))]
-    return Compared(job, len(new), tuple(told))
+    differences = [f"  {name}: in the old commit alone" for name in sorted(old.keys() - new.keys())]
+    differences += [f"  {name}: in this tree alone" for name in sorted(new.keys() - old.keys())]
+    differences += [
+        line for name in sorted(old.keys() & new.keys()) if (line := _difference(name, old[name], new[name]))
+    ]
+    return Compared(job, len(new), tuple(differences))
 
 
 def _difference(name: str, old: np.ndarray, new: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""The jobs: each is a function of a folder of its own, and returns the arrays that its processes have left there."""
+"""The jobs: each is a function of a separate folder, and returns the arrays that its processes have left there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _done(*words: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 def _trained(home: Path, model: str, *more: str | Path, predicts: bool = False) -> Arrays:
-    """What `elastable train` leaves; of an option in `more` that stands in `_JOB`, too, the last one counts."""
+    """What `elastable train` leaves; of an option in `more` that is in `_JOB`, too, the last one counts."""
     env = {"SAME_BITS_MODEL": model}
     _done("train", MODEL, *_JOB, "--run-dir", home, "--checkpoint-dir", home / "saved", *more, env=env)
     arrays = checkpoint_arrays(home / "saved") | history_arrays(home / "latest" / "metrics.jsonl")
@@ -159,7 +159,7 @@ def repeated_push(home: Path) -> Arrays:
     spec = store_pb2.TableSpec(name="rows", dim=4, initializer=initial, optimizer=optimizer)
     random = np.random.default_rng(4)
     pushes = [(random.integers(-9, 9, 12), nudged(random.normal(size=(12, 4)))) for _ in range(4)]
-    told: list[tuple[int, int]] = []
+    replies: list[tuple[int, int]] = []
 
     def push(channel: grpc.Channel, number: int) -> None:
         ids, values = pushes[number]
@@ -172,7 +172,7 @@ def repeated_push(home: Path) -> Arrays:
         )
         frame = master_pb2.GradientFrame(header=header, body=ids.astype("<i8").tobytes() + values.tobytes())
         reply = master_pb2_grpc.MasterStub(channel).ReportGradient(iter([frame]), timeout=60, wait_for_ready=True)
-        told.append((reply.outcome, reply.version))
+        replies.append((reply.outcome, reply.version))
 
     for life, numbers in enumerate(((0, 1, 2), (2, 3, 3))):
         with elastable(home, *command, name=f"serve-{life}"), grpc.insecure_channel(address) as channel:
@@ -182,7 +182,7 @@ def repeated_push(home: Path) -> Arrays:
                 push(channel, number)
             with et.open_store(f"grpc://{address}") as store:
                 arrays = table_arrays("rows", store.scan("rows"))
-    return {"told": np.array(told), **arrays}
+    return {"told": np.array(replies), **arrays}
 
 
 def refused(home: Path) -> Arrays:

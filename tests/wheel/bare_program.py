@@ -75,9 +75,9 @@ EXTRAS = {
 }
 for extra, names in EXTRAS.items():
     for name in names:
-        told = refusal(getattr, et, name)
-        assert told.startswith(f"elastable.{name} needs "), told
-        assert told.endswith(f'not installed: pip install "elastable[{extra}]"'), told
+        message = refusal(getattr, et, name)
+        assert message.startswith(f"elastable.{name} needs "), message
+        assert message.endswith(f'not installed: pip install "elastable[{extra}]"'), message
 
 heavy = {"tensorflow", "keras", "pyarrow", "mpi4py", "matplotlib", "tensorboard"}
 assert not heavy & {name.partition(".")[0] for name in sys.modules}

@@ -96,9 +96,9 @@ def serving(environment: Environment, folder: Path) -> Iterator[str]:
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None
-            told = server.stdout.readline()
-            found = re.match(r"parameter server at (\S+), store memory", told)
-            assert found, told + server.stdout.read()
+            output = server.stdout.readline()
+            found = re.match(r"parameter server at (\S+), store memory", output)
+            assert found, output + server.stdout.read()
             yield found[1]
         finally:
             server.terminate()
@@ -177,9 +177,9 @@ def test_a_bare_install_has_tables_a_server_and_a_client(bare: Environment, fold
     absent = "from importlib.util import find_spec; print([n for n in {!r} if find_spec(n)])"
     assert run(folder, bare.python, "-c", absent.format(("tensorflow", "keras", "pyarrow", "mpi4py"))) == "[]\n"
     with serving(bare, folder) as address:
-        told = run(folder, bare.python, "bare_program.py", address, str(folder / "rows"))
+        output = run(folder, bare.python, "bare_program.py", address, str(folder / "rows"))
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-        assert told == f"all of it runs, version {version}\n"
+        assert output == f"all of it runs, version {version}\n"
         status = json.loads(run(folder, bare.python, "-m", "elastable", "status", "--master", address, "--json"))
         assert (status["version"], status["job"]) == (1, "bare")
 
@@ -219,8 +219,8 @@ def ended(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """Exit code, stdout and stderr of each command in a bare install, one after the other in one interpreter."""
     home = tmp_path_factory.mktemp("commands")
     (home / "script.py").touch()
-    told = run(home, bare.python, "-c", EACH_COMMAND, *COMMANDS, *FREE_COMMANDS)
-    return {command: tuple(how) for command, how in json.loads(told).items()}
+    output = run(home, bare.python, "-c", EACH_COMMAND, *COMMANDS, *FREE_COMMANDS)
+    return {command: tuple(how) for command, how in json.loads(output).items()}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -233,8 +233,8 @@ def test_commands_say_which_extra_they_need(ended: dict[str, tuple[int, str, str
 
 def test_help_and_version_need_no_extra(ended: dict[str, tuple[int, str, str]]) -> None:
     assert [(code, err) for code, _, err in (ended[command] for command in FREE_COMMANDS)] == [(0, "")] * 3
-    told, trained, version = (ended[command][1] for command in FREE_COMMANDS)
-    assert "serve" in told
+    shown, trained, version = (ended[command][1] for command in FREE_COMMANDS)
+    assert "serve" in shown
     assert "--workers" in trained
     assert re.fullmatch(r"elastable \d+\.\d+\.\d+\S*\n", version)
 
@@ -256,8 +256,8 @@ print(len(found))
 
 def test_keras_is_the_extra_that_trains(with_keras: Environment, folder: Path) -> None:
     (folder / "script.py").write_text(SCRIPT + ALL_NAMES)
-    told, missing, names = run(folder, with_keras.python, "script.py").splitlines()
-    assert (told, missing) == ("trained", "None")
+    output, missing, names = run(folder, with_keras.python, "script.py").splitlines()
+    assert (output, missing) == ("trained", "None")
     assert int(names) > 40
 
 

@@ -79,7 +79,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         inputs: Integer ids in the structure of `feature_configs`: dense, ragged or sparse; or the result of
             `preprocess`.
         weights: The weight of every id in its combination, in the same structure.
-        training: As in Keras.
+        training: Whether the call trains; see `keras.layers.Layer`.
 
     Returns:
         The structure of `feature_configs` with `[batch, dim]` for each feature, or `[batch, max_sequence_length, dim]`.
@@ -383,7 +383,7 @@ class TableFeatures(Embedding):
         Args:
             inputs: Integer ids: dense of any rank, ragged or sparse of rank 2.
             weights: Weight of each id in its combination, of the same kind and shape; None: 1.
-            training: As in Keras.
+            training: Whether the call trains; see `keras.layers.Layer`.
             length: If positive, return a sequence of this length instead of a combination.
 
         Raises:

@@ -132,7 +132,7 @@ def make_model(
 
 
 def needs_sample(model: keras.Model) -> bool:
-    """Whether a model is not known without data: Keras has not built it, or it has a `train_step` of its own."""
+    """Whether a model is not known without data: Keras has not built it, or it has its own `train_step`."""
     return overrides(model, "train_step") or not all(layer.built for layer in layers_of(model))
 
 

@@ -156,7 +156,7 @@ def _passes(data: object, count: int | None, shuffle: bool, goes_on: bool) -> It
 
 def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, first: bool) -> Iterator[object]:
     if first:
-        # As in Keras, in case these calls change what the data set returns.
+        # Keras does so, too, in case these calls change what the data set returns.
         for number in range(min(_LOOKED_AT, data.num_batches)):
             data[number]
         data.on_epoch_end()

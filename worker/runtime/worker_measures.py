@@ -23,7 +23,7 @@ class StepProfile:
     TensorFlow's profiler is one of a process, so one of these is open at a time. What it measures changes no number.
 
     Args:
-        folder: TensorBoard's log directory; the profile lies below `plugins/profile`. It is made if it is missing.
+        folder: TensorBoard's log directory; the profile is below `plugins/profile`. It is made if it is missing.
 
     Raises:
         BadInput: the folder cannot be made.

@@ -1,4 +1,4 @@
-"""Elastable's tier in Redis: records read, and records flushed, with Adagrad's slots beside the weights or without."""
+"""Elastable's tier in Redis: records read, and records flushed, with Adagrad's slots next to the weights or without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elastable config show`: what a command would be told by a file and by the environment."""
+"""`elastable config show`: the options that a file and the environment give a command."""
 
 import json
 import os

@@ -67,11 +67,11 @@ class StoreRegistry(Closing):
         secret, began = secrets.token_hex(16), time.monotonic()
         while True:
             # A server that was killed and started again waits for the lease of the process before, and has its number.
-            patient = time.monotonic() - began < 1.5 * lease_s
-            for wanted in self._wanted(number, host, patient):
+            waiting = time.monotonic() - began < 1.5 * lease_s
+            for wanted in self._wanted(number, host, waiting):
                 if self._taken(wanted, secret, lease_s, host):
                     return Registration(self, wanted, secret, lease_s)
-            if not patient:
+            if not waiting:
                 raise TakenOver(self._nothing_free(number))
             time.sleep(_POLL_S)
 
@@ -88,12 +88,12 @@ class StoreRegistry(Closing):
             self._call([self.known(number, str(Address(host, 0)))])
         return taken
 
-    def _wanted(self, number: int | None, host: str, patient: bool) -> Sequence[int]:
+    def _wanted(self, number: int | None, host: str, waiting: bool) -> Sequence[int]:
         if number is not None:
             return [number]
         before = [known for known, address in self._before().items() if Address.parse(address).host == host]
         rest = [free for free in range(self.count or MOST_SERVERS) if free not in before]
-        return before if before and patient else [*before, *rest]
+        return before if before and waiting else [*before, *rest]
 
     def _nothing_free(self, number: int | None) -> str:
         if number is None:
@@ -101,7 +101,7 @@ class StoreRegistry(Closing):
                 f"every number of the {self.count or MOST_SERVERS} store servers at {self.url} is held by another one"
             )
         return (
-            f"store server {number} of {self.url} is {_told(self.found().get(number))}: end it first, or start this "
+            f"store server {number} of {self.url} is {_shown(self.found().get(number))}: end it first, or start this "
             "one with another --number"
         )
 
@@ -156,8 +156,8 @@ class StoreRegistry(Closing):
         return ("HSET", self._known, str(number), address)
 
     def _before(self) -> dict[int, str]:
-        (told,) = self._call([("HGETALL", self._known)])
-        pairs = zip(told[::2], told[1::2], strict=True)
+        (reply,) = self._call([("HGETALL", self._known)])
+        pairs = zip(reply[::2], reply[1::2], strict=True)
         found = {int(number): address.decode("ascii", "replace") for number, address in pairs if number.isdigit()}
         try:
             return {number: str(Address.parse(found[number])) for number in found if number < MOST_SERVERS}
@@ -213,7 +213,7 @@ class Registration(Closing):
 
         def renewed(held: bytes | None) -> Sequence[Command]:
             if held is not None and held.partition(b" ")[0].decode("ascii", "replace") != self._secret:
-                raise TakenOver(f"another process is store server {self.number} now, {_told(_address(held))}")
+                raise TakenOver(f"another process is store server {self.number} now, {_shown(_address(held))}")
             kept: list[Command] = [("SET", key, value, "PX", str(int(self._lease_s * 1000)))]
             address = value.partition(" ")[2]
             return [*kept, self._registry.known(self.number, address)] if address else kept
@@ -243,5 +243,5 @@ def _address(held: bytes | None) -> str | None:
         return None
 
 
-def _told(address: str | None) -> str:
+def _shown(address: str | None) -> str:
     return "about to start elsewhere" if address is None else f"at {address}"

@@ -31,12 +31,12 @@ def dense_form(optimizer: RowOptimizer) -> DenseForm:
     make = _FORMS.get(optimizer.spec.name)
     if make is None:
         raise Unsupported(
-            f"optimizer {optimizer.told_name!r} has no dense-equivalent form, so lazy=False cannot be kept; "
+            f"optimizer {optimizer.shown_name!r} has no dense-equivalent form, so lazy=False cannot be kept; "
             f"leave lazy=True, or give the table one of {', '.join(known_dense_forms())} "
             "(et.Embedding(optimizer=))"
         )
     form = make(optimizer.hyperparameters)
-    name, moving = optimizer.told_name, form.moving
+    name, moving = optimizer.shown_name, form.moving
     if moving >= 0 and form.factors[moving] >= 1:
         raise BadSpec(f"optimizer {name!r}: with lazy=False its momentum (beta_1) must stay below 1")
     if form.divisor >= 0 and not (form.epsilon > 0 and form.factors[form.divisor] > 0):

@@ -1,8 +1,8 @@
 """Rows caught up, value by value: first whose coefficients each row needs, then the weights, then the slots.
 
-A row's last slot holds the step up to which it is caught up, the bits of an int32 in a float32; 0 stands for a row that
-was never updated. What its step asks for is a row in a table of coefficients (see `coefficients`). Every loop over
-columns stands in a kernel by itself: LLVM runs these many columns at a time.
+A row's last slot holds the step up to which it is caught up, the bits of an int32 in a float32; 0 means a row that
+was never updated. Each step indexes a table of coefficients (see `coefficients`). Every loop over columns is a separate
+kernel: LLVM runs these many columns at a time.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def rows_behind(
         known: uint8: whether the coefficients of a row are there. Row `UNTOUCHED` is of rows that were
             never updated, row `CAUGHT_UP` changes nothing, row `OF_STEPS + c - first` is of step c.
         first: The first step of the coefficients.
-        at: The step to catch up to.
+        at: The step to replay up to.
         which: int64 `[n]`, written: the row of the coefficients of each; `CAUGHT_UP` for those of steps before `first`.
 
     Returns:
@@ -90,7 +90,7 @@ def missing_rows(which: Int64, known: UInt8, found: Int64) -> int:
 
 @inlined
 def cubic(u: np.float32, a: np.float32, b: np.float32, c: np.float32, d: np.float32) -> np.float32:
-    """The polynomial of degree 3 that stands for a segment of missed steps."""
+    """The polynomial of degree 3 that replaces a segment of missed steps."""
     return a - u * (b - u * (c - u * d))
 
 

@@ -38,7 +38,7 @@ class StepsAt:
         kept: What decay has made of rows that were never updated: their initial values are multiplied by it.
         first: The step at which the replay epoch begins.
         coefficients, known: As of `elastable.embedding_store.optimizers.dense_replay.replay_kernels`.
-        cubic: Whether one polynomial of degree 3, of a divisor's root, stands for all steps missed.
+        cubic: Whether one polynomial of degree 3, of a divisor's root, replaces all steps missed.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StepsAt:
         self._factors = len(form.factors)
         self.cubic = degree == 3 and form.root and self.coefficients.shape[1] == 1 + self._factors + 5
 
-    def catch_up(
+    def replay(
         self, weights: Float32, places: Int64, slots: Float32, positions: Int64, stamp: int | None = None
     ) -> None:
         """Brings rows to this step, in place.
@@ -95,7 +95,7 @@ class StepsAt:
 
     def reach(self, weights: Float32, places: Int64, slots: Float32, positions: Int64) -> tuple[int, Int64]:
         """Brings rows of older replay epochs to the step at which this one begins, in place; arguments as of
-        `catch_up`.
+        `replay`.
 
         Returns:
             How many rows are behind all the same, and the row of the
@@ -154,14 +154,14 @@ class StepsAt:
 
     def _end_replay_epochs(self, weights: Float32, places: Int64, slots: Float32, positions: Int64) -> None:
         """Brings rows of older replay epochs to the end of each of them in turn, in place; arguments as of
-        `catch_up`."""
+        `replay`."""
         stamps = _stamps(slots, positions)
         older = np.flatnonzero(self._is_older(stamps))
         stamps = stamps[older]
         oldest = int(stamps.min(initial=self.first))
         for end in self._before:
             if end.step > oldest and len(some := older[stamps < end.step]):
-                end.catch_up(weights, places[some], slots, positions[some])
+                end.replay(weights, places[some], slots, positions[some])
 
     def _is_older(self, stamps: Int32) -> npt.NDArray[np.bool_]:
         older: npt.NDArray[np.bool_] = (stamps > 0) & (stamps < self.first)

@@ -119,7 +119,7 @@ class TableSteps:
             self._begin_view()
 
     def forget(self, before: int) -> None:
-        """Is told that no row is behind step `before`: replay epochs that end by then are forgotten."""
+        """Drops the replay epochs that end by step `before`, which no row is behind."""
         gone = sum(replay_epoch.now <= before for replay_epoch in self._replay_epochs[:-1])
         if gone:
             self._replay_epochs, self._ends = self._replay_epochs[gone:], self._ends[gone:]
@@ -398,7 +398,7 @@ def write_coefficients(
         logs: float64 `[steps + 1]`: the logarithm of e_0 ... e_(t - 1).
         cut: Factors of slots, and starts and centres of segments.
         wanted: int64 `[n]`, steps below `at`.
-        at: The step to catch up to.
+        at: The step to replay up to.
         out: float32 `[rows, columns]`: row `OF_STEPS + c` is of step c.
         known: uint8 `[rows]`, set once a row is written, for whoever reads meanwhile.
     """
@@ -425,7 +425,7 @@ def write_coefficients(
         known[wanted[w] + OF_STEPS] = 1
 
 
-# How the sum over missed steps is cut, so that a short polynomial stands for each piece. Pure planning
+# How the sum over missed steps is cut, so that a short polynomial replaces each piece. Pure planning
 
 
 _TOLERANCE = 2e-8  # of the whole sum, that cutting the series may cost: below float32's half unit of 6e-8

@@ -37,7 +37,7 @@ class FileTier(Tier):
     tables          the manifest: tables, what `put_state` was given, and a CRC-32
     mark            the sequence of the last write that began
     000001.rows     records of a table by position, each with its check
-    000001.ids      16 bytes a position: whose record lies there
+    000001.ids      16 bytes a position: whose record is there
     ```
 
     A disk that is full is met before anything of a write has changed. A disk that fails to keep what it was given
@@ -243,7 +243,7 @@ class FileTier(Tier):
 
 
 _SLOT = struct.Struct("<QQII")  # sequence, save, a CRC-32 of these, 0
-_SLOT_BYTES = 4096  # each on blocks of its own: a write that breaks off leaves the other one
+_SLOT_BYTES = 4096  # each on separate blocks: a write that breaks off leaves the other one
 
 
 class SequenceMark:
@@ -260,7 +260,7 @@ class SequenceMark:
         Args:
             path: Of the file. A symbolic link is refused.
             fresh: Whether to begin anew.
-            fsync: Whether a mark is on the disk before the write that it stands for begins.
+            fsync: Whether a mark is on the disk before the write that it announces begins.
 
         Raises:
             StoreBroken: it is missing or corrupt.

@@ -1,4 +1,4 @@
-"""One table of a file tier: a file of records, and a file that says whose record lies at each position."""
+"""One table of a file tier: a file of records, and a file that says whose record is at each position."""
 
 import threading
 from collections.abc import Iterator

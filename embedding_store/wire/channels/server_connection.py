@@ -258,7 +258,7 @@ class ServerConnection:
             raise BadInput(f"deadline of {deadline_s} s to {address}: it must be above 0")
         places = [place.strip() for place in address.split(",")]
         if len(set(places)) < len(places):
-            raise BadInput(f"addresses {address!r}: one stands twice")
+            raise BadInput(f"addresses {address!r}: one appears twice")
         self.address = address
         self.deadline_s = deadline_s
         credentials = Credentials.from_environment() if credentials is None else credentials

@@ -154,7 +154,7 @@ def translated(
         return _CLASSES.get(name, ElastableError)(details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         # The last attempt may have had no time left to fail by itself.
-        earlier = f"; before that it could not be reached{_told(before)}" if before else ""
+        earlier = f"; before that it could not be reached{_explained(before)}" if before else ""
         waited = f" after the {wait_s:g} s that it was asked to wait" if wait_s else ""
         return DeadlineExceeded(f"{address} gave no answer within the deadline of {deadline_s:g} s{waited}{earlier}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -166,7 +166,7 @@ def translated(
     if distrust := _distrust(code, details):
         return Unauthenticated(f"no TLS with {address}: {distrust} ({details})")
     if code in _TRANSIENT:
-        return Unavailable(f"{address} cannot be reached within the deadline of {deadline_s:g} s{_told(details)}")
+        return Unavailable(f"{address} cannot be reached within the deadline of {deadline_s:g} s{_explained(details)}")
     return StoreFailed(f"{address} failed: {details or code}")
 
 
@@ -181,7 +181,7 @@ def details_of(error: grpc.RpcError) -> str:
     return _parts(error)[1]
 
 
-def _told(details: str) -> str:
+def _explained(details: str) -> str:
     """What gRPC says of a server that was not reached, and the likely cause where there is one."""
     return f"{_MAYBE_TLS if all(sign in details for sign in _CLOSED_AT_ONCE) else ''} ({details})"
 

@@ -81,7 +81,7 @@ def frame_prefix(header: bytes | None, size: int) -> bytes:
         BadInput: the header does not fit into a frame.
     """
     if header is not None and len(header) + size > MAX_FRAME_BYTES - _LONGEST_PREFIX:
-        raise BadInput(f"a header of {len(header)} bytes does not fit into a frame beside {size} bytes of rows")
+        raise BadInput(f"a header of {len(header)} bytes does not fit into a frame with {size} bytes of rows")
     body = _varint(size)
     # Lengths may be written longer than need be, up to five bytes.
     if header is None:

@@ -90,8 +90,8 @@ def read_body(
     if not header.HasField("shared"):
         return iter(reader.read(plan))
     reader.read(BodyPlan(message))
-    lies = SharedMessage(header.shared.channel, header.shared.stamp)
-    return iter((SharedChannels() if channels is None else channels).read(lies, plan))
+    message_at = SharedMessage(header.shared.channel, header.shared.stamp)
+    return iter((SharedChannels() if channels is None else channels).read(message_at, plan))
 
 
 Message = TypeVar("Message")

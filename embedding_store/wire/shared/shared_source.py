@@ -400,11 +400,11 @@ class MappedSlab(Slab):
 
     Args:
         fd: Descriptor of its memory; the caller closes it.
-        shape: What lies there.
+        shape: Its rows, columns and dtype.
     """
 
     def __init__(self, fd: int, shape: protocol.SlabShape) -> None:
-        """Raises `MemoryError` where the system refuses, `StoreFailed` where no such slab lies there."""
+        """Raises `MemoryError` where the system refuses, `StoreFailed` where there is no such slab."""
         self._columns = shape.columns
         self._dtype = np.dtype(shape.dtype)
         size = self.bytes_of(shape.rows)
@@ -424,17 +424,17 @@ class AttachedTable:
     """One table of another process.
 
     Args:
-        lies: How it lies.
+        layout: Its spec and the shapes of its slabs.
         slabs: Its mapped slabs.
     """
 
-    def __init__(self, lies: protocol.TableLayout, slabs: Sequence[MappedSlab]) -> None:
-        self.spec = lies.spec
-        directory, values = slabs[: len(lies.directory)], slabs[len(lies.directory) :]
+    def __init__(self, layout: protocol.TableLayout, slabs: Sequence[MappedSlab]) -> None:
+        self.spec = layout.spec
+        directory, values = slabs[: len(layout.directory)], slabs[len(layout.directory) :]
         self._rows = min((len(slab.array) for slab in values), default=0)
-        self._values = row_values(lies.spec, 0, _handing_out(values, lies.spec))
+        self._values = row_values(layout.spec, 0, _handing_out(values, layout.spec))
         self._index = directory
-        self._direct = self._by_id(directory) if lies.direct else None
+        self._direct = self._by_id(directory) if layout.direct else None
 
     def now(self, whole: Callable[[], bool]) -> TableReader:
         """The table in its current state, as long as `whole()`; made anew for each state.
@@ -519,12 +519,12 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
 
 
 def _attached(packet: protocol.Packet, descriptors: Sequence[int]) -> AttachedTable:
-    lies: protocol.TableLayout = protocol.table_from_packet(packet)
-    shapes = (*lies.directory, *lies.values)
-    if not lies.directory or any(shape.memory >= len(descriptors) for shape in shapes):
-        raise StoreFailed(f"table {lies.spec.name!r}: {len(descriptors)} descriptors came for {len(shapes)} slabs")
+    layout: protocol.TableLayout = protocol.table_from_packet(packet)
+    shapes = (*layout.directory, *layout.values)
+    if not layout.directory or any(shape.memory >= len(descriptors) for shape in shapes):
+        raise StoreFailed(f"table {layout.spec.name!r}: {len(descriptors)} descriptors came for {len(shapes)} slabs")
     slabs = [MappedSlab(descriptors[shape.memory], shape) for shape in shapes]
-    return AttachedTable(lies, slabs)
+    return AttachedTable(layout, slabs)
 
 
 def _handing_out(given: Sequence[Slab], spec: TableSpec) -> SlabMaker:

@@ -51,12 +51,12 @@ class SharedSlab(Slab):
     It never shrinks, so that a reader's mapping stays good.
 
     Args:
-        extent: Where it lies; nothing else does.
+        extent: Its memory, which nothing else uses.
         rows, columns, dtype: As of `Slab`.
         growing: Called before it grows.
 
     Attributes:
-        extent: Where it lies.
+        extent: Its memory.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ class AttachmentServer:
         for table, slabs in tables:
             if len(slabs) > attachment.TABLE_SLABS:
                 raise OSError(
-                    f"table {table.spec.name!r} lies in {len(slabs)} slabs; a packet takes {attachment.TABLE_SLABS}"
+                    f"table {table.spec.name!r} has {len(slabs)} slabs; a packet takes {attachment.TABLE_SLABS}"
                 )
             attachment.send_packet(connection, attachment.table_to_packet(table), memories_of(slabs))
 
@@ -552,13 +552,13 @@ class _AnnouncedLock(ReadersWriterLock):
 
 
 def _laid_out(table: MemoryTable) -> LaidOut | None:
-    """How a table lies; None where not all of it is in shared memory."""
-    lies = table.reading_slabs()
-    if lies is None:
+    """The layout of a table; None where not all of it is in shared memory."""
+    slabs = table.reading_slabs()
+    if slabs is None:
         return None
-    directory = [slab for slab in lies[0] if isinstance(slab, SharedSlab)]
-    values = [slab for slab in lies[1] if isinstance(slab, SharedSlab)]
-    if (len(directory), len(values)) != (len(lies[0]), len(lies[1])):
+    directory = [slab for slab in slabs[0] if isinstance(slab, SharedSlab)]
+    values = [slab for slab in slabs[1] if isinstance(slab, SharedSlab)]
+    if (len(directory), len(values)) != (len(slabs[0]), len(slabs[1])):
         return None
     shapes = shapes_of(directory + values)
     behind = len(directory)

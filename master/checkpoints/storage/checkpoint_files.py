@@ -40,7 +40,7 @@ class CheckpointFiles(ABC):
 
     @abstractmethod
     def names(self, folder: str = "") -> list[str]:
-        """Sorted names of what lies in a folder; none where there is no such folder."""
+        """Sorted names of the files in a folder; none where there is no such folder."""
 
     @abstractmethod
     def sizes(self, folder: str) -> dict[str, int]:

@@ -63,7 +63,7 @@ def claimed_checkpoints(place: str | Path) -> Iterator[None]:
     except StoreFailed as error:
         raise BadInput(
             f"another job that runs now writes its checkpoints there: {error}; give this one another directory, let it "
-            "write beside them with --overwrite, or take the job over with --take-over"
+            "write next to them with --overwrite, or take the job over with --take-over"
         ) from error
     try:
         yield

@@ -233,7 +233,7 @@ def _parquet(file: Path, columns: tuple[str, ...]) -> pa.Table:
 
 
 def _as_text(file: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Names as text: of floats, as pandas makes them of integers beside nulls, the integers' digits."""
+    """Names as text: of floats, as pandas makes them of integers with nulls, the integers' digits."""
     import pyarrow as pa
 
     from elastable.worker.readers.formats.arrow_columns import At, as_type

@@ -15,8 +15,8 @@ Number = TypeVar("Number", bound=np.generic)
 class VariableSplit:
     """How the elements of a tensor, in C order, are divided.
 
-    As in `numpy.array_split`, sizes differ by at most 1 and longer parts come
-    first. Every part is stored in a buffer of the longest part's length, padded
+    Sizes differ by at most 1 and longer parts come first, like those of
+    `numpy.array_split`. Every part is stored in a buffer of the longest part's length, padded
     at its end (PopART's replicated tensor sharding; ZeRO, Rajbhandari et al. 2020).
 
     Attributes:

@@ -40,8 +40,8 @@ def test_the_best_version_is_what_a_job_ends_with(tmp_path: Path) -> None:
 
 
 def test_a_store_that_a_job_is_resumed_from_is_refused(tmp_path: Path, redis_url: str) -> None:
-    told = refusal(JOB, tmp_path, *OPTIONS, "--checkpoint-dir", tmp_path / "saved", "--store", redis_url)
-    assert "EarlyStopping(restore_best_weights=True): the store keeps a record" in told
+    message = refusal(JOB, tmp_path, *OPTIONS, "--checkpoint-dir", tmp_path / "saved", "--store", redis_url)
+    assert "EarlyStopping(restore_best_weights=True): the store keeps a record" in message
 
 
 def test_keras_backups_are_refused(tmp_path: Path) -> None:

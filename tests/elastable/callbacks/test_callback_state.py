@@ -39,7 +39,7 @@ class Half(keras.callbacks.Callback):
         return 1
 
 
-def told(*callbacks: keras.callbacks.Callback, epochs: int) -> tuple[object, ...]:
+def states_after(*callbacks: keras.callbacks.Callback, epochs: int) -> tuple[object, ...]:
     """The callbacks, after so many epochs of equal loss."""
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -54,13 +54,13 @@ def told(*callbacks: keras.callbacks.Callback, epochs: int) -> tuple[object, ...
 def test_of_keras_own_what_they_count_and_compare_with() -> None:
     stopping = keras.callbacks.EarlyStopping("val_loss", min_delta=0.5, patience=9)
     reducing = keras.callbacks.ReduceLROnPlateau("loss", patience=9, min_delta=0.5)
-    states = states_of(told(stopping, reducing, keras.callbacks.LambdaCallback(), epochs=4))
+    states = states_of(states_after(stopping, reducing, keras.callbacks.LambdaCallback(), epochs=4))
     assert states == {
         "EarlyStopping": {"wait": 3, "best": 1.0, "best_epoch": 0, "stopped_epoch": 0},
         "ReduceLROnPlateau": {"wait": 3, "best": 1.0, "cooldown_counter": 0},
     }
     again = keras.callbacks.EarlyStopping("val_loss", min_delta=0.5, patience=9)
-    told(again, epochs=0)
+    states_after(again, epochs=0)
     restore_states([again], {"EarlyStopping": states["EarlyStopping"]})
     again.on_epoch_end(4, {"val_loss": 0.7})  # better by less than min_delta, whose sign belongs to its first look
     assert (again.wait, again.best) == (4, 1.0)
@@ -89,7 +89,7 @@ def test_what_cannot_be_kept_or_taken_is_named() -> None:
         restore_states([Counts(), Counts()], {"Counts": 1, "Counts 2": "refused"})
 
 
-def test_those_that_came_begin_anew_and_those_that_went_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_those_that_came_begin_anew_and_those_that_went_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     new = Counts("new")
     with caplog.at_level(logging.WARNING):
         restore_states([new], {"EarlyStopping": {"wait": 1}})
@@ -121,7 +121,7 @@ def test_a_job_that_goes_on_has_the_numbers_of_one_that_never_stopped(whole: Pat
 
 
 def test_a_job_that_goes_on_from_a_store_does_too(whole: Path, tmp_path: Path) -> None:
-    """From the record that stands with a version in the middle of the last epoch."""
+    """From the record of a version in the middle of the last epoch."""
     url = f"memory?log={tmp_path / 'log'}"
     trained(JOB, tmp_path, *OPTIONS, "--store", url)
     with open_store(url) as store:

@@ -81,12 +81,12 @@ class TestHonoured:
         expect_numbers_of_keras(half, epochs=3)
 
     def test_what_a_callback_sets_before_and_after_each_batch_is_trained_with(self) -> None:
-        told: list[list[str]] = []
+        reported: list[list[str]] = []
 
         def warmed(model: keras.Model) -> object:
             dense = model.layers[-1]
             seen: list[str] = []
-            told.append(seen)
+            reported.append(seen)
 
             def begin(batch: int, logs: object) -> None:
                 seen.append(f"batch {batch}")
@@ -104,7 +104,7 @@ class TestHonoured:
             )
 
         expect_numbers_of_keras(warmed, epochs=2)
-        assert told[0] == told[1]
+        assert reported[0] == reported[1]
 
     def test_a_batch_that_asks_to_stop_when_it_begins_is_the_last(self) -> None:
         model = store_model()
@@ -147,14 +147,14 @@ class TestHonoured:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("callback", "told"),
+        ("callback", "message"),
         [
             (lambda: keras.callbacks.SwapEMAWeights(), "SwapEMAWeights"),
             (lambda: print, "builtin_function_or_method: not a keras.callbacks.Callback"),
         ],
     )
-    def test_by_name(self, callback: Callable[..., object], told: str) -> None:
-        with pytest.raises(Unsupported, match=told):
+    def test_by_name(self, callback: Callable[..., object], message: str) -> None:
+        with pytest.raises(Unsupported, match=message):
             trained(1, callback())
 
 

@@ -1,4 +1,4 @@
-"""`trainable` of layers with tables in a store, and of dense layers beside them: as in plain Keras."""
+"""`trainable` of layers with tables in a store, and of dense layers next to them: as in plain Keras."""
 
 from __future__ import annotations
 

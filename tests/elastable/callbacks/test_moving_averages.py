@@ -144,5 +144,5 @@ def test_a_job_that_is_resumed_ends_with_the_same_averages(tmp_path: Path) -> No
 
 
 def test_a_store_that_a_job_is_resumed_from_is_refused(tmp_path: Path, redis_url: str) -> None:
-    told = refusal(JOB, tmp_path, *JOB_OPTIONS, "--checkpoint-dir", tmp_path / "saved", "--store", redis_url)
-    assert "use_ema=True (the model's optimizer, table 'words')" in told
+    message = refusal(JOB, tmp_path, *JOB_OPTIONS, "--checkpoint-dir", tmp_path / "saved", "--store", redis_url)
+    assert "use_ema=True (the model's optimizer, table 'words')" in message

@@ -1,4 +1,4 @@
-"""`elastable checkpoint`: what is saved, told to people and to programs."""
+"""`elastable checkpoint`: what is saved, shown to people and to programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def told(*arguments: object, code: int = 0) -> str:
+def output_of(*arguments: object, code: int = 0) -> str:
     ended = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
     if ended.exception is not None and not isinstance(ended.exception, SystemExit):
         raise ended.exception
@@ -39,7 +39,7 @@ def told(*arguments: object, code: int = 0) -> str:
 
 
 def test_list_for_people_and_programs(home: Path) -> None:
-    first, second = json.loads(told("list", home, "--json"))
+    first, second = json.loads(output_of("list", home, "--json"))
     assert (first["version"], first["kind"], first["rows"], first["base"]) == (1, "full", 80, None)
     assert (second["version"], second["kind"], second["rows"], second["base"]) == (
         2,
@@ -50,7 +50,7 @@ def test_list_for_people_and_programs(home: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", second["written"])
     size = sum(file.stat().st_size for file in (home / "ckpt-0000000001").glob("*.safetensors"))
     assert first["bytes"] == size
-    shown = told("list", home)
+    shown = output_of("list", home)
     for word in ("ckpt-0000000001", "increment", "82", "KiB", "whole", first["written"]):
         assert word in shown
 
@@ -60,67 +60,67 @@ def test_list_names_what_is_damaged(home: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    assert [entry["whole"] for entry in json.loads(told("list", home, "--json"))] == [True, True]
-    first, second = json.loads(told("list", home, "--verify", "--json"))
+    assert [entry["whole"] for entry in json.loads(output_of("list", home, "--json"))] == [True, True]
+    first, second = json.loads(output_of("list", home, "--verify", "--json"))
     assert not first["whole"]
     assert not second["whole"]  # it builds upon the first
     assert first["damage"] == f"{file}: its bytes are not the ones that were written"
-    assert "damaged: " in told("list", home, "--verify")
+    assert "damaged: " in output_of("list", home, "--verify")
     file.unlink()
-    first, _ = json.loads(told("list", home, "--json"))
+    first, _ = json.loads(output_of("list", home, "--json"))
     assert first["damage"] == f"{file}: missing"
 
 
 def test_show(home: Path) -> None:
-    entry = json.loads(told("show", home, "--json"))
+    entry = json.loads(output_of("show", home, "--json"))
     assert (entry["version"], entry["records"], entry["job"]["job"]) == (2, 200, "small")
     assert entry["tables"]["dynamic"]["written"] == 2
-    shown = told("show", home / "ckpt-0000000002")
+    shown = output_of("show", home / "ckpt-0000000002")
     for word in ("increment", "builds upon", "ckpt-0000000001", "2 changed", "adagrad", "adam"):
         assert word in shown
 
 
 def test_verify(home: Path) -> None:
-    assert "6 files, whole" in told("verify", home)
-    assert json.loads(told("verify", home, "--json"))["whole"]
+    assert "6 files, whole" in output_of("verify", home)
+    assert json.loads(output_of("verify", home, "--json"))["whole"]
     (home / "ckpt-0000000002" / "dense.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"it has 0 bytes.*an older checkpoint next to it is intact"):
-        told("verify", home)
+        output_of("verify", home)
 
 
 def test_restore_to_files_and_shards(home: Path, tmp_path: Path) -> None:
     where = f"file://{tmp_path / 'files'}"
-    answer = json.loads(told("restore", home, "--store", where, "--tables", "dynamic", "--dtype", "bfloat16"))
+    answer = json.loads(output_of("restore", home, "--store", where, "--tables", "dynamic", "--dtype", "bfloat16"))
     assert answer == {"store": where, "version": 2, "rows": {"dynamic": 41}}
     with open_store(where) as store:
         assert {name: spec.dtype for name, spec in store.specs().items()} == {"dynamic": "bfloat16"}
         assert (store.version(), len(rows(store))) == (2, 41)
     with pytest.raises(BadInput, match=r"holds 1 tables at version 2 \(dynamic\), maybe of a job that runs"):
-        told("restore", home, "--store", where)
-    told("restore", home / "ckpt-0000000001", "--store", where, "--overwrite")
+        output_of("restore", home, "--store", where)
+    output_of("restore", home / "ckpt-0000000001", "--store", where, "--overwrite")
     with open_store(where) as store:
         assert (store.version(), len(rows(store))) == (1, 80)
         before = rows(store)
     (home / "ckpt-0000000001" / "table-0000-00000.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="it has 0 bytes"):
-        told("restore", home, "--store", where, "--overwrite")
+        output_of("restore", home, "--store", where, "--overwrite")
     with open_store(where) as store:
         assert rows(store) == before
 
 
 def test_restore_to_redis_but_not_into_a_running_job(home: Path, redis_url: str) -> None:
-    answer = json.loads(told("restore", home, "--store", redis_url))
+    answer = json.loads(output_of("restore", home, "--store", redis_url))
     assert answer["rows"] == {"dynamic": 41, "fixed": 41}
     with pytest.raises(BadInput, match=r"holds 2 tables at version 2 \(dynamic, fixed\)"):
-        told("restore", home, "--store", redis_url)
+        output_of("restore", home, "--store", redis_url)
     with open_store(redis_url) as job:
         before = rows(job)
         commit(job, {"dynamic": [5]})
         with pytest.raises(BadInput, match=r"is in use: .*:[0-9]+ \(host:process\) is connected to write to it"):
-            told("restore", home, "--store", redis_url, "--overwrite")
+            output_of("restore", home, "--store", redis_url, "--overwrite")
         assert job.version() == 3
         commit(job, {"dynamic": [5]})
-    told("restore", home, "--store", redis_url, "--overwrite")
+    output_of("restore", home, "--store", redis_url, "--overwrite")
     with open_store(redis_url) as store:
         assert (store.version(), rows(store)) == (2, before)
 
@@ -133,28 +133,28 @@ def test_a_store_that_cannot_keep_a_table_is_left_as_it_was(tmp_path: Path, redi
         series.begin(store, {}, JOB, progress_of(1))()
     shards = f"token:{redis_url}?namespace=a,{redis_url}?namespace=b"
     with pytest.raises(Unsupported, match="table 'few': eviction by max_rows needs all rows in one place"):
-        told("restore", tmp_path, "--store", shards)
-    told("restore", tmp_path, "--store", shards, "--tables", "dynamic")
+        output_of("restore", tmp_path, "--store", shards)
+    output_of("restore", tmp_path, "--store", shards, "--tables", "dynamic")
     with open_store(shards) as other:
         assert sorted(other.specs()) == ["dynamic"]
 
 
 def test_restore_to_memory_is_refused(home: Path) -> None:
     with pytest.raises(BadInput, match="its rows would be lost when this command ends"):
-        told("restore", home, "--store", "memory")
+        output_of("restore", home, "--store", "memory")
     with pytest.raises((BadInput, Unsupported), match="nothing"):
-        told("restore", home, "--store", "nothing://here")
+        output_of("restore", home, "--store", "nothing://here")
 
 
 def test_diff(home: Path) -> None:
     one, two = home / "ckpt-0000000001", home / "ckpt-0000000002"
-    assert json.loads(told("diff", one, one, "--json"))["same"]
-    answer = json.loads(told("diff", one, two, "--json", code=1))
+    assert json.loads(output_of("diff", one, one, "--json"))["same"]
+    answer = json.loads(output_of("diff", one, two, "--json", code=1))
     dynamic = answer["tables"][0]
     assert (dynamic["only_second"], dynamic["weights"], dynamic["first_ids"]) == (1, 1, [3])
     assert dynamic["largest_weight"] > 0
     assert [entry["key"] for entry in answer["dense"]] == ["optimizer/00000", "variables/00000"]
-    shown = told("diff", one, two, code=1)
+    shown = output_of("diff", one, two, code=1)
     for word in ("dynamic", "1 rows", "optimizer/00000", "values"):
         assert word in shown
-    assert "dense: the same" in told("diff", two, two)
+    assert "dense: the same" in output_of("diff", two, two)

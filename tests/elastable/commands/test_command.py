@@ -84,7 +84,7 @@ class TestHelp:
         assert f"elastable {command} [OPTIONS]" in ran.output.replace("root", "elastable")
 
     def test_no_help_text_has_a_hole(self) -> None:
-        """What stands in brackets without a backslash is markup to rich, and is not shown."""
+        """What is in brackets without a backslash is markup to rich, and is not shown."""
         texts = dict(_help_texts(typer.main.get_command(app), "elastable"))
         assert len(texts) > 100
         for where, text in texts.items():
@@ -240,11 +240,11 @@ class TestServe:
                 client.store().create_table(TableSpec("users", 2, ids="farmhash64"))
                 named = client.store().lookup({"users": hash_ids(["alice", "42"])})["users"]
             ran = run_elastable("lookup", "users", "alice", "42", "--master", address)
-            told = [json.loads(line) for line in ran.out.splitlines()]
-            assert [(line["string"], line["id"]) for line in told] == [
+            output = [json.loads(line) for line in ran.out.splitlines()]
+            assert [(line["string"], line["id"]) for line in output] == [
                 (text, int(hash_ids(text))) for text in ("alice", "42")
             ]
-            np.testing.assert_allclose([line["row"] for line in told], named, rtol=1e-6)
+            np.testing.assert_allclose([line["row"] for line in output], named, rtol=1e-6)
             ran = run_elastable("lookup", "t", "alice", "--master", address)
             assert (ran.code, "'alice' is no id of table 't'" in ran.err) == (ExitCode.BAD_INPUT, True)
             shown = run_elastable("status", "--master", address)
@@ -287,14 +287,14 @@ def test_traces_are_refused_where_there_are_none_to_make(monkeypatch: pytest.Mon
     def refusal(*words: str) -> BaseException | None:
         return CliRunner().invoke(app, list(words), obj=lambda level, form: None).exception
 
-    told = refusal("--traces", url, "status", "--help")
-    assert isinstance(told, errors.BadInput)
-    assert "elastable status makes no traces; train, master, worker, serve, store do" in str(told)
+    message = refusal("--traces", url, "status", "--help")
+    assert isinstance(message, errors.BadInput)
+    assert "elastable status makes no traces; train, master, worker, serve, store do" in str(message)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.delitem(sys.modules, "elastable.monitoring.opentelemetry_tracer", raising=False)
-    told = refusal("--traces", url, "worker", "--help")
-    assert isinstance(told, errors.NotInstalled)
-    assert 'pip install "elastable[traces]"' in str(told)
+    message = refusal("--traces", url, "worker", "--help")
+    assert isinstance(message, errors.NotInstalled)
+    assert 'pip install "elastable[traces]"' in str(message)
 
 
 def test_a_variable_for_traces_does_not_stop_a_command_that_cannot_make_them(
@@ -307,10 +307,10 @@ def test_a_variable_for_traces_does_not_stop_a_command_that_cannot_make_them(
     log = logging.getLogger("elastable.command")
     log.addHandler(caplog.handler)  # the log of Elastable may not propagate
     try:
-        for command, told in (("status", False), ("worker", True)):
+        for command, warned in (("status", False), ("worker", True)):
             caplog.clear()
             with caplog.at_level("WARNING", log.name):
                 assert CliRunner().invoke(app, [command, "--help"], obj=lambda level, form: None).exit_code == 0
-            assert any("nothing is traced" in record.getMessage() for record in caplog.records) == told
+            assert any("nothing is traced" in record.getMessage() for record in caplog.records) == warned
     finally:
         log.removeHandler(caplog.handler)

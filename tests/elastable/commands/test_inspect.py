@@ -20,19 +20,19 @@ from elastable.master.api import GoneWorker, JobStatus, WorkerIdentity, WorkerSt
 
 
 def test_markup_in_names_is_text() -> None:
-    told = JobStatus(
+    status = JobStatus(
         job="[blink]j[/blink]", state="[red]waiting", mode="sync", version=1, versions_total=2, epoch=0, epochs=1,
         records_trained=0, metrics={"[bold]auc": 0.5}, workers=(), store="redis://[::1]:7",
     )  # fmt: skip
     out = StringIO()
-    Console(file=out, width=120).print(_progress_table(told))
+    Console(file=out, width=120).print(_progress_table(status))
     for text in ("job [blink]j[/blink]", "[red]waiting", "[bold]auc", "redis://[::1]:7"):
         assert text in out.getvalue()
 
 
 def test_ids_of_the_command_line_are_never_floats() -> None:
-    told = [2**53 + 1, -(2**63), 2**63 - 1]
-    assert _integers("t", [str(one) for one in told]).tolist() == told
+    ids = [2**53 + 1, -(2**63), 2**63 - 1]
+    assert _integers("t", [str(one) for one in ids]).tolist() == ids
     for text in (str(2**63), "9" * 5_000, "1e3", "1.0"):
         with pytest.raises(BadInput, match="is no id of table 't'"):
             _integers("t", [text])
@@ -47,16 +47,16 @@ def test_a_wrong_table_is_named_with_those_there_are(tmp_path: Path) -> None:
     assert str(ended.exception) == "no table 'users'; tables here: 'items'"
 
 
-class Told:
+class ScriptedStatus:
     """A master that says one status after the other, and is gone then."""
 
-    def __init__(self, *told: JobStatus) -> None:
-        self._told = list(told)
+    def __init__(self, *statuses: JobStatus) -> None:
+        self._statuses = list(statuses)
 
     def status(self) -> JobStatus:
-        if not self._told:
+        if not self._statuses:
             raise Unavailable("nobody answers")
-        return self._told.pop(0)
+        return self._statuses.pop(0)
 
     def pins(self) -> tuple[()]:
         return ()
@@ -87,13 +87,13 @@ def test_a_job_that_was_stopped_does_not_look_like_one_that_trained_all() -> Non
 
 
 def test_it_is_watched_until_the_job_ends() -> None:
-    told = Told(at(1), at(2), at(3, "finished"), at(4))
-    assert [reported.version for reported, _ in _reports(told, told, 1e-3)] == [1, 2, 3]  # type: ignore[arg-type]
+    scripted = ScriptedStatus(at(1), at(2), at(3, "finished"), at(4))
+    assert [reported.version for reported, _ in _reports(scripted, scripted, 1e-3)] == [1, 2, 3]  # type: ignore[arg-type]
 
 
 def test_a_master_that_has_done_all_may_be_gone_and_another_may_not() -> None:
-    told = Told(at(9), at(10, "evaluating"))
-    assert [reported.version for reported, _ in _reports(told, told, 1e-3)] == [9, 10]  # type: ignore[arg-type]
-    told = Told(at(9))
+    scripted = ScriptedStatus(at(9), at(10, "evaluating"))
+    assert [reported.version for reported, _ in _reports(scripted, scripted, 1e-3)] == [9, 10]  # type: ignore[arg-type]
+    scripted = ScriptedStatus(at(9))
     with pytest.raises(Unavailable):
-        list(_reports(told, told, 1e-3))  # type: ignore[arg-type]
+        list(_reports(scripted, scripted, 1e-3))  # type: ignore[arg-type]

@@ -73,15 +73,15 @@ def test_questions_are_answered_by_names(run: Path) -> None:
     assert len(new) == CITIES - 1
     assert "city-5" not in [answer.entity for answer in new]
     assert len(model.answers("next", head="city-4", k=100)) == CITIES  # all there are
-    told = CliRunner().invoke(app, ["kg", "predict", str(run), "--head", "city-4", "--relation", "next", "--json"])
-    assert json.loads(told.output)[0] == {"entity": "city-5", "score": pytest.approx(tails[0].score)}
+    output = CliRunner().invoke(app, ["kg", "predict", str(run), "--head", "city-4", "--relation", "next", "--json"])
+    assert json.loads(output.output)[0] == {"entity": "city-5", "score": pytest.approx(tails[0].score)}
     table = CliRunner().invoke(app, ["kg", "predict", str(run), "--tail", "city-4", "--relation", "next", "-k", "2"])
     assert "(?, next, city-4)" in table.output
     assert "city-3" in table.output
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"relation": "next", "head": "citi-4"}, "city-4"),
         ({"relation": "nest", "head": "city-4"}, "next"),
@@ -90,8 +90,8 @@ def test_questions_are_answered_by_names(run: Path) -> None:
         ({"relation": "next", "head": "city-1", "k": 0}, "ask for at least 1"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_name(run: Path, asked: dict[str, str], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_cannot_be_answered_is_refused_by_name(run: Path, asked: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         LinkPredictor(run).answers(**asked)  # type: ignore[arg-type]
 
 
@@ -134,8 +134,8 @@ def test_a_signal_saves_and_says_how_to_continue(graph: Path, tmp_path: Path, nu
     saved = GraphCheckpoints(home / "checkpoints").newest().place
     assert saved.epochs >= 2
     assert f"stopped after {saved.epochs} epochs, at step {saved.step}; all is saved" in running.out
-    told = running.out.split("Continue with:")[1].split()
-    assert told == ["elastable", "kg", "train", str(graph), "--resume", str(home), "--workers", "2"]
+    command = running.out.split("Continue with:")[1].split()
+    assert command == ["elastable", "kg", "train", str(graph), "--resume", str(home), "--workers", "2"]
     assert not (home / "result.json").exists()
 
 
@@ -219,7 +219,7 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"negatives": 64}, "negatives=64 has no effect on the loss whole-softmax"),
         ({"margin": 2.0, "loss": "softmax"}, "margin=2.0 has no effect on the loss softmax"),
@@ -228,8 +228,8 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path: Path) -> None:
         ({"norm": 2}, "norm 2 of ComplEx: its score is a product"),
     ],
 )
-def test_a_setting_without_effect_is_refused(given: dict[str, object], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_a_setting_without_effect_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         settings_of("ComplEx", given)
 
 
@@ -240,7 +240,7 @@ def test_every_model_has_defaults_that_can_be() -> None:
         default_settings("Nothing")
 
 
-def test_a_budget_ends_training_and_is_told(graph: Path, tmp_path: Path) -> None:
+def test_a_budget_ends_training_and_is_reported(graph: Path, tmp_path: Path) -> None:
     options = ("--dim", "8", "--epochs", "1000000", "--evaluate-every", "1000000", "--budget", "6s")
     done = CliRunner().invoke(app, ["kg", "train", str(graph), *options, "--run-dir", str(tmp_path)])
     assert done.exit_code == 0, done.output

@@ -45,8 +45,8 @@ def fixture_folder(tmp_path: Path) -> str:
 
 
 def test_a_log_is_shown(folder: str) -> None:
-    told = json.loads(run("show", folder, "--json"))
-    assert told == {
+    output = json.loads(run("show", folder, "--json"))
+    assert output == {
         "base": None,
         "base_version": 0,
         "base_bytes": 0,
@@ -113,7 +113,7 @@ def test_a_log_does_not_go_back_before_its_base(folder: str) -> None:
 
 @contextmanager
 def tiered(url: str) -> Iterator[MemoryStore]:
-    """A store with rows and log in Redis, flushed when it is told to, that ends as if its process were killed."""
+    """A store with rows and log in Redis, flushed on request, that ends as if its process were killed."""
     with closing(RedisPlace(url)) as place, RedisLog(place) as log:
         store = MemoryStore()
         store.keep_tier(StoreTier(RedisTier(place), log, 1 << 20), every_s=1e6)
@@ -139,10 +139,10 @@ def fixture_in_redis(redis_url: str) -> str:
 
 
 def test_a_log_in_redis_is_shown_and_verified(in_redis: str) -> None:
-    told = json.loads(run("show", in_redis, "--json"))
-    assert (told["first"], told["last"], told["flushed"]) == (4, 7, 4)
-    assert (told["version"], told["base_version"], told["changes"]) == (6, 3, {"CommitImages": 4})
-    assert told["rows"] == 3 + 4 + 5 + 6
+    output = json.loads(run("show", in_redis, "--json"))
+    assert (output["first"], output["last"], output["flushed"]) == (4, 7, 4)
+    assert (output["version"], output["base_version"], output["changes"]) == (6, 3, {"CommitImages": 4})
+    assert output["rows"] == 3 + 4 + 5 + 6
     assert "version 3, entry 4: rows are in the store up to there" in run("show", in_redis)
     assert run("verify", in_redis.replace("://", "://default:@")) == "whole: entries 4 to 7, version 6\n"
     with tiered(in_redis) as store:

@@ -84,10 +84,10 @@ def test_help_and_default_are_those_of_the_definition(
         assert set(parameter.opts + parameter.secondary_opts) == {
             name for flags in field.flags for name in flags.split("/")
         }
-    told = _help(path)
-    assert " ".join(option.help.split()) in told
+    shown = _help(path)
+    assert " ".join(option.help.split()) in shown
     if option.unset:
-        assert f"[default: ({option.unset})]" in told
+        assert f"[default: ({option.unset})]" in shown
 
 
 @pytest.mark.parametrize(("path", "parameter", "field"), OPTIONS, ids=NAMES)
@@ -171,10 +171,10 @@ def test_words_of_store_servers_give_them_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"stores": ("0",)}, "from 1 to 64"),
-        ({"stores": ("a:1", "a:1")}, "stands twice"),
+        ({"stores": ("a:1", "a:1")}, "appears twice"),
         ({"stores": ("a",)}, "a"),
         ({"stores": ("dns://stores:50061",)}, r"dns://stores:50061: write dns://name:port\?count=N, N from 1 to 1,024"),
         ({"stores": ("dns://stores:0?count=2",)}, "port 0 is for listening"),
@@ -185,8 +185,8 @@ def test_words_of_store_servers_give_them_again() -> None:
         ({"store": "encoding:memory,grpc://b:1"}, "encoding:grpc://b:1,.*every row and gradient of the job"),
     ],
 )
-def test_store_servers_that_cannot_be_are_refused_by_name(options: Keywords, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_store_servers_that_cannot_be_are_refused_by_name(options: Keywords, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         TrainOptions(Path("m.py"), **options)
 
 

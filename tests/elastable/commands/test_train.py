@@ -22,7 +22,7 @@ from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, counted_by_workers, succeeded
 
 
-def told(*arguments: str | Path) -> list[dict[str, object]]:
+def output_of(*arguments: str | Path) -> list[dict[str, object]]:
     """Runs a command in this process; the JSON lines that it printed."""
     ran = CliRunner().invoke(app, [str(word) for word in arguments], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
@@ -98,7 +98,7 @@ assert not ours, ours
         # Away from the repository, where none of our packages would be found by accident.
         subprocess.run([sys.executable, "-c", program], check=True, timeout=250, cwd=tmp_path)
         predicted = np.load(tmp_path / "predicted.npy")
-        written = told("predict", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", tmp_path / "ours.npy")
+        written = output_of("predict", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", tmp_path / "ours.npy")
         origin = {"checkpoint": str(trained.checkpoint), "version": 40}
         assert written == [{"output": str(tmp_path / "ours.npy"), "shape": [HELD_OUT, 1], **origin}]
         np.testing.assert_allclose(predicted, np.load(tmp_path / "ours.npy"), rtol=1e-5, atol=1e-6)
@@ -124,14 +124,14 @@ def test_one_seed_is_one_result_profiled_or_not(trained: Trained, tmp_path: Path
 class TestCheckpoint:
     def test_evaluate_says_what_the_job_said(self, trained: Trained) -> None:
         for place in (trained.checkpoint, trained.run):
-            (line,) = told("evaluate", CLICK_JOB, "--checkpoint", place)
+            (line,) = output_of("evaluate", CLICK_JOB, "--checkpoint", place)
             assert (line["version"], line["split"]) == (40, "validation")
             assert line["loss"] == pytest.approx(trained.result["metrics"]["val_loss"], rel=1e-6)
             assert line["auc"] == pytest.approx(trained.result["auc"], rel=1e-6)
 
     def test_evaluate_on_the_training_split(self, trained: Trained) -> None:
         places = ("--checkpoint", trained.checkpoint, "--split", "train", "--batch-size", "4096")
-        (line,) = told("evaluate", CLICK_JOB, *places)
+        (line,) = output_of("evaluate", CLICK_JOB, *places)
         assert line["split"] == "train"
         assert float(str(line["auc"])) > 0.8
 
@@ -139,15 +139,15 @@ class TestCheckpoint:
         import keras
 
         file = tmp_path / "again.keras"
-        (line,) = told("export", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", file)
+        (line,) = output_of("export", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", file)
         assert line == {"output": str(file), "checkpoint": str(trained.checkpoint), "version": 40}
         ours, theirs = (keras.saving.load_model(path) for path in (file, trained.run / "model.keras"))
         for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
 
     def test_lookup(self, trained: Trained) -> None:
-        lines = told("lookup", "users", "3", "49", "--checkpoint", trained.checkpoint)
+        lines = output_of("lookup", "users", "3", "49", "--checkpoint", trained.checkpoint)
         assert [(line["table"], line["id"]) for line in lines] == [("users", 3), ("users", 49)]
         assert all(len(line["row"]) == 8 for line in lines)  # type: ignore[arg-type]
-        (unseen,) = told("lookup", "words", "--checkpoint", trained.checkpoint, "--", "-123456789")
+        (unseen,) = output_of("lookup", "words", "--checkpoint", trained.checkpoint, "--", "-123456789")
         assert np.ptp(np.array(unseen["row"])) > 0

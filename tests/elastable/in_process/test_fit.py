@@ -48,14 +48,14 @@ class TestAfterwards:
         model.compile(keras.optimizers.Adagrad(0.3), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
         history = et.fit(model, (x, y), epochs=5, batch_size=BATCH, validation_data=(x, y), verbose=False)
         assert history.history["val_loss"][-1] < history.history["val_loss"][0]
-        told = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
-        assert told["loss"] == pytest.approx(history.history["val_loss"][-1], rel=1e-5)
-        assert told["auc"] == pytest.approx(history.history["val_auc"][-1], abs=1e-4)
+        metrics = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+        assert metrics["loss"] == pytest.approx(history.history["val_loss"][-1], rel=1e-5)
+        assert metrics["auc"] == pytest.approx(history.history["val_auc"][-1], abs=1e-4)
         model.save(tmp_path / "model.keras")
         loaded = keras.saving.load_model(tmp_path / "model.keras")
         np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
         et.fit(loaded, (x, y), epochs=1, batch_size=BATCH, verbose=False)
-        assert loaded.evaluate(x, y, verbose=0, return_dict=True)["loss"] < told["loss"]
+        assert loaded.evaluate(x, y, verbose=0, return_dict=True)["loss"] < metrics["loss"]
 
     def test_a_dataset_trains_as_its_records_do(self) -> None:
         records, held_out = clicks(BATCH * 4 + 5), clicks(BATCH, seed=1)

@@ -102,14 +102,14 @@ def test_fit_goes_on_where_it_ended() -> None:
 
 
 def test_what_cannot_follow_every_step_is_refused() -> None:
-    for optimizer, embedding, told in (
+    for optimizer, embedding, message in (
         ("ftrl", et.Embedding(ROWS, DIM), "'ftrl' has no dense-equivalent form"),
         ("muon", et.Embedding(ROWS, DIM), "'Muon' has no dense-equivalent form.*et.Embedding"),
         ("adam", et.Embedding(ROWS, DIM, table_dtype="bfloat16", name="ids"), "'ids': lazy=False needs float32"),
     ):
         made = model(embedding)
         made.compile(optimizer, "mse")
-        with pytest.raises(Unsupported, match=told):
+        with pytest.raises(Unsupported, match=message):
             et.fit(made, records(), lazy=False, verbose=False)
 
 
@@ -119,8 +119,8 @@ def test_the_command_says_so(tmp_path: Path) -> None:
     for lazy in (True, False):
         with prepare_job(JobOptions(file, run_dir=tmp_path, lazy=lazy)).store as store:
             assert {spec.optimizer.lazy for spec in store.specs().values()} == {lazy}
-    told = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"}).output
-    assert "--no-lazy" in told
+    output = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"}).output
+    assert "--no-lazy" in output
 
 
 class TestWhatReachesTouchedRowsAlone:
@@ -128,17 +128,17 @@ class TestWhatReachesTouchedRowsAlone:
 
     @pytest.mark.parametrize("layer", [{}, {"lazy": False}], ids=["job", "layer"])
     @pytest.mark.parametrize(
-        ("what", "told"),
+        ("what", "message"),
         [
             ({"embeddings_regularizer": "l2"}, r"'ids'.*embeddings_regularizer.*weight_decay=2\*l"),
             ({"embeddings_constraint": "non_neg"}, "'ids'.*embeddings_constraint.*lazy=True on the layer"),
         ],
         ids=["regularizer", "constraint"],
     )
-    def test_it_is_refused_by_name(self, what: Keywords, told: str, layer: Keywords) -> None:
+    def test_it_is_refused_by_name(self, what: Keywords, message: str, layer: Keywords) -> None:
         made = model(et.Embedding(ROWS, DIM, name="ids", **what, **layer))
         made.compile("sgd", "mse")
-        with pytest.raises(Unsupported, match=told):
+        with pytest.raises(Unsupported, match=message):
             et.fit(made, records(), batch_size=BATCH, verbose=False, lazy=bool(layer))
 
     def test_a_layer_that_says_lazy_is_not_refused(self) -> None:

@@ -79,7 +79,7 @@ def test_a_generator_to_evaluate_on_gives_its_first_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"x": dataset().repeat()}, r"x is a _RepeatDataset, a stream without an end: .*steps_per_epoch="),
         ({"x": forever()}, r"x is a generator, a stream without an end: .*steps_per_epoch="),
@@ -87,8 +87,8 @@ def test_a_generator_to_evaluate_on_gives_its_first_batches() -> None:
         ({"x": dataset(), "validation_data": dataset().repeat()}, r"validation_data is a _Rep.*validation_steps="),
     ],
 )  # fmt: skip
-def test_what_cannot_be_as_in_keras_is_refused(arguments: dict[str, object], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_cannot_be_as_in_keras_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         program(et.Embedding).fit(verbose=0, **arguments)
 
 
@@ -105,7 +105,7 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.epoch = 0
 
     @property
@@ -117,10 +117,10 @@ class Batches(keras.utils.PyDataset):
         return (X[part] + self.epoch) % ROWS, Y[part]
 
     def on_epoch_begin(self) -> None:
-        self.told.append("begin")
+        self.calls.append("begin")
 
     def on_epoch_end(self) -> None:
-        self.told.append("end")
+        self.calls.append("end")
         self.epoch += 1
 
 
@@ -169,7 +169,7 @@ def test_every_pass_reads_a_stream_anew_as_keras_does(kind: str, more: dict[str,
     other, expected = fit(theirs, keras.Model.fit)
     assert_same(ours, theirs, history, expected)
     if kind == "PyDataset":
-        assert stream.told == other.told
+        assert stream.calls == other.calls
 
 
 def test_a_stream_of_unknown_length_is_read_anew_too() -> None:

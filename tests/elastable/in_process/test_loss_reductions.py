@@ -95,7 +95,7 @@ def mse(reduction: str | None, scale: object = None) -> keras.losses.Loss:
 
 
 class WeightedByHand(keras.Model):
-    """A loss of its own: divided by the weights, and a mean beside it."""
+    """A custom loss: divided by the weights, plus a mean."""
 
     def compute_loss(
         self, x: tf.Tensor, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor, training: bool = True
@@ -271,16 +271,16 @@ def test_the_reported_loss_of_a_regularized_table_does_not_depend_on_how_a_batch
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize(("wait", "average", "told"), [(1, "mean", False), (3, "mean", True), (3, "batches", False)])
+@pytest.mark.parametrize(("wait", "average", "warned"), [(1, "mean", False), (3, "mean", True), (3, "batches", False)])
 def test_layers_that_take_statistics_of_a_micro_batch_are_named(
-    wait: int, average: str, told: bool, caplog: pytest.LogCaptureFixture
+    wait: int, average: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = keras.Input((STEPS,), dtype="int64")
     normal = keras.layers.BatchNormalization(name="normal")(keras.layers.Flatten()(in_store()(ids)))
     model = keras.Model(ids, dense(name="out")(normal))
     model.compile("sgd", "mse")
     et.fit(model, (IDS, ONE), batch_size=MICRO, grads_to_wait=wait, average=average, verbose=False)
-    assert ("BatchNormalization ('normal') takes the statistics of each micro-batch" in caplog.text) is told
+    assert ("BatchNormalization ('normal') takes the statistics of each micro-batch" in caplog.text) is warned
 
 
 def test_eager_models_take_one_kind_of_term_and_refuse_several() -> None:
@@ -326,6 +326,6 @@ def test_a_micro_batch_that_divides_by_0_is_refused_with_the_reason() -> None:
         if function is guarded:
             et.fit(model, IDS, positives, grads_to_wait=WAIT, **settings)
             continue
-        told = r"RealDiv '.*' \(test_loss_reductions.py:[0-9]+\) divides.*is 0 here.*grads_to_wait=1.*divide_no_nan"
-        with pytest.raises(NotFinite, match=told):
+        message = r"RealDiv '.*' \(test_loss_reductions.py:[0-9]+\) divides.*is 0 here.*grads_to_wait=1.*divide_no_nan"
+        with pytest.raises(NotFinite, match=message):
             et.fit(model, IDS, positives, grads_to_wait=WAIT, **settings)

@@ -1,4 +1,4 @@
-"""`model.fit` and `et.fit` take what Keras' own takes, with Keras' numbers: each beside plain Keras."""
+"""`model.fit` and `et.fit` take what Keras' own takes, with Keras' numbers: each compared with plain Keras."""
 
 from __future__ import annotations
 
@@ -142,14 +142,14 @@ def test_a_second_fit_goes_on_as_in_keras(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "message"),
     [
         ({"optimizer": "lion"}, "'lion' has no dense-equivalent form"),
         ({"rows": {"embeddings_regularizer": "l2"}}, "embeddings_regularizer"),
         ({"rows": {"embeddings_constraint": "non_neg"}}, "embeddings_constraint"),
     ],
 )
-def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: Keywords, told: str) -> None:
+def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: Keywords, message: str) -> None:
     def fitted(**layer: Keyword) -> keras.callbacks.History:
         model = keras.Sequential(
             [keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM, **layer, **made.get("rows", {}))]
@@ -158,7 +158,7 @@ def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: Ke
         model.compile(made.get("optimizer", "sgd"), "mse")
         return model.fit(X, np.zeros((len(X), 12)), verbose=0)
 
-    with pytest.raises(Unsupported, match=rf"{told}.*model.fit takes lazy=False.*lazy=True on the layer"):
+    with pytest.raises(Unsupported, match=rf"{message}.*model.fit takes lazy=False.*lazy=True on the layer"):
         fitted()
     assert np.isfinite(fitted(lazy=True).history["loss"][0])
 
@@ -200,7 +200,7 @@ def test_numbers_drawn_without_a_seed_in_inference_too_are_keras_own(subclassed:
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
-def test_what_an_evaluation_changes_in_a_state_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_evaluation_changes_in_a_state_is_dropped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Counting(keras.layers.Layer):
         def build(self, input_shape: object) -> None:
             self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
@@ -305,7 +305,7 @@ def test_a_model_without_such_layers_is_left_to_keras() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"x": None}, "x=None: give the records"),
         ({"y": Y[:5]}, r"one length, but x has 72, y has 5 records"),
@@ -324,8 +324,8 @@ def test_a_model_without_such_layers_is_left_to_keras() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_by_its_name(arguments: dict[str, object], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_cannot_be_used_is_refused_by_its_name(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         program(et.Embedding).fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
 
 
@@ -458,15 +458,15 @@ class TestStores:
             et.fit(again, X, Y, BATCH, verbose=0, store=url)
 
     @pytest.mark.parametrize(
-        ("store", "told"),
+        ("store", "message"),
         [
             (3, "store=3: a int is no store"),
             ("postgres://h", "'postgres://h' is unknown"),
             ({}, "store={}"),
         ],
     )
-    def test_what_is_no_store_is_refused(self, store: Any, told: str) -> None:
-        with pytest.raises(BadInput, match=told):
+    def test_what_is_no_store_is_refused(self, store: Any, message: str) -> None:
+        with pytest.raises(BadInput, match=message):
             et.fit(program(et.Embedding), X, Y, verbose=0, store=store)
 
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation and loss scaling, as Keras optimizers say them, beside plain Keras."""
+"""Gradient accumulation and loss scaling, as Keras optimizers say them, compared with plain Keras."""
 
 from __future__ import annotations
 
@@ -143,15 +143,15 @@ class TestAccumulation:
             np.testing.assert_array_equal(tables_and_weights(twice)[name], values, err_msg=name)
 
     @pytest.mark.parametrize(
-        ("steps", "how", "told"),
+        ("steps", "how", "message"),
         [
             (4, {"grads_to_wait": 2}, "gradient_accumulation_steps=4.*grads_to_wait=2.*one of the two"),
             (4, {"average": "sum"}, "average='sum'.*one of the two"),
             (3, {}, r"SGD\(gradient_accumulation_steps=3\): .* has 8 batches, which is not a multiple"),
         ],
     )
-    def test_what_contradicts_it_is_refused(self, steps: int, how: Keywords, told: str) -> None:
-        with pytest.raises(BadInput, match=told):
+    def test_what_contradicts_it_is_refused(self, steps: int, how: Keywords, message: str) -> None:
+        with pytest.raises(BadInput, match=message):
             fitted(store_model(), K.SGD(0.5, gradient_accumulation_steps=steps), **how)
 
     def test_saying_the_same_twice_is_not(self) -> None:

@@ -114,21 +114,21 @@ def fitted(take: Callable[[keras.Model, tf.Tensor], tf.Tensor], wait: int = 1, *
 
 
 def with_both(model: keras.Model, data: object) -> object:
-    """A step of `et.step`, and a change beside it."""
+    """A step of `et.step`, and a change outside it."""
     result = with_step(model, data)
     model.out.bias.assign_add([1.0])
     return result
 
 
 @pytest.mark.parametrize(
-    ("take", "told"),
+    ("take", "message"),
     [
         (plainly, r"overrides train_step without et\.step: .*docs/own-steps\.md"),
         (with_both, r"changes '.*bias' itself"),
     ],
 )
-def test_what_no_worker_can_run_is_refused_and_says_what_to_write(take: Callable[..., object], told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+def test_what_no_worker_can_run_is_refused_and_says_what_to_write(take: Callable[..., object], message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
         fitted(take)
 
 

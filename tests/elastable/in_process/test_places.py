@@ -91,14 +91,14 @@ def locations(tmp_path: Path, redis_url: str) -> Path:
 class TestCommand:
     def test_plan(self, locations: Path) -> None:
         ran = succeeded("plan", CLICK_JOB, "--locations", locations, "--json")
-        told = json.loads(ran.out)
-        lines = {(line["table"], line["kind"]): line for line in told["tables"]}
+        output = json.loads(ran.out)
+        lines = {(line["table"], line["kind"]): line for line in output["tables"]}
         assert lines["users", "weight"]["location"] == "worker"
         assert lines["users", "weight"]["bytes"] == 50 * 8 * 4
         assert "fewer than min_elements_for_off_worker=1,000" in lines["users", "weight"]["reason"]
         assert lines["words", "optimizer_state"]["location"] == "redis"
         assert lines["words", "weight"]["reason"] == "override by name"
-        assert sum(variable["bytes"] for variable in told["dense"]) > 0
+        assert sum(variable["bytes"] for variable in output["dense"]) > 0
         shown = succeeded("plan", CLICK_JOB)
         assert "any id x 8" in shown.out
         assert "dense variables" in shown.out
@@ -110,7 +110,7 @@ class TestCommand:
         run = (tmp_path / "latest").resolve()
         result = json.loads((run / "result.json").read_text())
         assert result["auc"] > 0.8
-        told = succeeded("evaluate", CLICK_JOB, "--checkpoint", result["checkpoint"])
-        assert json.loads(told.out)["auc"] == pytest.approx(result["auc"], abs=1e-6)
+        output = succeeded("evaluate", CLICK_JOB, "--checkpoint", result["checkpoint"])
+        assert json.loads(output.out)["auc"] == pytest.approx(result["auc"], abs=1e-6)
         plain = keras.saving.load_model(run / "model.keras")
         assert "users" in [layer.name for layer in plain.layers]

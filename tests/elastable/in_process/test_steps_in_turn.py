@@ -253,7 +253,7 @@ SECOND = (
 
 
 @pytest.mark.parametrize(
-    ("updates", "told"),
+    ("updates", "message"),
     [
         (
             both_tapes,
@@ -267,8 +267,10 @@ SECOND = (
         (not_its_own, r"trains '.*kernel', which is no part of the model"),
     ],
 )
-def test_what_cannot_be_computed_of_one_version_is_refused_by_name(updates: Callable[..., object], told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+def test_what_cannot_be_computed_of_one_version_is_refused_by_name(
+    updates: Callable[..., object], message: str
+) -> None:
+    with pytest.raises(Unsupported, match=message):
         refused(Towers(updates))
 
 

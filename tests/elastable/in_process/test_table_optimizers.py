@@ -177,18 +177,18 @@ class TestRefused:
             et.Embedding(USERS, DIM, name="users", optimizer="adagradd")
 
     @pytest.mark.parametrize(
-        ("own", "told"),
+        ("own", "message"),
         [
             (lambda: K.Lamb(0.1), "'users': optimizer Lamb does not treat the rows"),
             (lambda: K.SGD(lambda: 0.1), "'users': .*function as learning rate"),
         ],
     )
-    def test_what_a_table_cannot_use_names_the_layer(self, own: Callable[..., object], told: str) -> None:
-        with pytest.raises(Unsupported, match=told):
+    def test_what_a_table_cannot_use_names_the_layer(self, own: Callable[..., object], message: str) -> None:
+        with pytest.raises(Unsupported, match=message):
             fitted(model_with(own()), K.SGD(0.5))
 
     @pytest.mark.parametrize(
-        ("one", "other", "told"),
+        ("one", "other", "message"),
         [
             (K.SGD(0.1), K.Adagrad(0.1), "SGD.*Adagrad"),
             (K.SGD(0.1), K.SGD(0.2), "0.1.*0.2"),
@@ -196,8 +196,8 @@ class TestRefused:
             (K.SGD(K.schedules.ExponentialDecay(0.1, 1, 0.9)), K.SGD(K.schedules.ExponentialDecay(0.1, 1, 0.8)), "0.8"),
         ],
     )
-    def test_layers_that_share_a_table_and_not_its_optimizer(self, one: object, other: object, told: str) -> None:
-        with pytest.raises(SpecConflict, match=f"'first' and 'second' share the table 't'.*{told}"):
+    def test_layers_that_share_a_table_and_not_its_optimizer(self, one: object, other: object, message: str) -> None:
+        with pytest.raises(SpecConflict, match=f"'first' and 'second' share the table 't'.*{message}"):
             discover_tables(sharing(one, other), 0)
 
     def test_layers_that_share_a_table_and_its_optimizer(self) -> None:

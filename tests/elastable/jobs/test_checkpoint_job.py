@@ -59,7 +59,7 @@ def test_a_damaged_one_is_refused_by_command(whole: Path, tmp_path: Path) -> Non
         prepare_job(JobOptions(MODEL, checkpoint_dir=saved, resume=True, micro_batch_size=8, grads_to_wait=2))
 
 
-def test_another_model_is_told_by_its_table(whole: Path) -> None:
+def test_another_model_is_recognized_by_its_table(whole: Path) -> None:
     options = JobOptions(CLICK_JOB, checkpoint_dir=whole, resume=True, micro_batch_size=8, grads_to_wait=2)
     with pytest.raises(Exception, match="cannot be resumed with other numbers"):
         prepare_job(options)

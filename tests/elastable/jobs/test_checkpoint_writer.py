@@ -1,4 +1,4 @@
-"""Checkpoints beside training: what fails is warned of, and made up for by the next."""
+"""Checkpoints during training: what fails is warned of, and made up for by the next."""
 
 from __future__ import annotations
 

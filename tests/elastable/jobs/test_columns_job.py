@@ -69,7 +69,7 @@ def test_a_job_of_two_workers(home: Path) -> None:
     found = succeeded("lookup", "items", str(BIG), "0", *used)
     store, history = fitted(job.data("train"))
     rows = store.lookup({"items": np.array([BIG, 0])})["items"]
-    told = [json.loads(line)["row"] for line in found.out.splitlines()]
-    np.testing.assert_allclose(told, rows, rtol=1e-4, atol=1e-6)
+    output = [json.loads(line)["row"] for line in found.out.splitlines()]
+    np.testing.assert_allclose(output, rows, rtol=1e-4, atol=1e-6)
     assert json.loads(evaluated.out)["loss"] == pytest.approx(history["val_loss"][-1], rel=1e-4)
     assert np.load(out).shape == (2, 1)

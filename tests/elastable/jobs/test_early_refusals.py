@@ -17,7 +17,7 @@ from tests.untyped import Keywords
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"store": "redis://h:1?namspace=x"}, "did you mean namespace"),
         ({"store": "file://relative"}, "three slashes"),
@@ -30,8 +30,8 @@ from tests.untyped import Keywords
         ({"rerun": True}, "--rerun needs --resume"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_options(options: Keywords, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_cannot_be_is_refused_with_the_options(options: Keywords, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         JobOptions(CLICK_JOB, **options)
 
 

@@ -30,8 +30,8 @@ class EvaluateAt(keras.callbacks.Callback):
         self.version += 1
         if self.version % self.every == 0:
             x, y = self.records
-            told = self.model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
-            self.found[self.version] = {f"val_{name}": value for name, value in told.items()}
+            metrics = self.model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+            self.found[self.version] = {f"val_{name}": value for name, value in metrics.items()}
 
 
 def compiled() -> keras.Model:
@@ -76,8 +76,8 @@ def test_a_jobs_results_are_those_of_its_checkpoints(tmp_path: Path) -> None:
     assert sorted(beside) == [version for version in range(every, 40, every) if version % 20]
     for version, line in beside.items():
         checkpoint = tmp_path / "checkpoints" / f"ckpt-{version:010d}"
-        told = succeeded("evaluate", CLICK_JOB, "--checkpoint", checkpoint)
-        result = json.loads(told.out.splitlines()[-1])
+        output = succeeded("evaluate", CLICK_JOB, "--checkpoint", checkpoint)
+        result = json.loads(output.out.splitlines()[-1])
         assert result["version"] == version
         found = {name: value for name, value in line.items() if name.startswith("val_")}
         assert found == {f"val_{name}": result[name] for name in result if f"val_{name}" in found}

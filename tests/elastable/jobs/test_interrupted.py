@@ -65,10 +65,10 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
     assert result["metrics"] == trained.result["metrics"]
     # There is nothing left to do: it says what there was.
     succeeded(*third)
-    told = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
-    assert (told["version"], told["examples"]) == (40, 0)
-    assert told["metrics"] == result["metrics"]
-    assert told["auc"] == result["auc"]
+    saved = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
+    assert (saved["version"], saved["examples"]) == (40, 0)
+    assert saved["metrics"] == result["metrics"]
+    assert saved["auc"] == result["auc"]
 
 
 @pytest.mark.parametrize(("state", "stopped", "again"), [
@@ -79,8 +79,8 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
 ])  # fmt: skip
 def test_a_worker_is_started_again_where_its_master_will_be(state: str, stopped: str, again: bool) -> None:
     ended = JobStatus("j", state, "sync", 8, 40, 0, 2, 64, {}, (), "memory", stopped=stopped)
-    told = pytest.raises(JobFailed, match=f"was {stopped} at version 8 of 40") if again else nullcontext()
-    with told:
+    expected = pytest.raises(JobFailed, match=f"was {stopped} at version 8 of 40") if again else nullcontext()
+    with expected:
         refuse_early_end(ended)
 
 

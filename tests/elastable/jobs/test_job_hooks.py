@@ -53,7 +53,7 @@ def hooks_of(
     return JobHooks(called, Schedule(JOB), lambda reason: None, run, save, checkpoint_every=4, written=written)
 
 
-def test_nobody_is_told_of_a_version_that_nothing_hears_of(model: keras.Model) -> None:
+def test_no_hook_is_called_for_a_version_that_nothing_hears_of(model: keras.Model) -> None:
     assert not any(hooks_of(model).waits_for_log(version) for version in range(1, 20))
     epochs = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
     assert not any(hooks_of(model, [epochs]).waits_for_log(version) for version in range(1, 20))

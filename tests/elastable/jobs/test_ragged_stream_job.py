@@ -33,8 +33,8 @@ def test_a_job_trains_each_record_once_and_its_checkpoint_can_be_used(tmp_path: 
     source = et.EndlessReader(job.stream, job.STEPS)
     done = et.fit(model, source, epochs=3, seed=3, store=store, validation_data=validation, verbose=False)
     rows = store.lookup({"items_table": et.hash_ids(["item 3", "item 999"])})["items_table"]
-    told = [json.loads(line) for line in found.out.splitlines()]
-    assert [line["string"] for line in told] == ["item 3", "item 999"]
-    np.testing.assert_allclose([line["row"] for line in told], rows, rtol=1e-4, atol=1e-6)
+    output = [json.loads(line) for line in found.out.splitlines()]
+    assert [line["string"] for line in output] == ["item 3", "item 999"]
+    np.testing.assert_allclose([line["row"] for line in output], rows, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(json.loads(evaluated.out)["loss"], done.history["val_loss"][-1], rtol=1e-4)
     assert np.load(out).shape == (3 * job.SIZE, 1)

@@ -27,12 +27,12 @@ def test_redis_dies_in_the_middle(server_binary: Path, tmp_path: Path) -> None:
         places = ("--store", url, "--run-dir", tmp_path / "runs", "--deadline", "10")
         with elastable(tmp_path, *job, *places, env=hold.environment) as train:
             hold.wait(train)
-            told = run_elastable("status", "--master", train.address())
+            output = run_elastable("status", "--master", train.address())
             server.kill()
             hold.go()
             assert train.wait() in (ExitCode.UNAVAILABLE, ExitCode.STORE_FAILED), train.err
     assert f"redis at {server.address}" in train.err
-    assert "secret" not in told.out + told.err + train.out + train.err
+    assert "secret" not in output.out + output.err + train.out + train.err
     assert f"redis://***@{server.address}" in train.out
     lines = [json.loads(line) for line in (tmp_path / "runs" / "latest" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["version"] <= 5 for line in lines)

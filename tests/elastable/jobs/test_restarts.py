@@ -32,7 +32,7 @@ class Restarts:
 
 @pytest.fixture(scope="module")
 def restarts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
-    """A master is killed at version 11, its follower at 22, both at one address; the third stands at another one.
+    """A master is killed at version 11, its follower at 22, both at one address; the third is at another one.
 
     While the third is there one worker is stopped for longer than its lease, and revived.
     """

@@ -79,8 +79,8 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
         }
         hold.go()
         code, run = job.wait(), (home / "runs" / "latest").resolve()
-        told = job.out + job.err, (run / "worker-0.log").read_text()
-        return Met(code, run, *told, **asked, worker_environment=environment, worker_command=command)  # type: ignore[arg-type]
+        output = job.out + job.err, (run / "worker-0.log").read_text()
+        return Met(code, run, *output, **asked, worker_environment=environment, worker_command=command)  # type: ignore[arg-type]
 
 
 @pytest.mark.timeout(900)

@@ -57,7 +57,7 @@ def test_a_step_that_needs_a_second_version_is_refused_with_what_to_write(tmp_pa
         "def model():\n"
         "    return gan_job.model(updates=gan_job.in_turn)\n"
     )
-    told = refusal(job, tmp_path, *OPTIONS, "--workers", "1")
-    assert "That needs a second version, and a step makes one" in told
-    assert "as other:" in told
-    assert "with et.step(model) as step:" in told
+    message = refusal(job, tmp_path, *OPTIONS, "--workers", "1")
+    assert "That needs a second version, and a step makes one" in message
+    assert "as other:" in message
+    assert "with et.step(model) as step:" in message

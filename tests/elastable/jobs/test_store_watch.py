@@ -26,8 +26,8 @@ def test_a_store_server_that_stays_away_is_lost_for_master_and_workers() -> None
         with health.watching(store, lambda error: master.report_failure("store", error, fatal=True), deadline_s=0.1):
             until(lambda: "failed" in (master.not_ready() or ""))
         named = f"shard 1 of 2: {servers[1].address} .*taken for lost, as it stayed away for the deadline of 0.1 s"
-        with pytest.raises(ShardLost, match=named) as told:
+        with pytest.raises(ShardLost, match=named) as raised:
             master.lease_tasks("w", 1, 0.0)
-        assert exit_code_of(told.value) == ExitCode.STORE_FAILED
+        assert exit_code_of(raised.value) == ExitCode.STORE_FAILED
         assert f"shard 1 of 2: {servers[1].address}" in (health.not_ready() or "")
         servers[1].start()

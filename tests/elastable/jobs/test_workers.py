@@ -107,18 +107,18 @@ class TestAccidents:
 
     def test_status(self, accidents: Accidents) -> None:
         assert accidents.status.code == 0, accidents.status.err
-        told = json.loads(accidents.status.out)
-        assert (told["version"], told["versions_total"], told["state"]) == (HELD_AT, 40, "training")
-        assert (told["epoch"], told["epochs"], told["mode"]) == (0, 2, "sync")
-        assert told["records_trained"] == HELD_AT * 64
-        assert [worker["pid"] for worker in told["workers"]] == [accidents.killed_pid]
-        assert told["workers"][0]["micro_batches"] == HELD_AT * 2
-        assert {"loss", "auc"} <= set(told["metrics"])
+        output = json.loads(accidents.status.out)
+        assert (output["version"], output["versions_total"], output["state"]) == (HELD_AT, 40, "training")
+        assert (output["epoch"], output["epochs"], output["mode"]) == (0, 2, "sync")
+        assert output["records_trained"] == HELD_AT * 64
+        assert [worker["pid"] for worker in output["workers"]] == [accidents.killed_pid]
+        assert output["workers"][0]["micro_batches"] == HELD_AT * 2
+        assert {"loss", "auc"} <= set(output["metrics"])
 
     def test_a_master_says_why_workers_failed(self, accidents: Accidents) -> None:
-        told = json.loads(accidents.status.out)["refusals"]
-        assert [(refusal["error"], refusal["count"]) for refusal in told] == [("ModelError", 1), ("BadInput", 1)]
-        assert "differs from the master's" in told[0]["message"]
+        output = json.loads(accidents.status.out)["refusals"]
+        assert [(refusal["error"], refusal["count"]) for refusal in output] == [("ModelError", 1), ("BadInput", 1)]
+        assert "differs from the master's" in output[0]["message"]
         assert re.search(
             r"worker pid \d+ on \S+ failed: ModelError: \S+click_job.py differs from", accidents.master.out
         )
@@ -126,8 +126,8 @@ class TestAccidents:
 
     def test_lookup_at_the_master(self, accidents: Accidents) -> None:
         assert accidents.looked_up.code == 0, accidents.looked_up.err
-        told = json.loads(accidents.looked_up.out)
-        assert (told["table"], told["id"], len(told["row"])) == ("users", 3, 8)
+        output = json.loads(accidents.looked_up.out)
+        assert (output["table"], output["id"], len(output["row"])) == ("users", 3, 8)
 
     def test_a_worker_with_another_model_file_is_refused_alone(self, accidents: Accidents) -> None:
         assert accidents.other_file.code == 4

@@ -20,7 +20,7 @@ DEADLINE_S = 100.0
 
 
 def survive(alive: list[int], victim: int) -> str:
-    """What this member is told as `victim` is killed."""
+    """The error that this member gets as `victim` is killed."""
     comm = world_communicator(DEADLINE_S)
     group = MpiGroup.of(comm, alive, DEADLINE_S)
     part = group.subgroup(CommGroup("consecutive", 2)) if len(alive) == 4 else group
@@ -38,13 +38,13 @@ def survive(alive: list[int], victim: int) -> str:
 
 def main(home: Path) -> None:
     """Rank 3 dies while all exchange in pairs, then ranks 0 and 2; rank 1 stays."""
-    alive, told = [0, 1, 2, 3], list[str]()
+    alive, messages = [0, 1, 2, 3], list[str]()
     rank = world_communicator(DEADLINE_S).rank
     for victim in (3, 0, 2):
-        (home / f"{rank}.json").write_text(json.dumps(told))
-        told.append(survive(alive, victim))
+        (home / f"{rank}.json").write_text(json.dumps(messages))
+        messages.append(survive(alive, victim))
         alive.remove(victim)
-    (home / f"{rank}.json").write_text(json.dumps(told))
+    (home / f"{rank}.json").write_text(json.dumps(messages))
     print("alone")
 
 

@@ -51,9 +51,9 @@ def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
     assert ran.code == ExitCode.BAD_INPUT
     assert ran.err.splitlines()[-1].startswith("BadInput: rank 1 on ")
     assert ran.err.splitlines()[-1].endswith("failed with exit code 3: BadInput: no such entity")
-    for rank in (0, 2):  # told by rank 1 itself
-        told = "elastable.embedding_store.errors.Unavailable: rank 1 has left the group: BadInput: no such entity"
-        assert f"[{rank}] {told}" in ran.err
+    for rank in (0, 2):  # reported by rank 1 itself
+        message = "elastable.embedding_store.errors.Unavailable: rank 1 has left the group: BadInput: no such entity"
+        assert f"[{rank}] {message}" in ran.err
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))
 
 
@@ -84,16 +84,16 @@ def test_those_that_are_killed_in_the_middle_are_named_at_once(tmp_path: Path) -
     """One after another, rank 0 among them; the rest go on in a new group."""
     module = ["-m", "tests.elastable.launch.dying_replicas"]
     ran = run_elastable("replicas", "-n", "4", "--grace", "100", *module, tmp_path, new=True)
-    told = {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)}
+    saved = {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)}
     died = "has left the group: its process has ended without a word"
     # Ranks are those of the group: of 0, 1, 2 the first; of 1, 2 the second. Of the second death one of the two that
     # are left may hear from the other, who heard of it first.
     for rank, other in ((1, 2), (2, 1)):
-        assert told[rank][1] in (f"rank 0 {died}", f"rank {other} has left the group: rank 0 {died}"), ran.err
-        told[rank][1] = f"rank 0 {died}"
+        assert saved[rank][1] in (f"rank 0 {died}", f"rank {other} has left the group: rank 0 {died}"), ran.err
+        saved[rank][1] = f"rank 0 {died}"
     expected = {0: [f"rank 3 {died}"], 1: [f"rank 3 {died}", f"rank 0 {died}", f"rank 1 {died}"], 3: []}
     expected[2] = expected[1][:2]
-    assert told == expected, ran.err
+    assert saved == expected, ran.err
     assert "[1] alone" in ran.out
     assert "was killed by signal 9 (Killed)" in ran.err
     assert ran.code == ExitCode.JOB_FAILED
@@ -128,7 +128,7 @@ def test_mpirun_starts_replicas_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["no_such.py"], "'no_such.py': there is no such file; a program is a Python file, -m MODULE, or elastable"),
         (["-m", "no.such.module"], "-m no.such.module: there is no such module"),
@@ -138,8 +138,8 @@ def test_mpirun_starts_replicas_too(tmp_path: Path) -> None:
         ([], "need a program"),
     ],
 )
-def test_what_is_no_program_is_refused(words: list[str], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_is_no_program_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         Program.of(words)
 
 

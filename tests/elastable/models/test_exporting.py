@@ -108,7 +108,7 @@ def test_sparse_and_ragged_ids(tmp_path: Path) -> None:
         np.testing.assert_allclose(loaded.serve(ids), model(ids), rtol=1e-6)
 
 
-def test_a_subclassed_model_is_told_what_it_takes(tmp_path: Path) -> None:
+def test_a_subclassed_model_is_refused_with_what_it_takes(tmp_path: Path) -> None:
     model = trained(Subclassed(), LARGE)
     with pytest.raises(Unsupported, match=r"'any'.*input_signature=\[tf.TensorSpec\(\[None, 3\], tf.int64\)\]"):
         model.export(tmp_path / "model", verbose=False)

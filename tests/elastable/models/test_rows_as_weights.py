@@ -332,7 +332,7 @@ def test_weights_of_a_table_of_any_id_are_refused_before_they_fail() -> None:
         model.fit(np.ones((4, 1), np.int64), np.ones(4), callbacks=[board], verbose=0)
 
 
-def test_a_small_limit_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_limit_is_shown_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTABLE_LARGEST_MATRIX_BYTES", "100")
     layer = et.Embedding(ROWS, DIM)
     with pytest.raises(Unsupported, match=rf"all its rows take {ROWS * DIM * 4:,} bytes, .* of at most 100 bytes"):

@@ -155,7 +155,7 @@ class TestOffloaded:
         assert type(large(clone)) is keras.layers.Embedding
         assert keras.models.model_from_json(model.to_json()).count_params() == clone.count_params()
 
-    def test_larger_tables_are_written_when_told_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_larger_tables_are_written_on_request(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, path = trained(sequential), tmp_path / "model.keras"
         size = ROWS * DIM * 4
         with pytest.raises(Unsupported, match=rf"'large'.*et.save\(model, path, largest_table_bytes={size}\)"):

@@ -25,7 +25,7 @@ def test_shards_in_other_processes_are_refused_in_a_location_file_too(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "places", "told"),
+    ("text", "places", "message"),
     [
         ('[overrides]\nusers = "redis"\n', {"users": "redis"}, "l.toml places users in redis, and with --stores"),
         ('[stores]\nfile = "file:///x"\n', {"users": "memory"}, "l.toml names a store, file, and with --stores"),
@@ -33,11 +33,11 @@ def test_shards_in_other_processes_are_refused_in_a_location_file_too(tmp_path: 
     ],
 )
 def test_tables_beside_store_servers_are_refused_by_name(
-    tmp_path: Path, text: str, places: dict[str, str], told: str
+    tmp_path: Path, text: str, places: dict[str, str], message: str
 ) -> None:
     file = tmp_path / "l.toml"
     file.write_text(text)
-    with pytest.raises(BadInput, match=rf"{told} .* leave \[stores\] and every storage but worker out of the file"):
+    with pytest.raises(BadInput, match=rf"{message} .* leave \[stores\] and every storage but worker out of the file"):
         refuse_beside_servers(file, locations_of(file, SERVERS), places, SERVERS)
 
 

@@ -78,8 +78,8 @@ def run(*words: str | Path) -> Parsed:
     done = CliRunner().invoke(app, [str(word) for word in words])
     if done.exception is not None:
         raise done.exception
-    told: Parsed = json.loads(done.stdout)
-    return told
+    output: Parsed = json.loads(done.stdout)
+    return output
 
 
 def predicted(model: keras.Model) -> Array:
@@ -89,16 +89,16 @@ def predicted(model: keras.Model) -> Array:
 
 @pytest.mark.parametrize("text", [LOADED + VALIDATION, LOADED + UNLABELLED], ids=["labels", "no labels"])
 def test_predictions_of_a_loaded_model_read_their_split_alone(home: Home, tmp_path: Path, text: str) -> None:
-    told = run("predict", home.file(text), "--output", tmp_path / "out.npy")
-    assert told == {"output": str(tmp_path / "out.npy"), "shape": [64, 1], "checkpoint": None, "version": None}
+    output = run("predict", home.file(text), "--output", tmp_path / "out.npy")
+    assert output == {"output": str(tmp_path / "out.npy"), "shape": [64, 1], "checkpoint": None, "version": None}
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), predicted(home.model), rtol=1e-6)
 
 
 def test_evaluating_a_loaded_model(home: Home) -> None:
-    told = run("evaluate", home.file(LOADED + VALIDATION))
+    output = run("evaluate", home.file(LOADED + VALIDATION))
     loss, mae = home.model.evaluate(IDS, LABELS, verbose=0)
-    assert told.pop("checkpoint") is told.pop("version") is None
-    assert told == {"split": "validation", "loss": pytest.approx(loss, rel=1e-5), "mae": pytest.approx(mae, rel=1e-5)}
+    assert output.pop("checkpoint") is output.pop("version") is None
+    assert output == {"split": "validation", "loss": pytest.approx(loss, rel=1e-5), "mae": pytest.approx(mae, rel=1e-5)}
 
 
 def test_exporting_and_planning_need_no_data(home: Home, tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_exporting_and_planning_need_no_data(home: Home, tmp_path: Path) -> None
 def test_a_checkpoint_wins_and_says_so(home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = home.checkpoint()
     with caplog.at_level(logging.WARNING):
-        told = run("predict", home.file(LOADED + VALIDATION), "--checkpoint", place, "--output", tmp_path / "won.npy")
-    assert (told["checkpoint"], told["version"]) == (place, 0)
+        output = run("predict", home.file(LOADED + VALIDATION), "--checkpoint", place, "--output", tmp_path / "won.npy")
+    assert (output["checkpoint"], output["version"]) == (place, 0)
     assert [each for each in caplog.messages if "the rows that model() gives (items) are left out: those of" in each]
     assert np.abs(np.load(tmp_path / "won.npy") - predicted(home.model)).max() > 1e-3
 

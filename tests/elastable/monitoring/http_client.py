@@ -29,7 +29,7 @@ def get(
     tls: ssl.SSLContext | None = None,
     body: bytes | None = None,
 ) -> Answer:
-    """Makes one request over a connection of its own."""
+    """Makes one request over a separate connection."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     if parts.scheme == "https":

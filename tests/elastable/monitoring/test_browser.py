@@ -1,4 +1,4 @@
-"""The live page in Chromium, beside a real job: numbers move, a worker dies, the job ends.
+"""The live page in Chromium, with a real job: numbers move, a worker dies, the job ends.
 
 Pictures go to the folder that ELASTABLE_SCREENSHOTS names, if any.
 """
@@ -105,7 +105,7 @@ def test_a_job_from_its_middle_to_its_end(browser: Browser, tmp_path: Path) -> N
         expect(page.locator("#lost")).to_contain_text("What is shown is")
         assert page.evaluate("document.body.classList.contains('lost')")
         expect(page.locator("#progress")).to_contain_text("of 40")
-        assert not [told for told in (*complaints, *more) if "ERR_" not in told], complaints
+        assert not [line for line in (*complaints, *more) if "ERR_" not in line], complaints
 
 
 def test_it_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:

@@ -80,10 +80,10 @@ def test_a_source_that_fails_hides_no_other() -> None:
         yield
 
     with served(sources={"store": away, "process": own_process()}) as server:  # type: ignore[dict-item]
-        told = get(f"{server.url}metrics").text
-        assert 'elastable_metrics_source_failed{source="store"} 1.0' in told
-        assert 'elastable_metrics_source_failed{source="process"} 0.0' in told
-        assert "elastable_build_info" in told
+        reply = get(f"{server.url}metrics").text
+        assert 'elastable_metrics_source_failed{source="store"} 1.0' in reply
+        assert 'elastable_metrics_source_failed{source="process"} 0.0' in reply
+        assert "elastable_build_info" in reply
 
 
 def test_it_lives_while_it_is_not_ready() -> None:

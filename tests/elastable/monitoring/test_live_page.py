@@ -167,8 +167,8 @@ def test_a_worker_that_dies_is_gone_and_one_that_comes_back_is_not() -> None:
     first.session.close()
     (gone,) = [worker for worker in state_of(view)["workers"] if worker["state"] == "gone"]
     assert gone["id"] == first.identity.incarnation
-    told = [problem["what"] for problem in state_of(view)["problems"]]
-    assert told == ["It left or died: 0 micro-batches go to others."]
+    problems = [problem["what"] for problem in state_of(view)["problems"]]
+    assert problems == ["It left or died: 0 micro-batches go to others."]
     bench.master.join(first.identity)
     assert [worker["state"] for worker in state_of(view)["workers"]] == ["idle"]
 

@@ -100,10 +100,10 @@ class Scrape:
 def url_of(process: Running) -> str:
     """Where a process says that its metrics are."""
 
-    def told() -> bool:
+    def reported() -> bool:
         return "metrics and health at " in process.out or process.process.poll() is not None
 
-    wait_until(told, "an address", process)
+    wait_until(reported, "an address", process)
     found = re.search(r"metrics and health at (\S+)\n", process.out)
     assert found, process.err
     return found[1]
@@ -183,23 +183,23 @@ def test_the_job_goes_on_to_its_end(watched: Watched) -> None:
 
 
 def test_the_log_of_the_master_tells_what_becomes_of_its_job(watched: Watched) -> None:
-    def told(pattern: str) -> list[dict[str, object]]:
+    def entries(pattern: str) -> list[dict[str, object]]:
         return [line for line in watched.log if re.fullmatch(pattern, str(line["message"]))]
 
     assert {line["role"] for line in watched.log} == {"master"}
     begun = next(at for at, line in enumerate(watched.log) if re.match(r"job \w+ begins", str(line["message"])))
     assert len({line["job"] for line in watched.log[begun:]}) == 1
-    assert len(told(r"job \w+ begins at version 0")) == 1
-    joined = {line["worker"] for line in told(r"worker \w+( \(host .*, pid \d+\))? joined")}
-    left = {line["worker"] for line in told(r"worker .* left or died; \d+ of its micro-batches go to others")}
+    assert len(entries(r"job \w+ begins at version 0")) == 1
+    joined = {line["worker"] for line in entries(r"worker \w+( \(host .*, pid \d+\))? joined")}
+    left = {line["worker"] for line in entries(r"worker .* left or died; \d+ of its micro-batches go to others")}
     assert (
         len(joined) == 4
     )  # one is killed, one refused, one pushes what cannot be; the one that stays ends with the job
-    assert left == joined - {line["worker"] for line in told(r"worker .* left: the job is over")}
-    saved = [line["version"] for line in told(r"checkpoint of version \d+ written in .*")]
+    assert left == joined - {line["worker"] for line in entries(r"worker .* left: the job is over")}
+    saved = [line["version"] for line in entries(r"checkpoint of version \d+ written in .*")]
     assert saved[:2] == [4, 8]
-    assert len(told(r"epoch [12] ended at version \d+: loss .*")) == 2
-    assert len(told(r"job \w+ ends at version 40: all is trained")) == 1
+    assert len(entries(r"epoch [12] ended at version \d+: loss .*")) == 2
+    assert len(entries(r"job \w+ ends at version 40: all is trained")) == 1
 
 
 def test_processes_that_are_traced_share_the_traces_of_versions(watched: Watched) -> None:

@@ -38,7 +38,7 @@ def test_a_full_disk_behind_the_output_ends_no_job() -> None:
         progress.evaluation(3, {"val_loss": 1.0})
 
 
-def test_an_error_that_nobody_can_be_told_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["elastable", "status", "--master", "nowhere"])
     with full_disk() as full:
         monkeypatch.setattr("sys.stderr", full)

@@ -29,7 +29,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(prepare: str, **environment: str) -> int:
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", COUNTING.format(prepare=prepare)],
         env={**os.environ, **environment},
         capture_output=True,
@@ -37,7 +37,7 @@ def faults(prepare: str, **environment: str) -> int:
         check=True,
         timeout=120,
     )
-    return int(told.stdout)
+    return int(output.stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps or gives back as it likes")

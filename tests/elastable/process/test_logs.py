@@ -41,12 +41,12 @@ def test_json_says_what_the_process_is(capsys: pytest.CaptureFixture[str]) -> No
     set_up_logging("debug", "json")
     describe_process(role="master", job="j")
     describe_process(version=7)
-    _LOG.warning("told %s", "you")
+    _LOG.warning("hello %s", "you")
     said = json.loads(lines(capsys)[0])
-    told = datetime.fromisoformat(said.pop("time"))
-    assert abs((datetime.now(UTC) - told).total_seconds()) < 60
+    logged_at = datetime.fromisoformat(said.pop("time"))
+    assert abs((datetime.now(UTC) - logged_at).total_seconds()) < 60
     process = {"role": "master", "job": "j", "version": 7}
-    assert said == {"level": "WARNING", "logger": "elastable.tests", "message": "told you", **process}
+    assert said == {"level": "WARNING", "logger": "elastable.tests", "message": "hello you", **process}
 
 
 @pytest.mark.parametrize("form", logs.FORMATS)

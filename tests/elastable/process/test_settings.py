@@ -35,19 +35,19 @@ class Settings:
 
 
 @pytest.fixture
-def told() -> list[Settings]:
+def received() -> list[Settings]:
     return []
 
 
 @pytest.fixture
-def tool(told: list[Settings]) -> typer.Typer:
+def tool(received: list[Settings]) -> typer.Typer:
     """`tool train` and `tool other`."""
     made = typer.Typer()
 
     @takes(Settings)
     def train(settings: Settings) -> None:
         """Train."""
-        told.append(settings)
+        received.append(settings)
         assert not {"ELASTABLE_BATCH_SIZE", "ELASTABLE_RATE", CONFIG_VARIABLE} & set(os.environ)
 
     @takes(Settings)
@@ -69,7 +69,7 @@ def file_of(folder: Path, text: str) -> str:
 
 
 def test_the_command_line_counts_before_the_environment_and_that_before_the_file(
-    tool: typer.Typer, told: list[Settings], tmp_path: Path
+    tool: typer.Typer, received: list[Settings], tmp_path: Path
 ) -> None:
     file = file_of(
         tmp_path,
@@ -87,12 +87,12 @@ def test_the_command_line_counts_before_the_environment_and_that_before_the_file
         """,
     )
     assert run(tool, "train", "--config", file).exit_code == 0
-    assert told.pop() == Settings(Path("a.py"), 10, 2.0, ("x", "y z"), False, "async")
+    assert received.pop() == Settings(Path("a.py"), 10, 2.0, ("x", "y z"), False, "async")
     ran = run(tool, "train", "b.py", "--rate", "3", ELASTABLE_CONFIG=file, ELASTABLE_BATCH_SIZE="7", ELASTABLE_RATE="9")
     assert ran.exit_code == 0, ran.output
-    assert told.pop() == Settings(Path("b.py"), 7, 3.0, ("x", "y z"), False, "async")
+    assert received.pop() == Settings(Path("b.py"), 7, 3.0, ("x", "y z"), False, "async")
     assert run(tool, "train", "c.py", ELASTABLE_TABLES="p,q", ELASTABLE_SHUFFLE="0", ELASTABLE_RATE="").exit_code == 0
-    assert told.pop() == Settings(Path("c.py"), tables=("p", "q"), shuffle=False)
+    assert received.pop() == Settings(Path("c.py"), tables=("p", "q"), shuffle=False)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_the_command_line_counts_before_the_environment_and_that_before_the_file
     ],
 )
 def test_what_a_file_may_not_say_is_refused_by_name(
-    tool: typer.Typer, told: list[Settings], tmp_path: Path, text: str, message: str
+    tool: typer.Typer, received: list[Settings], tmp_path: Path, text: str, message: str
 ) -> None:
     file = file_of(tmp_path, text)
     ran = run(tool, "train", "a.py", "--config", file)
     assert isinstance(ran.exception, BadInput)
     assert re.search(f"settings file {re.escape(file)}: {message}", str(ran.exception))
-    assert not told
+    assert not received
 
 
 def test_a_file_that_is_not_there_and_a_variable_that_cannot_be_are_refused(tool: typer.Typer, tmp_path: Path) -> None:

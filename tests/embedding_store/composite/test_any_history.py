@@ -90,7 +90,7 @@ def batches(most: int) -> st.SearchStrategy[dict[str, list[int]]]:
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """A store beside the dictionaries that it has to equal."""
+    """A store, and the dictionaries that it has to equal."""
 
     @initialize(backend=st.sampled_from(sorted(BACKENDS)))
     def begin(self, backend: str) -> None:

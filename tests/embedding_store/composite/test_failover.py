@@ -101,7 +101,7 @@ def test_nobody_at_any_address_is_said_with_all_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("written", "said"),
-    [("a:1,", "address ''"), ("a:1,b", "address 'b'"), ("a:1,a:1", "one stands twice"), ("a:1,b:0", "port 0")],
+    [("a:1,", "address ''"), ("a:1,b", "address 'b'"), ("a:1,a:1", "one appears twice"), ("a:1,b:0", "port 0")],
 )
 def test_lists_of_addresses_that_cannot_be(written: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):

@@ -49,7 +49,7 @@ def test_an_empty_file_leaves_everything_in_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "told"),
+    ("text", "error", "message"),
     [
         ("[weight", BadInput, r"locations\.toml"),
         ("wieght = 1", BadInput, "'wieght' is unknown; known are stores, weight"),
@@ -61,8 +61,8 @@ def test_an_empty_file_leaves_everything_in_the_store(tmp_path: Path) -> None:
         ("[stores]\nworker = 'x'", BadInput, r"\[stores\] worker = 'x'; give URLs of memory, file, redis"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, text: str, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_what_is_refused(tmp_path: Path, text: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         read_locations(written(tmp_path, text), "memory")
 
 
@@ -80,8 +80,8 @@ def test_what_a_url_stands_for(url: str, storage: str) -> None:
 
 
 def test_sharding_over_replicas(tmp_path: Path) -> None:
-    told = "[weight]\nreplicated_tensor_sharding = true\nmin_elements_for_replicated_tensor_sharding = 64\n"
-    found = read_locations(written(tmp_path, told), "memory").settings
+    content = "[weight]\nreplicated_tensor_sharding = true\nmin_elements_for_replicated_tensor_sharding = 64\n"
+    found = read_locations(written(tmp_path, content), "memory").settings
     assert found.weight == found.optimizer_state
     assert found.weight.location.replicated_tensor_sharding
     assert found.weight.min_elements_for_replicated_tensor_sharding == 64

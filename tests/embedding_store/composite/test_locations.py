@@ -55,11 +55,11 @@ def test_weights_count_in_their_dtype_and_slots_in_float32(dtype: str, bytes_: i
 
 
 def test_fewer_elements_than_the_threshold_stay_on_the_worker() -> None:
-    # The largest of the linked tensors counts: 80 elements of Adam's state beside 40 of the rows.
+    # The largest of the linked tensors counts: 80 elements of Adam's state and 40 of the rows.
     assert storage_of_tables(plan_tables(tables(SMALL), both("redis", 81))) == {"small": "worker"}
     assert storage_of_tables(plan_tables(tables(SMALL), both("redis", 80))) == {"small": "redis"}
-    told = plan_tables(tables(SMALL), both("redis", 81))[0].reason
-    assert told == "80 elements, fewer than min_elements_for_off_worker=81"
+    reason = plan_tables(tables(SMALL), both("redis", 81))[0].reason
+    assert reason == "80 elements, fewer than min_elements_for_off_worker=81"
 
 
 def test_the_default_threshold_is_two_elements() -> None:

@@ -147,7 +147,7 @@ def test_rows_of_a_table_that_a_shard_has_lost_are_no_beginning(held: ExitStack)
     assert store.row_count("cities") == 0
 
 
-def test_of_several_errors_that_of_the_lost_shard_is_told() -> None:
+def test_of_several_errors_that_of_the_lost_shard_is_raised() -> None:
     calls = StoreCalls(
         [f"shard {n} of 4" for n in range(4)], lambda shard, error: "its rows are gone" if shard == 2 else ""
     )

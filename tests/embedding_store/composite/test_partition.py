@@ -107,7 +107,7 @@ def test_squares_are_those_of_whole_rows() -> None:
     np.testing.assert_array_equal(by_columns.row_squares(update), row_squares(gradients))
     assert partition(TableSpec("t", 10), "encoding", 4).row_squares(update) is None
     assert partition(by_columns.spec, "token", 4).row_squares(update) is None
-    given = TableUpdate(update.ids, gradients, np.ones(9, np.float32))  # a shard that is split again is told them
+    given = TableUpdate(update.ids, gradients, np.ones(9, np.float32))  # a shard that is split again gets them
     np.testing.assert_array_equal(by_columns.row_squares(given), np.ones(9))
 
 

@@ -28,7 +28,7 @@ def memories(shards: int) -> list[EmbeddingStore]:
 
 
 def redis_shards(url: str) -> Callable[[], EmbeddingStore]:
-    """A shard that is empty each time: in a namespace of its own."""
+    """A shard that is empty each time: in a separate namespace."""
     numbers = count()
     return lambda: open_store(f"{url}?namespace=shard/{next(numbers)}&partitions=4")
 

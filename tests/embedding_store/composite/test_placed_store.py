@@ -62,7 +62,7 @@ SPECS = {name: fixed(name, 4, optimizer=OptimizerSpec.of("adam")) for name in PL
 
 @pytest.fixture
 def three(tmp_path: Path, redis_url: str) -> Iterator[tuple[PlacedStore, FailingShard]]:
-    """Rows in files, in memory that fails when told, and in Redis, which commit in this order; at version 1."""
+    """Rows in files, in memory that fails on request, and in Redis, which commit in this order; at version 1."""
     flaky = FailingShard()
     stores = {
         "file": file_store(tmp_path / "rows"),

@@ -1,4 +1,4 @@
-"""A commit over several stores that broke off: all of them go back to the version that stands on each."""
+"""A commit over several stores that broke off: all of them go back to the version that each has."""
 
 from __future__ import annotations
 

@@ -59,13 +59,13 @@ NAMES = ("memory", "token 3", "token 5", "encoding 2", "encoding 4", "encoding o
 def test_rows_slots_and_version_are_what_they_were(stores: MakeStores, source: str, target: str) -> None:
     other = stores["memory"] if source == target else stores[target]
     with filled(stores[source]()) as before, other() as after:
-        told: list[tuple[str, int, int]] = []
-        copied = repartition(before, after, progress=lambda *step: told.append(step))
+        reported: list[tuple[str, int, int]] = []
+        copied = repartition(before, after, progress=lambda *step: reported.append(step))
         assert copied == {name: before.row_count(name) for name in ("cities", "people", "nobody")}
         assert (after.version(), after.specs()) == (3, before.specs())
         for name, count in copied.items():
             assert rows_by_id(after, name) == rows_by_id(before, name)
-            assert (name, count, count) in told or count == 0
+            assert (name, count, count) in reported or count == 0
         change = {"cities": update(np.arange(0, 100, 3), 7), "people": update(EXTREMES, 3)}
         for store in (before, after):
             commit(store, change)
@@ -76,12 +76,12 @@ def test_rows_slots_and_version_are_what_they_were(stores: MakeStores, source: s
 def test_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastable.embedding_store.composite.moving._BLOCK_BYTES", 1000)
     with filled(MemoryStore(threads=1)) as before, partitioned(3, "token") as after:
-        told: list[tuple[str, int, int]] = []
-        repartition(before, after, tables=["cities"], progress=lambda *step: told.append(step))
+        reported: list[tuple[str, int, int]] = []
+        repartition(before, after, tables=["cities"], progress=lambda *step: reported.append(step))
         rows = 1000 // (4 * 21)
         count = before.row_count("cities")
-        assert [done for _, done, _ in told] == [*range(rows, count, rows), count]
-        assert {total for _, _, total in told} == {count}
+        assert [done for _, done, _ in reported] == [*range(rows, count, rows), count]
+        assert {total for _, _, total in reported} == {count}
         assert after.specs().keys() == {"cities"}
 
 

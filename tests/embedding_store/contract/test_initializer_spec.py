@@ -59,6 +59,6 @@ def test_a_fan_below_one_counts_as_one() -> None:
     assert variance_scaling(1.0, "fan_avg", "uniform", 0.5, 1) == ("uniform", -math.sqrt(3), math.sqrt(3))
 
 
-def test_an_unknown_kind_is_told_with_the_known_ones() -> None:
+def test_an_unknown_kind_is_reported_with_the_known_ones() -> None:
     with pytest.raises(BadSpec, match=r"'magic'.*truncated_normal.*random_uniform.*glorot_uniform"):
         InitializerSpec("magic")

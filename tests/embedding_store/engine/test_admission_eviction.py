@@ -193,8 +193,8 @@ def test_statistics() -> None:
         assert store.table_statistics("a") == TableStatistics(0, admitting.bytes - 2 * (8 + 24), written=3)
         store.put("e", [block := store.read_rows("e", np.array([9]))])
         assert store.delete("e", np.array([9, 77])) == len(block.ids) == 1
-        told = store.table_statistics("e")
-        assert (told.deleted, told.written) == (1, 1)
+        statistics = store.table_statistics("e")
+        assert (statistics.deleted, statistics.written) == (1, 1)
 
 
 def test_an_evicted_row_starts_anew_at_its_next_gradient() -> None:

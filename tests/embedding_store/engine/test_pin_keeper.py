@@ -43,7 +43,7 @@ def test_a_pin_outlives_its_lease_until_its_keeper_is_closed() -> None:
         keeper.close()
 
 
-def test_a_pin_that_is_gone_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pin_that_is_gone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with filled() as store, PinKeeper(store.pin(), 0.01, "a test") as keeper, caplog.at_level(logging.WARNING):
         commit(store, {"cities": update(int64(1, 2), 4)})
         keeper.pin.close()
@@ -69,7 +69,7 @@ def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture, m
         with caplog.at_level(logging.WARNING), PinKeeper(pin, 0.01, "a test") as keeper:
             until_renewed(store)
             assert keeper.gone is None
-            assert [told.version for told in store.pins()] == [1]
+            assert [kept_pin.version for kept_pin in store.pins()] == [1]
             monkeypatch.setattr(type(pin), "close", broken)
         monkeypatch.undo()
         assert caplog.messages == [

@@ -41,7 +41,7 @@ MIB = 1 << 20
 
 def kept(store: EmbeddingStore) -> int:
     """Bytes of before-images."""
-    return sum({told.version: told.bytes for told in store.pins()}.values())
+    return sum({pin.version: pin.bytes for pin in store.pins()}.values())
 
 
 def test_what_is_kept_stays_within_its_bound_and_the_oldest_pin_goes() -> None:
@@ -49,11 +49,11 @@ def test_what_is_kept_stays_within_its_bound_and_the_oldest_pin_goes() -> None:
         for each in (store, free):
             each.create_table(SPEC)
             commit(each, {"t": update(np.arange(3_000), 8)})
-        pins, told = [], []
+        pins, reported = [], []
         for seed in range(12):
             if seed % 2 == 0:
                 pins.append(store.pin())
-                told.append(rows_by_id(store, "t"))
+                reported.append(rows_by_id(store, "t"))
             change = update(np.random.default_rng(seed).permutation(6_000)[:1_500], 8, seed)
             for each in (store, free):
                 commit(each, {"t": change})
@@ -62,7 +62,7 @@ def test_what_is_kept_stays_within_its_bound_and_the_oldest_pin_goes() -> None:
         standing = [one.version for one in store.pins()]
         assert standing == [pin.version() for pin in pins[-len(standing) :]]
         assert 1 <= len(standing) < 6
-        for pin, rows in zip(pins, told, strict=True):
+        for pin, rows in zip(pins, reported, strict=True):
             if pin.version() in standing:
                 assert rows_by_id(pin, "t") == rows  # type: ignore[arg-type]
                 continue
@@ -89,16 +89,16 @@ def test_what_an_eviction_counts_anew_is_handed_to_the_older_pin() -> None:
     with MemoryStore(2) as store:
         store.create_table(TableSpec("t", 2, eviction=EvictionSpec(min_frequency=1, every=4)))
         commit(store, {"t": update(np.arange(10), 2)})
-        first, told = store.pin(), whole(store, ["t"])
+        first, before = store.pin(), whole(store, ["t"])
         commit(store, {"t": update(int64(0), 2)})
-        second, told_later = store.pin(), whole(store, ["t"])
+        second, later = store.pin(), whole(store, ["t"])
         for one in (1, 2):
             commit(store, {"t": update(int64(one), 2)})
         assert (store.version(), store.row_count("t")) == (4, 10)
-        assert whole(store, ["t"]) != told_later  # version 4 has counted anew
-        assert (whole(first, ["t"]), whole(second, ["t"])) == (told, told_later)
+        assert whole(store, ["t"]) != later  # version 4 has counted anew
+        assert (whole(first, ["t"]), whole(second, ["t"])) == (before, later)
         second.close()
-        assert whole(first, ["t"]) == told
+        assert whole(first, ["t"]) == before
 
 
 def test_the_decay_of_other_rows_is_not_restored_while_a_pin_reads_them() -> None:
@@ -159,7 +159,7 @@ def test_what_a_dead_reader_held_is_freed_by_the_next_commit() -> None:
         now = 9.0
         lives.renew()
         now = 11.0
-        assert [told.lease_left_s for told in store.pins()] == [8.0]
+        assert [pin.lease_left_s for pin in store.pins()] == [8.0]
         now = 19.0
         with pytest.raises(StaleVersion, match=r"not renewed within its lease of 10 s"):
             store.lookup({"t": int64(1)}, 1)
@@ -295,11 +295,11 @@ def test_pins_come_and_go_beside_commits_and_readers() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_one_of_several_stores_let_go_of_is_told_apart_by_its_time(order: int) -> None:
+def test_what_one_of_several_stores_let_go_of_is_known_by_its_time(order: int) -> None:
     ending, lasting = PinStatistics(2, 0.002, 1, 10), PinStatistics(2, 59.9, 4, 40)
     still_both = [ending, lasting][::order]
-    for told in ([still_both, [lasting]], [[lasting], still_both]):
-        assert joined_pins(told) == (PinStatistics(2, 59.9, 8, 80),)
+    for pins in ([still_both, [lasting]], [[lasting], still_both]):
+        assert joined_pins(pins) == (PinStatistics(2, 59.9, 8, 80),)
     assert joined_pins([still_both, still_both[::-1]]) == (
         PinStatistics(2, 59.9, 8, 80),
         PinStatistics(2, 0.002, 2, 20),

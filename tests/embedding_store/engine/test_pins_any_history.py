@@ -45,11 +45,11 @@ def rows_of(blocks: Iterator[RowBlock], rows: Rows | None = None) -> Rows:
 
 
 def everything(source: Snapshot) -> dict[str, tuple[Rows, TableState]]:
-    told = {}
+    state = {}
     for name in NAMES:
-        told[name] = (rows_of(source.scan(name, 4)), source.table_state(name))
-        assert source.row_count(name) == len(told[name][0])
-    return told
+        state[name] = (rows_of(source.scan(name, 4)), source.table_state(name))
+        assert source.row_count(name) == len(state[name][0])
+    return state
 
 
 @dataclass
@@ -229,7 +229,7 @@ class PinsInAnyHistory(RuleBasedStateMachine):
                     assert row.tobytes() == (first.tobytes() if held is None else held[0])
                 if version != self.store.version():
                     np.testing.assert_array_equal(self.store.lookup({name: asked}, version)[name], found)
-        assert [told.version for told in self.store.pins()] == sorted(one.pin.version() for one in self.standing())
+        assert [pin.version for pin in self.store.pins()] == sorted(one.pin.version() for one in self.standing())
 
     def standing(self) -> list[Reader]:
         return [reader for reader in self.readers if reader.ends > self.now]

@@ -207,7 +207,7 @@ class _Held(MemoryStore):
 
 
 def test_what_shards_count_is_of_one_version() -> None:
-    """While one shard has a commit and the other has not, nobody is told a number."""
+    """While one shard has a commit and the other has not, nobody reads a version."""
     slow, counted = _Held(), []
     with PartitionedStore([MemoryStore(threads=1), slow]) as store:
         store.create_table(SUMS)

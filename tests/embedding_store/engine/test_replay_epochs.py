@@ -266,7 +266,7 @@ LIVING = {
 
 
 class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
-    """One store that nothing happens to beside one that is killed, restored elsewhere, pinned, closed and swept."""
+    """One store that nothing happens to, and one that is killed, restored elsewhere, pinned, closed and swept."""
 
     @initialize()
     def begin(self) -> None:
@@ -343,9 +343,9 @@ class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
     @rule()
     def pin(self) -> None:
         # Rows that were deleted since a version was pinned first are there for whoever pins it again.
-        same = [told for pin, told in self.pins if pin.version() == self.killed.version()]
-        told = same[0] if same else {name: everything(self.whole, name, IDS[:14]) for name in LIVING}
-        self.pins.append((self.killed.pin(), told))
+        same = [expected for pin, expected in self.pins if pin.version() == self.killed.version()]
+        expected = same[0] if same else {name: everything(self.whole, name, IDS[:14]) for name in LIVING}
+        self.pins.append((self.killed.pin(), expected))
 
     @rule(number=st.integers(0, 2))
     def unpin(self, number: int) -> None:
@@ -363,8 +363,8 @@ class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
         if hasattr(self, "pins"):
             for name in LIVING:
                 assert everything(self.whole, name, IDS[:14]) == everything(self.killed, name, IDS[:14]), name
-                for pin, told in self.pins:
-                    assert everything(pin, name, IDS[:14]) == told[name], name
+                for pin, expected in self.pins:
+                    assert everything(pin, name, IDS[:14]) == expected[name], name
 
     def release(self) -> None:
         for pin, _ in self.pins:

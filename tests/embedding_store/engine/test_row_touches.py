@@ -56,7 +56,7 @@ def test_more_rows_than_go_at_a_time(rows: int) -> None:
     assert evicted(EvictionSpec(max_rows=7), 9, [(1, 0)] * rows, ids) == set(ids[7:])
 
 
-def test_rows_put_without_a_version_have_the_next_one_that_is_told() -> None:
+def test_rows_put_without_a_version_have_the_next_reported_one() -> None:
     kept = RowTouches(EvictionSpec(max_age=1), 4)
     kept.write(np.arange(2), None)
     kept.write(np.arange(2, 4), np.array([[3, 0], [4, 0]]))

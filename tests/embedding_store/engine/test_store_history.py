@@ -332,7 +332,7 @@ def test_killed_between_a_new_base_and_trimming(tmp_path: Path) -> None:
         step(store, [9], 9, ["dynamic"])
         base_written(store)
         before = everything(store)
-    for path in kept.iterdir():  # the newest segments and the base, beside all segments before
+    for path in kept.iterdir():  # the newest segments and the base, with all segments before
         shutil.copy(path, copied / path.name)
     (copied / "00000000000000000001.base.new").write_bytes(b"begun by a process that died")
     assert len(list(copied.glob("*.base"))) == 1

@@ -350,7 +350,7 @@ def test_a_process_that_takes_over_goes_on_from_what_the_other_one_wrote(tmp_pat
 
 
 class _LosingLog(NoLog):
-    """A log that answers nothing when it is told to, whether the entry is there or not."""
+    """A log that answers nothing on request, whether the entry is there or not."""
 
     def __init__(self) -> None:
         super().__init__()

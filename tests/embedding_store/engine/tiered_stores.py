@@ -31,7 +31,7 @@ def tiered_store(
     closing_s: float = 0.0,
     threads: int = 1,
 ) -> MemoryStore:
-    """A store that closes its tier and its log; it writes rows behind only when it is told to, or has to."""
+    """A store that closes its tier and its log; it writes rows behind only on request, or when it has to."""
     with ExitStack() as stack:
         stack.enter_context(tier)
         stack.enter_context(log)

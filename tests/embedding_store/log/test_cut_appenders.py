@@ -42,9 +42,9 @@ def appender(address: str, how: str) -> Iterator[subprocess.Popen[str]]:
 def test_killed_at_any_byte(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     address = str(tmp_path / "log") if kind == "files" else request.getfixturevalue(kind)
     with appender(address, "killed") as process:
-        told, complaints = process.communicate(timeout=_PATIENCE_S)
+        output, complaints = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 0, complaints
-    ended = [json.loads(line) for line in told.splitlines()]
+    ended = [json.loads(line) for line in output.splitlines()]
     assert len(ended) > 80
     assert {found for room, total, found in ended if room < total // 2} == {1}
     assert ended[-1][2] == 2 or kind != "files", "a file has what was written to it"
@@ -59,9 +59,9 @@ def test_stopped_in_the_middle_and_superseded(kind: str, request: pytest.Fixture
             assert read(log) == [(1, 1, FIRST)]
             log.append(2, 5, [b"of the successor"])
             old.send_signal(signal.SIGCONT)
-            told, complaints = old.communicate(timeout=_PATIENCE_S)
+            output, complaints = old.communicate(timeout=_PATIENCE_S)
             assert old.returncode == 0, complaints
-            assert [json.loads(line)[0] for line in told.splitlines()] == ["TakenOver"] * 3
+            assert [json.loads(line)[0] for line in output.splitlines()] == ["TakenOver"] * 3
             log.append(3, 6, [SECOND])
             assert read(log) == [(1, 1, FIRST), (2, 5, b"of the successor"), (3, 6, SECOND)]
 
@@ -78,7 +78,7 @@ def test_stopped_between_two_entries_and_superseded(kind: str, request: pytest.F
         with open_log(url) as log:
             log.append(4, 5, [b"of the successor"])
             old.send_signal(signal.SIGCONT)
-            told, complaints = old.communicate(timeout=_PATIENCE_S)
+            output, complaints = old.communicate(timeout=_PATIENCE_S)
             assert old.returncode == 0, complaints
-            assert [json.loads(line)[0] for line in told.splitlines()] == ["TakenOver"]
+            assert [json.loads(line)[0] for line in output.splitlines()] == ["TakenOver"]
             assert read(log) == [(1, 1, FIRST), (2, 2, SECOND), (3, 2, SECOND), (4, 5, b"of the successor")]

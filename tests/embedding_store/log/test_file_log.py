@@ -143,17 +143,17 @@ def test_links_in_a_log_are_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [segment_name(1), f"{7:020d}.base"])
 def test_pipes_in_a_log_are_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    told: list[str] = []
+    messages: list[str] = []
 
     def look() -> None:
         with pytest.raises(StoreFailed) as caught:
             inspect_log(tmp_path)
-        told.append(str(caught.value))
+        messages.append(str(caught.value))
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     looking.join(60)
-    assert told == [f"{tmp_path / name} cannot be read: it is no regular file"]
+    assert messages == [f"{tmp_path / name} cannot be read: it is no regular file"]
 
 
 def test_nothing_is_written_through_links_in_a_log(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def damaged(server: Server, damage: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         ("no 3-0", "corrupt at stream entry 3-0: it is missing, and 4-0 is the next one"),
         ("no 4-0", "corrupt at stream entry 4-0: it is missing, and 4-1 is the next one"),
@@ -353,13 +353,13 @@ def damaged(server: Server, damage: str) -> str:
     ],
 )
 def test_a_corrupt_entry_is_named_and_those_before_it_are_read(
-    redis_node: Server, redis_url: str, damage: str, told: str
+    redis_node: Server, redis_url: str, damage: str, message: str
 ) -> None:
     with RedisLog(damaged(redis_node, damage)) as log:
         seen: list[int] = []
-        with pytest.raises(StoreBroken, match=told):
+        with pytest.raises(StoreBroken, match=message):
             seen.extend(entry.sequence for entry in log.entries())
-        assert seen == [1, 2, 3][: int(told.split("entry ")[1][0]) - 1]
+        assert seen == [1, 2, 3][: int(message.split("entry ")[1][0]) - 1]
 
 
 def test_what_is_no_log_is_not_taken_for_one(redis_node: Server, redis_url: str) -> None:

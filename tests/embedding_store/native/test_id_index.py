@@ -235,7 +235,7 @@ def test_more_rows_than_positions_can_count_are_refused() -> None:
 
 
 def test_a_find_in_the_midst_of_a_change_stays_inside_its_memory() -> None:
-    """As from another process: whatever stands in the state, nothing beyond the cells is read."""
+    """As from another process: whatever the state says, nothing beyond the cells is read."""
     index, ids = IdIndex(), np.arange(5000)
     claim(index, ids)
     state, random = index._state, np.random.default_rng(4)

@@ -153,8 +153,8 @@ def test_of_two_processes_at_once_one_compiles_and_the_other_loads_what_it_saved
         with start() as second:
             assert second.stdout is not None
             assert second.stdout.readline() == "begins\n"  # to wait for its turn
-            told = first.communicate("go on\n", timeout=120)[0].split(), second.communicate(timeout=120)[0].split()
-    assert told == (["2.0", "0"], ["2.0", "1"])
+            output = first.communicate("go on\n", timeout=120)[0].split(), second.communicate(timeout=120)[0].split()
+    assert output == (["2.0", "0"], ["2.0", "1"])
     assert not list(package.parent.rglob("*.lock"))
 
 

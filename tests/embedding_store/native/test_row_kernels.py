@@ -74,7 +74,7 @@ def test_fold_bags(dim: int, weighted: bool) -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("position", [3, -3, 2**63 - 1, -(2**63)])
-def test_a_bag_without_a_row_is_told_and_not_folded(weighted: bool, position: int) -> None:
+def test_a_bag_without_a_row_is_reported_and_not_folded(weighted: bool, position: int) -> None:
     rows, fresh = np.ones((3, 4), np.float32), np.full((2, 4), 5, np.float32)
     positions, offsets = np.array([0, 2, -2, position, 1]), np.array([0, 3, 5])
     out = np.full((2, 4), GUARD, np.float32)

@@ -156,7 +156,7 @@ def test_lazy_rows_are_not_what_keras_has() -> None:
 @pytest.mark.parametrize("beta_2", [0.5, 0.9, 0.999, 0.99999])
 @pytest.mark.parametrize("beta_1", [0.3, 0.9, 0.995])
 def test_one_gap_equals_the_sum_in_double(beta_1: float, beta_2: float) -> None:
-    """Any pair of betas, any gap, any size of gradients beside epsilon."""
+    """Any pair of betas, any gap, any size of gradients against epsilon."""
     sizes = 10.0 ** np.arange(-12, 3)
     optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=0.1, beta_1=beta_1, beta_2=beta_2)
     form = row_optimizer(optimizer).dense_form

@@ -58,7 +58,7 @@ def move(
     new: Sequence[ServedShard],
     client: type[ShardClient] = ShardClient,
 ) -> MovedRows:
-    """As the command, in a client of its own."""
+    """As the command, in a separate client."""
     with ExitStack() as held:
         clients = {
             address: held.enter_context(client(address, 60.0))

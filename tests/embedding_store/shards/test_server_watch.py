@@ -95,7 +95,7 @@ def test_a_message_says_all_of_a_status_and_no_number_is_below_zero() -> None:
 def test_phases_of_commits_that_cannot_be_are_left_out() -> None:
     buckets = [1] * (len(BOUNDS_S) + 1)
     phase = store_pb2.CommitPhase
-    told = [
+    phases = [
         phase(phase="prepare", counts=buckets, seconds=1.0),
         phase(phase="\x1b[31m", counts=buckets, seconds=1.0),
         phase(phase="apply", counts=buckets[1:], seconds=1.0),
@@ -104,7 +104,7 @@ def test_phases_of_commits_that_cannot_be_are_left_out() -> None:
         phase(phase="append", counts=buckets, seconds=-1.0),
         phase(phase="append"),
     ]
-    found = shard_status_from_message(store_pb2.ShardStatus(commits=told))
+    found = shard_status_from_message(store_pb2.ShardStatus(commits=phases))
     assert dict(found.commits) == {"prepare": Histogram(tuple(buckets), 1.0)}
 
 

@@ -45,7 +45,7 @@ def test_int64_ids_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         (np.array([1.0, 2.5]), r"table 'cities': id 2.5 is no integer \(position 1\)"),
         (np.array([1.0, np.nan]), r"id nan is no integer: fill or drop it.*null.*\(position 1\)"),
@@ -64,8 +64,8 @@ def test_int64_ids_are_not_copied() -> None:
         (np.array([3, 2**63], np.uint64), "id 9223372036854775808 at position 1"),
     ],
 )
-def test_what_is_no_id(values: np.ndarray, told: str) -> None:
-    with pytest.raises(BadIds, match=told):
+def test_what_is_no_id(values: np.ndarray, message: str) -> None:
+    with pytest.raises(BadIds, match=message):
         as_ids(values, "cities")
 
 
@@ -125,8 +125,8 @@ def test_slots_that_no_step_can_leave(name: str, value: float) -> None:
         slots[1, begin] = value
         block = RowBlock(np.arange(2), np.ones((2, 3), np.float32), slots)
         if value != -1 or slot.squares:
-            told = f"slot '{slot.name}' of id 1 \\(position 1\\) is {value} in column 0"
-            with pytest.raises(BadInput if value == -1 else NotFinite, match=told):
+            message = f"slot '{slot.name}' of id 1 \\(position 1\\) is {value} in column 0"
+            with pytest.raises(BadInput if value == -1 else NotFinite, match=message):
                 require_block(FIXED, optimizer, block)
             refused += 1
         else:

@@ -88,15 +88,15 @@ def test_two_pushes_of_one_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "told"),
+    ("gradients", "message"),
     [
         (np.ones((3, 2), np.float64), "part 0.*float64"),
         (np.ones((2, 2), np.float32), r"float32 \[3, dim\]"),
         (np.ones(3, np.float32), r"got float32 \[3\]"),
     ],
 )
-def test_gradients_that_do_not_fit_their_ids(gradients: np.ndarray, told: str) -> None:
-    with pytest.raises(BadGradient, match=told):
+def test_gradients_that_do_not_fit_their_ids(gradients: np.ndarray, message: str) -> None:
+    with pytest.raises(BadGradient, match=message):
         coalesce(np.arange(3), gradients)
 
 

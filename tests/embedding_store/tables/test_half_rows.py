@@ -80,7 +80,7 @@ def test_an_update_is_the_optimizers_in_float32_then_rounded(dtype: str, optimiz
 
 
 def test_steps_that_nearest_rounding_would_lose_add_up(dtype: str) -> None:
-    # A step of 2e-5 beside weights of 1, whose neighbours are 1e-3 (float16) and 8e-3 (bfloat16) away.
+    # A step of 2e-5 on weights of 1, whose neighbours are 1e-3 (float16) and 8e-3 (bfloat16) away.
     spec = table(dtype, 500, 64, optimizer=OptimizerSpec.of("sgd"), initializer=InitializerSpec("ones"))
     ids, rate, steps = np.arange(500), 2e-5, 1000
     ones = np.ones((500, 64), np.float32)

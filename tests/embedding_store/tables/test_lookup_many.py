@@ -28,7 +28,7 @@ def rows_of(ids: Int64, weights: Float32) -> list[RowBlock]:
 
 @pytest.fixture
 def tables(redis_url: str) -> Iterator[list[EmbeddingTable]]:
-    """Tables of several widths, stores and kinds; the first stands twice."""
+    """Tables of several widths, stores and kinds; the first appears twice."""
     random = np.random.default_rng(1)
     with (
         MemoryStore(threads=2) as memory,
@@ -117,7 +117,7 @@ def test_large_tables_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"strategy": "parallel"}, "'parallel'; known strategies are sequential, one-thread-per-table, preallocated"),
         ({"ids": [[1, 2]]}, "2 tables, ids for 1"),
@@ -143,11 +143,11 @@ def test_large_tables_side_by_side() -> None:
         ({"ids": [[1, 2], [1, 100]]}, "'b': id 100 at position 1"),
     ],
 )
-def test_what_is_refused_names_what_is_wrong(change: Keywords, told: str) -> None:
+def test_what_is_refused_names_what_is_wrong(change: Keywords, message: str) -> None:
     with MemoryStore(threads=1) as store:
         tables = [store.table(TableSpec("a", 4, 100)), store.table(TableSpec("b", 3, 100))]
         arguments = {"tables": tables, "ids": [[1, 2], [3, 4]], **change}
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=message):
             lookup_many(**arguments)
 
 
@@ -169,7 +169,7 @@ def test_one_array_for_all_tables_has_a_column_for_each(tables: list[EmbeddingTa
 
 
 @pytest.mark.parametrize(
-    ("ids", "axis", "told"),
+    ("ids", "axis", "message"),
     [
         (
             np.zeros((5, 3), int),
@@ -183,9 +183,9 @@ def test_one_array_for_all_tables_has_a_column_for_each(tables: list[EmbeddingTa
     ],
 )
 def test_an_array_that_does_not_fit_the_tables(
-    tables: list[EmbeddingTable], ids: Any, axis: int | None, told: str
+    tables: list[EmbeddingTable], ids: Any, axis: int | None, message: str
 ) -> None:
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         lookup_many(tables, ids, axis=axis)
 
 

@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[Callable[[EmbeddingTable], object], type[Exception], st
     "rows with an id twice": (
         lambda t: t.put([RowBlock(np.array([1, 2, 1]), np.ones((3, 2), np.float32), np.ones((3, 2), np.float32))]),
         BadIds,
-        "id 1 stands at positions 0 and 2",
+        "id 1 appears at positions 0 and 2",
     ),
     "a weight that is no number": (
         lambda t: t.put([RowBlock(ONE, ONES * np.nan, ONES)]),
@@ -109,9 +109,9 @@ REFUSED: dict[str, tuple[Callable[[EmbeddingTable], object], type[Exception], st
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused(table: EmbeddingTable, what: str) -> None:
-    call, error, told = REFUSED[what]
+    call, error, message = REFUSED[what]
     before, version = table.lookup(np.arange(100)), table.store.version()
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         call(table)
     assert table.store.version() == version
     np.testing.assert_array_equal(table.lookup(np.arange(100)), before)

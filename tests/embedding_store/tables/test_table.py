@@ -151,7 +151,7 @@ def test_reading_writes_nothing_and_unseen_rows_are_initial(table: EmbeddingTabl
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"out": np.empty((3, 4), np.float64)}, "out must be float32"),
         ({"out": np.empty((3, 5), np.float32)}, r"out must be float32 \[3, 4\], got float32 \[3, 5\]"),
@@ -186,14 +186,14 @@ def test_reading_writes_nothing_and_unseen_rows_are_initial(table: EmbeddingTabl
         ({"ids": [1, -1, 3], "combiner": "sum", "offsets": [0, 1, 3]}, "id -1 at position 1"),
     ],
 )
-def test_what_is_refused_names_what_is_wrong(change: dict[str, object], told: str) -> None:
+def test_what_is_refused_names_what_is_wrong(change: dict[str, object], message: str) -> None:
     with MemoryStore(threads=1) as store:
         table = store.table(TableSpec("t", 4, 100))
         arguments = {"ids": [1, 2, 3], **change}
-        with pytest.raises(BadInput, match=rf"table 't'.*{told}") as caught:
+        with pytest.raises(BadInput, match=rf"table 't'.*{message}") as caught:
             table.lookup(**arguments)  # type: ignore[arg-type]
         kinds = {"ids": BadIds, "offsets": BadIds, "id ": IdOutOfRange}
-        assert all(isinstance(caught.value, kind) for word, kind in kinds.items() if told.startswith(word))
+        assert all(isinstance(caught.value, kind) for word, kind in kinds.items() if message.startswith(word))
         assert len(table) == 0
 
 

@@ -134,8 +134,8 @@ def test_a_full_disk_is_met_before_anything_changes(tmp_path: Path, fsync: str) 
 def test_one_process_at_a_time_has_a_folder(saved: Path) -> None:
     with FileTier(saved):
         code = f"from elastable.embedding_store.tiers.files.file_tier import FileTier; FileTier({str(saved)!r})"
-        for told in (python(code).stderr, refused(saved)):
-            assert "is open already, in process" in told
+        for output in (python(code).stderr, refused(saved)):
+            assert "is open already, in process" in output
     FileTier(saved).close()
 
 
@@ -229,11 +229,11 @@ def test_pipes_and_links_in_place_of_a_manifest_are_neither_waited_for_nor_writt
     piped, linked, others = tmp_path / "piped", tmp_path / "linked", tmp_path / "others"
     piped.mkdir()
     os.mkfifo(piped / "tables")
-    told: list[str] = []
-    opening = threading.Thread(target=lambda: told.append(refused(piped, StoreFailed)), daemon=True)
+    messages: list[str] = []
+    opening = threading.Thread(target=lambda: messages.append(refused(piped, StoreFailed)), daemon=True)
     opening.start()
     opening.join(60)
-    assert told == [f"{piped / 'tables'} cannot be read: it is no regular file"]
+    assert messages == [f"{piped / 'tables'} cannot be read: it is no regular file"]
     others.write_bytes(b"another user's")
     linked.mkdir()
     (linked / "tables.new").symlink_to(others)
@@ -274,19 +274,19 @@ def test_the_files_of_two_tables_are_not_mistaken(saved: Path) -> None:
 @pytest.mark.parametrize("at", [0, 8, 50, 107, 112, 120, 283])
 def test_a_changed_byte_of_a_record_is_seen_when_it_is_read(saved: Path, at: int) -> None:
     change_byte(saved / "000001.rows", record_at(77) + at)
-    told = rf"000001.rows is corrupt: the record at position {POSITIONS[77]} \(byte {record_at(77)}\)"
+    message = rf"000001.rows is corrupt: the record at position {POSITIONS[77]} \(byte {record_at(77)}\)"
     with FileTier(saved) as tier:
         np.testing.assert_array_equal(read(tier, slice(0, 77)), ROWS[:77])
-        with pytest.raises(StoreBroken, match=told):
+        with pytest.raises(StoreBroken, match=message):
             read(tier)
-        with pytest.raises(StoreBroken, match=told):
+        with pytest.raises(StoreBroken, match=message):
             everything(tier, "t")
         if at < 112:
-            with pytest.raises(StoreBroken, match=told):
+            with pytest.raises(StoreBroken, match=message):
                 read(tier, width=100)
         else:  # of the first bytes alone nothing is wrong
             np.testing.assert_array_equal(read(tier, width=100), ROWS[:, :100])
-        with pytest.raises(StoreBroken, match=told):
+        with pytest.raises(StoreBroken, match=message):
             read(tier, width=101)
         tier.write([records("t", IDS[77:78], POSITIONS[77:78], ROWS[77:78])], {}, 8)
         np.testing.assert_array_equal(read(tier), ROWS)
@@ -601,12 +601,12 @@ JSON = st.recursive(
 def test_no_manifest_does_anything_but_open_or_be_refused(saved: Path, body: bytes) -> None:
     rewrite(saved / "tables", body)
     before = sorted(path.name for path in saved.parent.iterdir())
-    told = str(saved)
+    message = str(saved)
     try:
         FileTier(saved, fsync=False).close()
     except StoreFailed as error:
-        told = str(error)
-    assert str(saved) in told
+        message = str(error)
+    assert str(saved) in message
     assert sorted(path.name for path in saved.parent.iterdir()) == before
 
 

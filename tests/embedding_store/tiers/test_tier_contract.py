@@ -84,7 +84,7 @@ class Model:
 
 
 class TierInAnyHistory(RuleBasedStateMachine):
-    """A tier beside dictionaries, through any calls in any order."""
+    """A tier, compared with dictionaries through any calls in any order."""
 
     places: Iterator[Place]
 

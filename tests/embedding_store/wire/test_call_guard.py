@@ -81,7 +81,7 @@ def unary(method: Callable[..., object]) -> grpc.RpcMethodHandler:
 
 
 def refused(call: Callable[..., object], why: str, request: bytes = b"") -> None:
-    """Asserts that the call finds no room, and is told so."""
+    """Asserts that the call finds no room, and gets that error."""
     with pytest.raises(grpc.RpcError, match=re.escape(why)) as caught:
         call(request, timeout=WAIT_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -157,7 +157,7 @@ def test_an_answer_that_nobody_reads_ends_its_call(held: ExitStack) -> None:
     call.cancel()
 
 
-def test_health_is_told_while_all_else_is_full_and_sessions_leave_room(held: ExitStack) -> None:
+def test_health_is_reported_while_all_else_is_full_and_sessions_leave_room(held: ExitStack) -> None:
     leave, inside = threading.Event(), threading.Semaphore(0)
 
     class Over(Future[bytes]):

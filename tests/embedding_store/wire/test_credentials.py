@@ -125,7 +125,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked(files: dict[str, Path])
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "is empty"),
         (" \n", "is empty"),
@@ -134,11 +134,11 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked(files: dict[str, Path])
         ("a" * 4097, "4,097"),
     ],
 )
-def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(files: dict[str, Path], text: str, told: str) -> None:
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(files: dict[str, Path], text: str, message: str) -> None:
     for variable in FILES[3:]:
         file = files[variable]
         file.write_text(text)
-        with pytest.raises(BadInput, match=told) as caught:
+        with pytest.raises(BadInput, match=message) as caught:
             Credentials.from_environment({variable: str(file)})
         assert str(file) in str(caught.value)
         assert variable in str(caught.value)
@@ -410,7 +410,7 @@ def test_the_token_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "told"),
+    ("why", "message"),
     [
         ("another authority", "is not of the authority in ELASTABLE_TLS_CA"),
         ("another name", "is not for that name or address"),
@@ -418,13 +418,13 @@ def test_the_token_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_a_server_that_cannot_be_trusted_is_refused_at_once(
-    ours: Authority, theirs: Authority, why: str, told: str
+    ours: Authority, theirs: Authority, why: str, message: str
 ) -> None:
     elsewhere = Credentials(None, *ours.issue("elsewhere", "elsewhere.example"))
     server_has = {"another authority": ours.mutual(None), "another name": elsewhere, "plain text": Credentials()}[why]
     client_has = theirs.mutual(None) if why == "another authority" else Credentials(ours.ca, token=TOKEN)
     with server_of(server_has) as server:
-        assert told in refused_at_once(server.address, client_has)
+        assert message in refused_at_once(server.address, client_has)
 
 
 def test_a_server_at_any_address_is_known_by_the_name_that_was_set(ours: Authority) -> None:

@@ -120,7 +120,7 @@ def test_a_body_may_be_cut_anywhere(bodies: tuple[bytes, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected_message"),
     [
         ([], "ended before its first frame"),
         ([b""], "no header"),
@@ -137,8 +137,8 @@ def test_a_body_may_be_cut_anywhere(bodies: tuple[bytes, ...]) -> None:
         ([b"\x0a\x00\x12\x05abcde"], "longer than the 4 bytes"),
     ],
 )
-def test_frames_that_say_something_else_are_refused(message: list[bytes], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_frames_that_say_something_else_are_refused(message: list[bytes], expected_message: str) -> None:
+    with pytest.raises(BadInput, match=expected_message):
         read(message, [np.empty(4, np.uint8)])
 
 

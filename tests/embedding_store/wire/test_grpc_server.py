@@ -49,7 +49,7 @@ def channel() -> Iterator[grpc.Channel]:
         yield channel
 
 
-def test_health_is_told_for_the_whole_and_each_service(channel: grpc.Channel) -> None:
+def test_health_is_reported_for_the_whole_and_each_service(channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     for name in ("", STORE_SERVICE):
         reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
@@ -81,21 +81,21 @@ def test_stopping_closes_services_frees_the_port_and_may_be_repeated() -> None:
         assert again.address == server.address
 
 
-def test_a_service_that_is_not_ready_is_told_and_so_is_the_whole() -> None:
+def test_a_service_that_is_not_ready_is_reported_and_so_is_the_whole() -> None:
     why: list[str | None] = ["the store does not answer"]
     services = [store_service(MemoryStore(), not_ready=lambda: why[0]), Service("other.Service", {})]
     with GrpcServer("127.0.0.1:0", services) as server, grpc.insecure_channel(server.address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         names = (STORE_SERVICE, "other.Service", "")
 
-        def told() -> list[bool]:
+        def reported() -> list[bool]:
             replies = [check(health_pb2.HealthCheckRequest(service=name), timeout=60) for name in names]
             return [reply.status == health_pb2.HealthCheckResponse.SERVING for reply in replies]
 
-        assert told() == [False, True, False]
+        assert reported() == [False, True, False]
         assert server.health.not_ready() == {STORE_SERVICE: "the store does not answer"}
         why[0] = None
-        assert told() == [True, True, True]
+        assert reported() == [True, True, True]
 
 
 def test_calls_are_counted_by_method_and_code() -> None:

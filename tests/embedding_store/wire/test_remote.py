@@ -97,7 +97,7 @@ def test_many_tables_take_one_call_and_keep_their_order(remote: RemoteSource, st
 def test_thousands_of_tables_take_one_call() -> None:
     ids = {f"{number:0200d}": np.arange(1) for number in range(6_000)}
     tables = [store_pb2.TableIds(table=name, count=1) for name in ids]
-    # Names of 200 letters make headers of more than 1 MiB, so the rows do not fit beside them.
+    # Names of 200 letters make headers of more than 1 MiB, so the rows do not fit with them.
     request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(tables=tables), body=bytes(8 * len(ids)))
     with MemoryStore() as many, GrpcServer("127.0.0.1:0", [store_service(many)]) as server:
         for name in ids:
@@ -210,8 +210,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_requests_of_a_raw_client_are_refused(server: GrpcServer, case: str) -> None:
-    frames, told = MALFORMED[case]
-    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError, match=told) as caught:
+    frames, message = MALFORMED[case]
+    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError, match=message) as caught:
         list(channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)(iter(frames), timeout=60))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert dict(caught.value.trailing_metadata())[ERROR_KEY] in ("BadInput", "BadIds")  # type: ignore[arg-type, index]
@@ -226,7 +226,7 @@ def test_a_small_lookup_of_many_rows_is_sent_to_the_stream(stub: store_pb2_grpc.
 
 
 @pytest.mark.parametrize(
-    ("reply", "told"),
+    ("reply", "message"),
     [
         ([], "ended before its first frame"),
         ([(0, 2, "float32", bytes(24))], "0 rows of table"),
@@ -236,7 +236,7 @@ def test_a_small_lookup_of_many_rows_is_sent_to_the_stream(stub: store_pb2_grpc.
     ],
 )
 def test_an_answer_that_makes_no_sense_is_a_failure_and_never_rows(
-    reply: list[tuple[int, int, str, bytes]], told: str
+    reply: list[tuple[int, int, str, bytes]], message: str
 ) -> None:
     def lookup(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for count, dim, dtype, body in reply:
@@ -248,7 +248,7 @@ def test_an_answer_that_makes_no_sense_is_a_failure_and_never_rows(
     with (
         GrpcServer("127.0.0.1:0", [service]) as server,
         RemoteSource(server.address, 60) as remote,
-        pytest.raises(errors.StoreFailed, match=told) as caught,
+        pytest.raises(errors.StoreFailed, match=message) as caught,
     ):
         remote.lookup({"t": np.arange(1)})
     assert server.address in str(caught.value)
@@ -286,7 +286,7 @@ def test_a_server_that_comes_late_is_found_within_the_deadline(store: MemoryStor
 
 
 def serve_half_an_answer(pipe: Pipe) -> None:
-    """In a process of its own: sends a first frame, and then nothing until it is killed."""
+    """In a separate process: sends a first frame, and then nothing until it is killed."""
 
     def lookup(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         table = store_pb2.TableRows(table="t", count=1 << 20, dim=64, dtype="float32")

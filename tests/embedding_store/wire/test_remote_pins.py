@@ -50,7 +50,7 @@ def test_a_store_that_is_only_read_from_can_be_pinned(held: ExitStack) -> None:
         store.delete("t", IDS[:5])
         large = np.tile(IDS, 4_000)  # a reply of many frames
         np.testing.assert_array_equal(pin.lookup({"t": large})["t"], np.tile(rows["t"], (4_000, 1)))
-        assert [told.version for told in remote.pins()] == [told.version for told in store.pins()] == [1]
+        assert [one.version for one in remote.pins()] == [one.version for one in store.pins()] == [1]
 
 
 def test_calls_whose_answer_was_lost_count_once(held: ExitStack) -> None:
@@ -59,7 +59,7 @@ def test_calls_whose_answer_was_lost_count_once(held: ExitStack) -> None:
         pin = remote.pin(lease_s=90)
         assert len(store.pins()) == 1
         pin.renew(300)
-        assert [told.lease_left_s > 100 for told in store.pins()] == [True]
+        assert [one.lease_left_s > 100 for one in store.pins()] == [True]
         pin.close()
         assert store.pins() == ()
 
@@ -145,8 +145,8 @@ def test_what_a_killed_client_held_is_freed_after_its_lease(held: ExitStack) -> 
         assert ours.poll(_WAIT_S)
         row = ours.recv()
         commit(store, {"t": update(IDS, 8)})
-        (told,) = store.pins()
-        assert (told.version, told.rows) == (1, len(IDS))
+        (pin,) = store.pins()
+        assert (pin.version, pin.rows) == (1, len(IDS))
         assert store.lookup({"t": int64(1)}, 1)["t"].tobytes() == row
     finally:
         client.kill()

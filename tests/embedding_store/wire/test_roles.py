@@ -1,4 +1,4 @@
-"""Who may do what: readers, workers and administrators at real servers, told apart by token or certificate."""
+"""Who may do what: readers, workers and administrators at real servers, known by token or certificate."""
 
 from __future__ import annotations
 
@@ -270,11 +270,11 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(grpc_server, "_REFUSED", grpc_server._Budget())
     caplog.set_level(logging.INFO, "elastable.audit")
 
-    def told() -> list[tuple[str, str]]:
+    def reported() -> list[tuple[str, str]]:
         of_audit = [record for record in caplog.records if record.name == "elastable.audit"]
         return [(record.levelname, record.getMessage()) for record in of_audit]
 
-    return told
+    return reported
 
 
 def test_the_log_says_who_did_what_from_where_and_what_came_of_it(

@@ -170,8 +170,8 @@ def test_a_slow_answer_ends_at_the_deadline_and_names_it(
 ) -> None:
     hasty = ServerConnection(connection.address, deadline_s=0.1)
     slow = hasty.channel.unary_unary(f"/{STATUS}/Slow", None, None)
-    told = rf"{connection.address} gave no answer within the deadline of {named}"
-    with pytest.raises(DeadlineExceeded, match=told):
+    message = rf"{connection.address} gave no answer within the deadline of {named}"
+    with pytest.raises(DeadlineExceeded, match=message):
         hasty.call(lambda timeout: slow(b"", timeout=timeout), wait_s=wait_s)
     hasty.close()
 

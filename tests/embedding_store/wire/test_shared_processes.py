@@ -66,7 +66,7 @@ def own(pipe: Pipe) -> None:
 
 
 def read(pipe: Pipe, address: str, seed: int) -> None:
-    """Looks rows up until told to stop; says what it has seen."""
+    """Looks rows up until it is stopped; says what it has seen."""
     random, looked, newest = np.random.default_rng(seed), 0, 0.0
     with SharedSource(RemoteSource(address, 60), threads=1, required=True) as source:
         pipe.send("reading")

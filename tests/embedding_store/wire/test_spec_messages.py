@@ -41,7 +41,7 @@ def test_what_a_foreign_client_leaves_out_takes_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected_message"),
     [
         (store_pb2.TableSpec(), "table name ''"),
         (store_pb2.TableSpec(name="t", dim=0), "dim"),
@@ -50,6 +50,6 @@ def test_what_a_foreign_client_leaves_out_takes_the_defaults() -> None:
         (store_pb2.TableSpec(name="t", dim=4, initializer=store_pb2.Initializer(kind="magic")), "'magic'"),
     ],
 )
-def test_a_spec_that_cannot_be_is_refused(message: store_pb2.TableSpec, told: str) -> None:
-    with pytest.raises(BadSpec, match=told):
+def test_a_spec_that_cannot_be_is_refused(message: store_pb2.TableSpec, expected_message: str) -> None:
+    with pytest.raises(BadSpec, match=expected_message):
         spec_from_message(message)

@@ -120,14 +120,14 @@ class SteppedSystem(MemoryFileSystem):
         super().rm_file(path)
 
 
-def run(files: CheckpointFiles, store: EmbeddingStore, told: Callable[[int, Rows], None]) -> None:
+def run(files: CheckpointFiles, store: EmbeddingStore, acknowledge: Callable[[int, Rows], None]) -> None:
     """Versions with a checkpoint each: a full one, increments, a full one; two are kept."""
     series = CheckpointSeries(files, store, keep=2, full_every=3)
     for version in range(1, VERSIONS + 1):
         many = list(range(40)) if version == 1 else [version, 40 + version]
         series.committed(commit(store, {"fixed": many, "dynamic": many}), store.version())
         series.begin(store, dense_of(version), JOB, progress_of(version))()
-        told(version, rows(store))
+        acknowledge(version, rows(store))
 
 
 def expected_rows() -> dict[int, Rows]:
@@ -286,9 +286,9 @@ for point in map(int, sys.argv[2:]):
         home = Path(sys.argv[1]) / str(point)
         home.mkdir()
         steps = Steps(point, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        told = os.open(home.with_suffix(".told"), os.O_WRONLY | os.O_CREAT)
+        acknowledged = os.open(home.with_suffix(".acknowledged"), os.O_WRONLY | os.O_CREAT)
         with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
-            run(SteppedFiles(home, steps), store, lambda version, _: os.pwrite(told, b"%d" % version, 0))
+            run(SteppedFiles(home, steps), store, lambda version, _: os.pwrite(acknowledged, b"%d" % version, 0))
         os._exit(0)
     assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
 """
@@ -307,7 +307,7 @@ def test_a_process_killed_at_any_step(tmp_path: Path) -> None:
     expected = expected_rows()
     acknowledged = []
     for point in points:
-        acknowledged.append(int((tmp_path / f"{point}.told").read_text() or 0))
+        acknowledged.append(int((tmp_path / f"{point}.acknowledged").read_text() or 0))
         look(LocalFiles(tmp_path / str(point)), acknowledged[-1], expected)
         recover(LocalFiles(tmp_path / str(point)), expected)
     assert len(set(acknowledged)) > 3

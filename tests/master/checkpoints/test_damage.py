@@ -71,11 +71,11 @@ DAMAGES: list[tuple[Callable[[Path], None], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "name", "told"), DAMAGES)
-def test_damage_that_is_seen_at_once(home: Path, damage: Callable[[Path], None], name: str, told: str) -> None:
+@pytest.mark.parametrize(("damage", "name", "message"), DAMAGES)
+def test_damage_that_is_seen_at_once(home: Path, damage: Callable[[Path], None], name: str, message: str) -> None:
     newest, older = home / "ckpt-0000000005", home / "ckpt-0000000002"
     damage(newest / name)
-    with pytest.raises(CheckpointError, match=told.format(re.escape(str(newest / name)))) as raised:
+    with pytest.raises(CheckpointError, match=message.format(re.escape(str(newest / name)))) as raised:
         open_checkpoint(home)
     assert f"an older checkpoint next to it is intact: {older} (version 2)" in str(raised.value)
     open_checkpoint(older).verify()
@@ -86,22 +86,22 @@ def test_damage_that_is_seen_when_it_is_read(home: Path, name: str) -> None:
     newest = home / "ckpt-0000000005"
     flipped(newest / name)
     found = open_checkpoint(home)
-    told = re.escape(f"{newest / name}: its bytes are not the ones that were written")
+    message = re.escape(f"{newest / name}: its bytes are not the ones that were written")
     offered = f"; an older checkpoint next to it is intact: .*{re.escape('ckpt-0000000002 (version 2)')}"
-    with pytest.raises(CheckpointError, match=told + offered):
+    with pytest.raises(CheckpointError, match=message + offered):
         found.verify()
     with MemoryStore() as store:
         if name == "dense.safetensors":
-            with pytest.raises(CheckpointError, match=told + offered):
+            with pytest.raises(CheckpointError, match=message + offered):
                 found.dense()
         else:
-            with pytest.raises(CheckpointError, match=told + offered):
+            with pytest.raises(CheckpointError, match=message + offered):
                 restore_tables(found, store)
     with created(MemoryStore()) as store:
         train(store, 3)
         before = rows(store)
         if name != "dense.safetensors":
-            with pytest.raises(CheckpointError, match=told):
+            with pytest.raises(CheckpointError, match=message):
                 restore_tables(found, store)
         assert rows(store) == before
         assert store.version() == 3
@@ -266,7 +266,7 @@ def base_at(name: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (moved_to("../rows"), "'../rows', which is no name of a file in its folder"),
         (moved_to("{home}/rows"), "/rows', which is no name of a file in its folder"),
@@ -277,9 +277,11 @@ def base_at(name: str) -> Callable[[Path], None]:
         (base_at("ckpt-0000000002"), "builds upon itself"),
     ],
 )
-def test_no_path_of_a_manifest_leads_out_of_its_folder(place: Path, damage: Callable[[Path], None], told: str) -> None:
+def test_no_path_of_a_manifest_leads_out_of_its_folder(
+    place: Path, damage: Callable[[Path], None], message: str
+) -> None:
     damage(place)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(place)
 
 

@@ -91,11 +91,11 @@ def test_rows_that_were_put_into_a_frozen_table_wait_for_its_next_version(tmp_pa
 
 def test_some_tables_to_a_store_in_files(whole: Checkpoint, tmp_path: Path) -> None:
     with file_store(tmp_path / "files") as store, MemoryStore() as other:
-        told = restore_tables(whole, store, tables=["fixed", "dynamic"])
+        restored = restore_tables(whole, store, tables=["fixed", "dynamic"])
         restore_tables(whole, other)
-        assert sorted(store.specs()) == sorted(told) == ["dynamic", "fixed"]
+        assert sorted(store.specs()) == sorted(restored) == ["dynamic", "fixed"]
         assert store.version() == 7
-        assert rows(store) == {key: row for key, row in rows(other).items() if key[0] in told}
+        assert rows(store) == {key: row for key, row in rows(other).items() if key[0] in restored}
 
 
 def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoint) -> None:
@@ -108,7 +108,7 @@ def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoi
 
 
 @pytest.mark.parametrize(
-    ("tables", "told"),
+    ("tables", "message"),
     [
         (
             {**{spec.name: spec for spec in SPECS}, "new": FIXED},
@@ -121,11 +121,11 @@ def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoi
         ),
     ],
 )
-def test_another_model_is_told_by_the_table_that_differs(
-    whole: Checkpoint, tables: dict[str, TableSpec], told: str
+def test_another_model_is_recognized_by_the_table_that_differs(
+    whole: Checkpoint, tables: dict[str, TableSpec], message: str
 ) -> None:
     refuse_other_model(whole, {spec.name: spec for spec in SPECS})
-    with pytest.raises(CheckpointError, match=f"is of another model: {told}"):
+    with pytest.raises(CheckpointError, match=f"is of another model: {message}"):
         refuse_other_model(whole, tables)
 
 
@@ -139,11 +139,11 @@ def test_a_warm_start_takes_weights_and_fitting_slots(whole: Checkpoint) -> None
     with created(MemoryStore(), ours) as store, MemoryStore() as other:
         restore_tables(whole, other)
         there = rows(other)
-        told = warm_start(whole, store, store.specs())
-        assert sorted(told) == ["aged", "dynamic", "fixed"]
+        started = warm_start(whole, store, store.specs())
+        assert sorted(started) == ["aged", "dynamic", "fixed"]
         assert store.version() == 0
         here = rows(store)
-        assert {key: row[0] for key, row in here.items()} == {k: row[0] for k, row in there.items() if k[0] in told}
+        assert {key: row[0] for key, row in here.items()} == {k: row[0] for k, row in there.items() if k[0] in started}
         for key, row in here.items():
             fresh = np.full(2, 0.1, np.float32).tobytes()
             assert row[1] == (fresh if key[0] == "dynamic" else there[key][1])
@@ -158,7 +158,7 @@ def test_a_warm_start_of_chosen_tables(whole: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "names", "told"),
+    ("ours", "names", "message"),
     [
         ([FIXED], ["other"], "warm start of table 'other': the checkpoint has aged, dynamic, fixed, seen"),
         ([FIXED], ["seen"], "warm start of table 'seen': the model has fixed"),
@@ -173,10 +173,10 @@ def test_a_warm_start_of_chosen_tables(whole: Checkpoint) -> None:
     ],
 )
 def test_a_warm_start_that_does_not_fit_puts_nothing(
-    whole: Checkpoint, ours: list[TableSpec], names: list[str], told: str
+    whole: Checkpoint, ours: list[TableSpec], names: list[str], message: str
 ) -> None:
     with created(MemoryStore(), ours) as store:
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=message):
             warm_start(whole, store, store.specs(), names)
         assert rows(store) == {}
 
@@ -189,7 +189,7 @@ def test_equal_checkpoints_have_no_difference(whole: Checkpoint, tmp_path: Path)
     assert all(table.same for table in compare_tables(whole, other))
 
 
-def test_differences_are_told_with_their_size(tmp_path: Path) -> None:
+def test_differences_are_reported_with_their_size(tmp_path: Path) -> None:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         commit(store, {"fixed": [1, 2, 3], "dynamic": [7, 8]})
         first = saved(tmp_path, store)

@@ -44,7 +44,7 @@ WRITE = "elastable.master.checkpoints.row_saver.write_blocks"
 
 
 class Job:
-    """A job on store servers, beside the same one in the memory of this process."""
+    """A job on store servers, and the same one in the memory of this process."""
 
     def __init__(self, store: ShardedStore, place: str | Path | LocalFiles, full_every: int = 4) -> None:
         self.store, self.alone = store, created(MemoryStore(1))

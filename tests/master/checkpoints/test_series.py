@@ -91,13 +91,13 @@ def test_every_few_checkpoints_one_is_full(tmp_path: Path) -> None:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         job = Job(tmp_path, store, full_every=3)
         job.commit(fixed=list(range(200)), dynamic=list(range(200)))
-        told = []
+        reported = []
         for _ in range(7):
             job.train(2, most=500)
             found = job.save()
-            told.append(found.manifest.kind)
+            reported.append(found.manifest.kind)
             assert restored(found) == rows(store)
-        assert told == ["full", "increment", "increment", "full", "increment", "increment", "full"]
+        assert reported == ["full", "increment", "increment", "full", "increment", "increment", "full"]
         assert kinds(open_checkpoint(tmp_path / "ckpt-0000000013")) == ["increment", "increment", "full"]
 
 
@@ -571,7 +571,7 @@ def test_what_is_given_back_is_taken_again() -> None:
         store.delete("fixed", np.array([1]))
         commit(store, {"fixed": [9]})
         third = dirty.take(3)
-        assert ids_of(third, "fixed") == [1, 2, 3]  # nobody told of the commit
+        assert ids_of(third, "fixed") == [1, 2, 3]  # no notice of the commit
         assert ids_of(dirty.take(3), "fixed") == []
 
 

@@ -134,7 +134,7 @@ def test_a_penalty_on_rows_counts_each_row_of_the_version_once() -> None:
 
 
 def test_a_mean_that_counts_batches_counts_a_version_once() -> None:
-    """1 of one record and 4 of three; and a mean of no values, which is NaN, beside one of two."""
+    """1 of one record and 4 of three; and a mean of no values, which is NaN, and one of two."""
     pushes = [
         Push(
             SyncPushId(0, number), records, metrics=(f32(value), f32(1.0), f32(chosen), f32(1.0)),
@@ -238,7 +238,7 @@ def good(**changes: object) -> Push:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "told"),
+    ("changes", "error", "message"),
     [
         ({"dense": ()}, BadGradient, "0 dense gradient tensors where the model has 1: dense/kernel"),
         ({"dense": (np.zeros((3, 2), np.float32),)}, BadGradient, r"'dense/kernel': want float32 \[2, 3\]"),
@@ -276,9 +276,9 @@ def good(**changes: object) -> Push:
         ({"losses": {-1: 1.0}}, BadGradient, "metric tensor -1"),
     ],
 )
-def test_a_push_that_does_not_fit_is_refused(changes: dict[str, object], error: type[Exception], told: str) -> None:
+def test_a_push_that_does_not_fit_is_refused(changes: dict[str, object], error: type[Exception], message: str) -> None:
     check_push(good(), EXPECTED)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         check_push(good(**changes), EXPECTED)
 
 
@@ -296,8 +296,8 @@ def test_values_that_are_not_finite_are_refused_by_name(place: str, bad: float) 
 def test_a_part_that_is_not_finite_is_refused_by_name() -> None:
     dense = part(DivisorKind.NOTHING, dense={0: np.full((2, 3), np.nan, np.float32)})
     rows = part(DivisorKind.ROWS, slices={"t": Slices(np.array([3]), f32([[np.inf, 0]]))})
-    for bad, told in ((dense, "dense/kernel"), (rows, "'t'.*id 3")):
-        with pytest.raises(NotFinite, match=told):
+    for bad, message in ((dense, "dense/kernel"), (rows, "'t'.*id 3")):
+        with pytest.raises(NotFinite, match=message):
             check_finite(good(parts=(bad,)), EXPECTED)
 
 

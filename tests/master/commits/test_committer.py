@@ -99,7 +99,7 @@ def test_what_is_wrong_with_the_commit_is_not_tried_again() -> None:
 
 
 def test_a_version_that_another_master_made_is_not_taken_for_ours() -> None:
-    """The store was taken over while this master's commit hung, and a version of the same number stands there."""
+    """The store was taken over while this master's commit hung, and there is a version of the same number."""
 
     class TakenOver(Shaky):
         keeps_records = True
@@ -197,7 +197,7 @@ def gradients(scale: float) -> list[Array]:
 
 
 def clipped(parts: list[Array], clipping: Clipping) -> tuple[tuple[Tensor, ...], TableUpdate]:
-    """Two variables and a table, of which clipping is told the square alone."""
+    """Two variables and a table, of which clipping gets the square alone."""
     update = TableUpdate(IDS, parts[2][IDS])
     square = exact_squares(update.gradients)
     assert square is not None

@@ -1,4 +1,4 @@
-"""What stands with a version: the very place and the very dense part, in the store's own moment."""
+"""What is recorded with a version: the very place and the very dense part, in the store's own moment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Keeping(MemoryStore):
 
 
 class Compare(Hooks):
-    """At every version: what was recorded is what stands."""
+    """At every version: what was recorded is what is current."""
 
     def __init__(self, bench: Bench, store: Keeping, assigns: bool) -> None:
         self.bench, self.store, self.versions, self.assigns = bench, store, 0, assigns

@@ -53,8 +53,8 @@ class Evaluator(FakeWorker):
             return
         assert snapshot is not None
         assert snapshot.version == task.version
-        told = float(sum(value.sum(dtype=np.float64) for value in (*snapshot.variables, rows)))
-        metrics = (np.full((), told * (task.stop - task.start)), np.full((), task.stop - task.start, np.float64))
+        total = float(sum(value.sum(dtype=np.float64) for value in (*snapshot.variables, rows)))
+        metrics = (np.full((), total * (task.stop - task.start)), np.full((), task.stop - task.start, np.float64))
         report = EvaluationReport(incarnation, task.version, task.micro_batch, task.stop - task.start,
                                   tuple(value.astype(np.float32) for value in metrics))  # fmt: skip
         if self.deaths and task.micro_batch % 2:

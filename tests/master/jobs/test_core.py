@@ -47,16 +47,16 @@ VERSIONS = 8  # 23 records in micro-batches of 3, two to a version, twice
 
 
 class Diary(Hooks):
-    """Writes down what it is told, and by which thread."""
+    """Writes down each notification, and its thread."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.entries: list[tuple[str, int]] = []
         self.logs: list[dict[str, float]] = []
         self.versions: list[dict[str, float]] = []
         self.threads: set[int] = set()
 
     def note(self, what: str, number: int) -> None:
-        self.told.append((what, number))
+        self.entries.append((what, number))
         self.threads.add(threading.get_ident())
 
     def on_epoch_begin(self, epoch: int) -> None:
@@ -112,7 +112,7 @@ def test_a_job_tells_its_hooks_in_order_and_in_the_driving_thread() -> None:
     result(bench, 2, diary)
     first = [("begin", 0), *(("version", v) for v in range(1, 5)), ("evaluate", 4), ("end", 0)]
     second = [("begin", 1), *(("version", v) for v in range(5, 9)), ("evaluate", 8), ("end", 1)]
-    assert diary.told == first + second
+    assert diary.entries == first + second
     assert diary.threads == {threading.get_ident()}
     status = bench.master.status()
     assert (status.state, status.version, status.versions_total) == ("finished", VERSIONS, VERSIONS)
@@ -182,7 +182,7 @@ def test_a_finished_job_that_is_resumed_ends_at_once() -> None:
     again = Bench(store=bench.store, start=bench.master.progress())
     diary = Diary()
     assert again.master.run(diary).state == "finished"
-    assert diary.told == []
+    assert diary.entries == []
 
 
 def test_a_store_at_another_version_is_refused() -> None:
@@ -198,7 +198,7 @@ def test_async_counts_every_micro_batch_once() -> None:
     drive(bench, workers, diary)
     status = bench.master.status()
     assert (status.version, status.records_trained) == (16, 2 * RECORDS)
-    assert [entry for entry in diary.told if entry[0] != "version"] == [
+    assert [entry for entry in diary.entries if entry[0] != "version"] == [
         ("begin", 0), ("evaluate", 8), ("end", 0), ("begin", 1), ("evaluate", 16), ("end", 1),
     ]  # fmt: skip
     assert [logs["val_loss"] for logs in diary.logs] == [1.0, 1.0]
@@ -226,7 +226,7 @@ def test_an_async_job_goes_on_where_it_was() -> None:
 
 
 class Running:
-    """A master that runs in a thread of its own, driven by hand."""
+    """A master that runs in a separate thread, driven by hand."""
 
     def __init__(self, bench: Bench, hooks: Hooks | None = None) -> None:
         self.bench, self.master = bench, bench.master
@@ -440,7 +440,7 @@ def test_a_hook_that_raises_fails_the_job() -> None:
     assert "ZeroDivisionError: in a callback" in str(worker.error)
 
 
-def test_without_workers_a_job_waits_or_fails_as_it_was_told() -> None:
+def test_without_workers_a_job_waits_or_fails_as_configured() -> None:
     with Running(Bench()) as job:
         job.session.close()
         job.session.close()

@@ -102,7 +102,7 @@ class Post(threading.Thread):
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
-        self.letters: SimpleQueue[tuple[float, Push] | None] = SimpleQueue()
+        self.messages: SimpleQueue[tuple[float, Push] | None] = SimpleQueue()
         self.delivered: list[PushOutcome] = []
         self._address = address
 
@@ -112,14 +112,14 @@ class Post(threading.Thread):
         with MasterClient(self._address, deadline_s=20.0, session=SESSION) as client:
             while True:
                 try:
-                    letter = self.letters.get(timeout=0.02)
-                    if letter is None:
+                    message = self.messages.get(timeout=0.02)
+                    if message is None:
                         break
-                    bag.append(letter)
-                    seen.append(letter[1])
+                    bag.append(message)
+                    seen.append(message[1])
                 except Empty:
                     pass
-                for due, push in [letter for letter in bag if letter[0] <= time.monotonic()]:
+                for due, push in [message for message in bag if message[0] <= time.monotonic()]:
                     bag.remove((due, push))
                     self.deliver(client, push)
             for push in seen:
@@ -208,7 +208,7 @@ class Clumsy(threading.Thread):
             for _ in range(2 if self.happens("says it twice", 0.1) else 1):
                 self.client.report_gradient(push)
             if self.happens("a copy comes late", 0.2):
-                self.post.letters.put((time.monotonic() + self.random.random() / 2, push))
+                self.post.messages.put((time.monotonic() + self.random.random() / 2, push))
         self.reported += 1
         if self.happens("dies after reporting, before it is done with it", 0.03):
             raise _Dead
@@ -261,7 +261,7 @@ def disturbed(workers: Sequence[Clumsy], post: Post, proxy: TcpProxy) -> Iterato
     over.set()
     for worker in workers:
         worker.join(timeout=60)
-    post.letters.put(None)
+    post.messages.put(None)
     for thread in (post, network):
         thread.join(timeout=60)
     assert [worker.failure for worker in workers] == [None] * len(workers)

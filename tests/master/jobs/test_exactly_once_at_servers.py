@@ -1,6 +1,6 @@
 """Every record is trained exactly once per epoch where rows are at store servers, whoever dies.
 
-As in `test_exactly_once`, a row says how often its record was trained.
+A row says, like those of `test_exactly_once`, how often its record was trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers compute the next version while this one is logged; nobody else is told of it before."""
+"""Workers compute the next version while this one is logged; it is not published before."""
 
 from __future__ import annotations
 

@@ -175,13 +175,13 @@ def test_without_a_bound_or_without_its_age_a_push_counts() -> None:
 
 
 def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
-    """By a worker of a master that died: the one in its place stands at an earlier version."""
+    """By a worker of a master that died: the one in its place is at an earlier version."""
     with pytest.raises(FutureVersion, match="computed on version 3, which is not there; the current is 0"):
         state_of(None).judge(Push(AsyncPushId("w", 1, 0), 1, computed_on=3))
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"mode": "sync", "staleness_bound": 3}, "staleness_bound is for mode async"),
         ({"mode": "sync", "staleness_modulation": "inverse"}, "staleness_modulation is for mode async"),
@@ -192,8 +192,8 @@ def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
         ({"staleness_modulation": "half"}, "staleness_modulation 'half': use none or inverse"),
     ],
 )
-def test_jobs_that_cannot_be(changes: dict[str, object], told: str) -> None:
-    with pytest.raises(BadSpec, match=told):
+def test_jobs_that_cannot_be(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(BadSpec, match=message):
         JobSpec(**{"mode": "async", **changes})  # type: ignore[arg-type]
 
 

@@ -65,7 +65,7 @@ def test_a_wait_ends_with_its_session_and_with_the_next_wait() -> None:
             second.result(WAIT_S)
 
 
-def test_a_worker_that_waits_for_a_version_is_told_of_a_task_that_it_can_do_before() -> None:
+def test_a_worker_that_waits_for_a_version_hears_of_a_task_that_it_can_do_before() -> None:
     with Running(Bench()) as job, ExitStack() as held:
         take_all(job)
         held.enter_context(job_session(job, "you"))

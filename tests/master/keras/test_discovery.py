@@ -77,7 +77,7 @@ def test_layers_that_coincide_by_name_alone_are_refused(explicit: str | None) ->
     assert not isinstance(refused.value, SpecConflict)
 
 
-def test_layers_of_one_name_are_told_apart_by_their_towers() -> None:
+def test_layers_of_one_name_are_distinguished_by_their_towers() -> None:
     towers = [keras.Sequential([StoreLayer(name="rows")], name=name) for name in ("users", "items")]
     with pytest.raises(ModelError, match=r"layers '\S*rows' of 'users' and '\S*rows' of 'items' both have"):
         discover_tables(model_of(*towers), 0, SGD)

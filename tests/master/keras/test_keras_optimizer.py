@@ -103,9 +103,9 @@ def test_every_optimizer_of_keras_is_decided() -> None:
     assert there - decided - multi == set()
 
 
-@pytest.mark.parametrize(("told", "make"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(told: str, make: Callable[..., object]) -> None:
-    with pytest.raises(Unsupported, match=told):
+@pytest.mark.parametrize(("message", "make"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(message: str, make: Callable[..., object]) -> None:
+    with pytest.raises(Unsupported, match=message):
         table_optimizer(make())
 
 
@@ -147,7 +147,7 @@ def test_weight_decay_can_be_excluded_for_tables() -> None:
 
 
 def test_weight_decay_can_be_excluded_for_tables_that_keras_itself_trains() -> None:
-    """Also a decay that an optimizer has beside Keras' `weight_decay`."""
+    """Also a decay that an optimizer has besides Keras' `weight_decay`."""
 
     def muon() -> keras.optimizers.Optimizer:
         optimizer = K.Muon(0.1, adam_weight_decay=0.5)

@@ -38,10 +38,10 @@ def trained(store: EmbeddingStore) -> tuple[Array, Array, Array]:
             store.commit(Commit(version, {"t": update, "plain": update}, version - 1, {}))
         ids = np.arange(60)
         before = store.lookup({"t": ids})["t"]
-        told: list[int] = []
-        rows_become_averages(store, ["t", "plain"], lambda table, ids: told.extend(ids))
+        reported: list[int] = []
+        rows_become_averages(store, ["t", "plain"], lambda table, ids: reported.extend(ids))
         after = store.read_rows("t", ids)
-        assert sorted(told) == after.ids.tolist()
+        assert sorted(reported) == after.ids.tolist()
         np.testing.assert_array_equal(after.weights, after.slots[:, -6:-1])
         rows_become_averages(store, ["t", "plain"])
         again = store.read_rows("t", ids)
@@ -164,15 +164,15 @@ def test_without_a_constraint_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("constraint", "told"),
+    ("constraint", "message"),
     [
         (C.MaxNorm(2.0), r"layer 'e'.*MaxNorm\(axis=0\).*use axis=1"),
         (C.UnitNorm(axis=0), "UnitNorm"),
         (Own(), "Own"),
     ],
 )
-def test_what_joins_rows_is_refused_by_name(constraint: object, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+def test_what_joins_rows_is_refused_by_name(constraint: object, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
         constrained("e", OptimizerSpec(), constraint)
 
 

@@ -153,10 +153,10 @@ def test_another_process_sees_the_same_order() -> None:
     module = "elastable.master.tasks.record_order"
     code = f"from {module} import record_order as r; print(r(40, 2, 9, True, {{}}).take(3, 33).tolist())"
     for block in (None, 7):
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", code.format(block)], check=True, capture_output=True, text=True, timeout=60
         )
-        assert told.stdout.strip() == str(record_order(40, 2, 9, True, block).take(3, 33).tolist())
+        assert output.stdout.strip() == str(record_order(40, 2, 9, True, block).take(3, 33).tolist())
 
 
 def test_the_order_is_pinned() -> None:

@@ -19,7 +19,7 @@ from elastable.master.tasks.task_board import TaskBoard
 
 
 class Clock:
-    """A clock that moves when told."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -401,7 +401,7 @@ def test_a_worker_takes_what_it_holds_to_a_master_that_was_started_again() -> No
     assert now.reconcile("a", held[2:], 0).revoked == ()
     assert numbers(now.lease("b", 8, 0)) == [0]
     assert numbers(now.lease("a", 8, 0)) == [1]
-    # One that stands further on has no use for it.
+    # One that is further on has no use for it.
     later = board_of(grads_to_wait=2, train_records=20, position=2, workers="a")
     assert later.reconcile("a", held, 2).revoked == tuple(task for task in held if task.version < 2)
 
@@ -550,7 +550,7 @@ def test_with_a_clock_that_stands_still_every_micro_batch_is_counted_once(
             break
         crowd.move(faults=step < 2_000)
         if restart and step == 40:
-            # Another master takes over at the version that stands; its workers join it with all that they hold.
+            # Another master takes over at the current version; its workers join it with all that they hold.
             crowd.board = new_board(
                 job, Clock(), position=crowd.board.training.position, done=crowd.board.training.done()
             )

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, light enough to start quickly."""
+"""A worker in a separate process, light enough to start quickly."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ SNAPSHOT = DenseSnapshot(3, (np.arange(6, dtype=np.float32).reshape(2, 3),), (np
 
 
 class Scripted(ServedMaster):
-    """A master that answers what it is told to, and remembers what it was asked."""
+    """A master with scripted answers that remembers its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
@@ -272,7 +272,7 @@ def test_many_sessions_leave_room_for_calls(server: GrpcServer, scripted: Script
         scripted.await_open(f"w{number}", 0)
 
 
-def test_a_session_that_begins_after_the_end_is_told_at_once(client: MasterClient, scripted: Scripted) -> None:
+def test_a_session_that_begins_after_the_end_hears_of_it_at_once(client: MasterClient, scripted: Scripted) -> None:
     scripted.end.set_result(scripted.status_of("failed"))
     session = client.join(WorkerIdentity("late"))
     until(lambda: session.finished == "the job failed at version 3 of 9")
@@ -364,13 +364,13 @@ def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
         stub = master_pb2_grpc.MasterStub(MetadataChannel(channel, SESSION_KEY, bytes(16)))
         joined = stub.Join(master_pb2.JoinRequest(incarnation="w"), timeout=60)
         next(joined)  # type: ignore[call-overload]
-        for call, told in (
+        for call, message in (
             (lambda: stub.LeaseTasks(master_pb2.LeaseTasksRequest(wait_ms=-1), timeout=60), "wait_ms -1"),
             (lambda: next(stub.Join(master_pb2.JoinRequest(), timeout=60)), "incarnation is empty"),  # type: ignore[call-overload]
             (lambda: stub.ReportGradient(iter([]), timeout=60), "ended before its first frame"),
             (lambda: stub.ReportEvaluation(iter([master_pb2.EvaluationFrame(body=b"a")]), timeout=60), "no header"),
         ):
-            with pytest.raises(grpc.RpcError, match=told) as caught:
+            with pytest.raises(grpc.RpcError, match=message) as caught:
                 call()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -395,7 +395,7 @@ def test_a_bare_master_trains_over_the_wire() -> None:
             client.report_gradient(absent)
 
 
-def test_pushes_of_any_number_of_records_leave_a_status_that_can_be_told() -> None:
+def test_pushes_of_any_number_of_records_leave_a_status_that_can_be_sent() -> None:
     store = MemoryStore()
     store.create_table(TableSpec("t", 4))
     with (

@@ -1,4 +1,4 @@
-"""Answers that are lost, and connections that are no more without either end being told."""
+"""Answers that are lost, and connections that are gone without notice to either end."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_a_session_that_is_half_open_ends_on_both_sides(
 ) -> None:
     """Within twice `KEEPALIVE_MS`, of which there is less here, so that nobody waits for it."""
     assert leases(served) == 0
-    alive = 1_500  # a machine that stands still for so long ends the session, too
-    told = [(name, alive) for name, value in connection.KEEPALIVE_OPTIONS if value == connection.KEEPALIVE_MS]
-    assert len(told) == 3
-    monkeypatch.setattr(connection, "_CHANNEL_OPTIONS", _with(connection._CHANNEL_OPTIONS, told))
-    often = [*told, ("grpc.http2.min_ping_interval_without_data_ms", alive // 2)]
+    alive = 1_500  # a machine that is suspended for so long ends the session, too
+    keepalive = [(name, alive) for name, value in connection.KEEPALIVE_OPTIONS if value == connection.KEEPALIVE_MS]
+    assert len(keepalive) == 3
+    monkeypatch.setattr(connection, "_CHANNEL_OPTIONS", _with(connection._CHANNEL_OPTIONS, keepalive))
+    often = [*keepalive, ("grpc.http2.min_ping_interval_without_data_ms", alive // 2)]
     monkeypatch.setattr(server, "_OPTIONS", _with(server._OPTIONS, often))
     other = GrpcServer("127.0.0.1:0", [master_service(served.master)])
     proxy.server_port = int(other.address.rpartition(":")[2])
@@ -104,10 +104,10 @@ def test_a_session_that_is_half_open_ends_on_both_sides(
 def test_the_time_in_which_a_dead_connection_is_noticed() -> None:
     """What the pages say: 20 seconds, on both sides."""
     for options in (connection._CHANNEL_OPTIONS, server._OPTIONS):
-        told = dict(options)
-        assert told["grpc.keepalive_time_ms"] + told["grpc.keepalive_timeout_ms"] == 20_000
-        assert told["grpc.http2.ping_timeout_ms"] == told["grpc.keepalive_timeout_ms"]
-        assert told["grpc.keepalive_permit_without_calls"] == 1
+        values = dict(options)
+        assert values["grpc.keepalive_time_ms"] + values["grpc.keepalive_timeout_ms"] == 20_000
+        assert values["grpc.http2.ping_timeout_ms"] == values["grpc.keepalive_timeout_ms"]
+        assert values["grpc.keepalive_permit_without_calls"] == 1
 
 
 def _with(options: list[tuple[str, int]], changed: list[tuple[str, int]]) -> list[tuple[str, int]]:

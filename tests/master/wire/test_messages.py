@@ -224,7 +224,7 @@ ROWS = np.zeros((2, 3), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("gradient", "told"),
+    ("gradient", "message"),
     [
         (Slices(np.zeros(2, np.int32), ROWS), "indices must be int64 .* got int32"),
         (Slices(np.zeros((2, 1), np.int64), ROWS), r"indices must be int64 of one dimension, got int64 \[2, 1\]"),
@@ -233,8 +233,8 @@ ROWS = np.zeros((2, 3), np.float32)
         (Slices(np.zeros(2, np.int64), ROWS[0]), r"got float32 \[3\]"),
     ],
 )
-def test_a_gradient_that_the_wire_cannot_carry_is_refused_by_table(gradient: Slices, told: str) -> None:
-    with pytest.raises(BadGradient, match=told) as caught:
+def test_a_gradient_that_the_wire_cannot_carry_is_refused_by_table(gradient: Slices, message: str) -> None:
+    with pytest.raises(BadGradient, match=message) as caught:
         push_frames(Push(SyncPushId(0, 0), 1, slices={"users": gradient}))
     assert "table 'users'" in str(caught.value)
 
@@ -251,7 +251,7 @@ SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
 
 
 @pytest.mark.parametrize(
-    ("header", "body", "told"),
+    ("header", "body", "message"),
     [
         (master_pb2.GradientHeader(), 0, "no PushId"),
         (
@@ -291,18 +291,18 @@ SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
         (master_pb2.GradientHeader(push=SYNC, losses=master_pb2.Losses(places=[0])), 0, "0 metrics for the places"),
     ],
 )
-def test_a_push_that_cannot_be_is_refused(header: master_pb2.GradientHeader, body: int, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_a_push_that_cannot_be_is_refused(header: master_pb2.GradientHeader, body: int, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         push_from_frames(encode(header.SerializeToString(), [np.zeros(body, np.uint8)]))
 
 
 def test_what_others_say_is_made_fit_for_terminals_and_logs() -> None:
     failure = master_pb2.ReportFailureRequest(error="Odd\x1b[2J\n", message="first\nINFO forged \x07")
     assert str(failure_from_message(failure)) == r"Odd\x1b[2J\n: first" + "\n    " + r"INFO forged \x07"
-    told = master_pb2.GetStatusReply(job="j\n", state="\x1bs", store="a\x9bb", metrics={"m\r": 1.0})
-    told.workers.add(incarnation="i", host="h\x1b[31m")
-    told.refusals.add(host="h\n", error="e", message="one\ntwo")
-    status = status_from_message(told)
+    reply = master_pb2.GetStatusReply(job="j\n", state="\x1bs", store="a\x9bb", metrics={"m\r": 1.0})
+    reply.workers.add(incarnation="i", host="h\x1b[31m")
+    reply.refusals.add(host="h\n", error="e", message="one\ntwo")
+    status = status_from_message(reply)
     assert (status.job, status.state, status.store, dict(status.metrics)) == (
         r"j\n",
         r"\x1bs",

@@ -1,4 +1,4 @@
-"""docs/wire.md: its client is run as it stands there, and what it says of errors is so."""
+"""docs/wire.md: its client is run as it is written there, and what it says of errors is so."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ def test_the_page_names_every_call() -> None:
 
 def test_the_page_says_the_code_of_every_error() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \| (.*) \|$", PAGE, re.MULTILINE)
-    told = {name: code for code, names in rows for name in re.findall(r"`(\w+)`", names)}
+    documented = {name: code for code, names in rows for name in re.findall(r"`(\w+)`", names)}
     for name in set(errors.__all__) - {"ElastableError"}:
-        assert told[name] == status_code(getattr(errors, name)).name, name
+        assert documented[name] == status_code(getattr(errors, name)).name, name
 
 
 def test_the_page_says_the_limits() -> None:

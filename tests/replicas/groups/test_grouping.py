@@ -57,7 +57,7 @@ def test_comm_groups(comm_group: CommGroup, grouping: tuple[int, int, int]) -> N
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: ReplicaGrouping(10, 1, 4), "10 replicas cannot be divided into groups of 4 at stride 1"),
         (lambda: ReplicaGrouping(10, 0, 5), "stride of a replica grouping must be at least 1, got 0"),
@@ -68,6 +68,6 @@ def test_comm_groups(comm_group: CommGroup, grouping: tuple[int, int, int]) -> N
         (lambda: ReplicaGrouping(8, 1, 4).group_of(8), "no replica 8; the ranks are 0 to 7"),
     ],
 )
-def test_invalid_arguments_are_refused(make: object, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_invalid_arguments_are_refused(make: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         make()  # type: ignore[operator]

@@ -20,7 +20,7 @@ class TestThreads(ReplicaContract):
 
 
 def test_a_hanging_member_is_named_within_the_deadline() -> None:
-    told, heard = list[str](), threading.Event()
+    messages, heard = list[str](), threading.Event()
 
     def work(group: ReplicaGroup) -> None:
         if group.rank == 1:
@@ -28,11 +28,11 @@ def test_a_hanging_member_is_named_within_the_deadline() -> None:
             return
         with pytest.raises(DeadlineExceeded) as caught:
             group.barrier()
-        told.append(str(caught.value))
+        messages.append(str(caught.value))
         heard.set()
 
     run_threads(2, work, deadline_s=0.2)
-    assert told == ["all_gather of uint8 []: rank 1 has not come within 0.2 s"]
+    assert messages == ["all_gather of uint8 []: rank 1 has not come within 0.2 s"]
 
 
 def test_an_empty_group_is_refused() -> None:

@@ -57,13 +57,13 @@ def main() -> None:
         return "nothing was refused"
 
     tf.config.threading.set_inter_op_parallelism_threads(REPLICAS)
-    told = run_threads(REPLICAS + 1, refused)
+    messages = run_threads(REPLICAS + 1, refused)
     (whole,) = run_threads(1, lambda group: fit("TOKEN", x.reshape(-1, 3), y.reshape(-1, 1), BATCH, group))
     tables = [table for s in ("TOKEN", "ENCODING") for table in run_threads(REPLICAS, partial(part, s))]
     found = {
         "differences": float(max(np.abs(table - whole).max() for table in tables)),
         "same_bits": len({table.tobytes() for table in tables}) == 1,
-        "too_few": told[0],
+        "too_few": messages[0],
     }
     print(json.dumps(found))
 

@@ -154,7 +154,7 @@ def test_tape_loops_of_replicas_train_as_one_on_the_joined_batch(replicas: int, 
 
 
 def test_fit_of_replicas_within_compiled_functions() -> None:
-    """Three threads wait for each other on TensorFlow's threads, of which a process of its own has enough."""
+    """Three threads wait for each other on TensorFlow's threads, of which a separate process has enough."""
     program = Path(__file__).with_name("fit_of_replicas.py")
     done = run_preloaded([str(program)], program.parents[3])
     assert done.returncode == 0, done.stderr[-3000:]

@@ -107,9 +107,9 @@ def test_replicas_with_different_stores_are_refused() -> None:
             train(table, random_steps(4, 3, 2, 1))
         return str(caught.value)
 
-    told = run_threads(2, work)
-    assert told[1].startswith("host embedding 't': the store of rank 1 is at version 0, and rank 0 has committed 1")
-    assert told[0] == f"rank 1: FutureVersion: {told[1]}"
+    messages = run_threads(2, work)
+    assert messages[1].startswith("host embedding 't': the store of rank 1 is at version 0, and rank 0 has committed 1")
+    assert messages[0] == f"rank 1: FutureVersion: {messages[1]}"
 
 
 class _Impatient(MemoryStore):

@@ -54,9 +54,9 @@ def test_files_that_cannot_be_read_are_refused_and_change_nothing(tmp_path: Path
     before, content = table.state(), path.read_bytes()
     damaged = bytearray(content)
     damaged[-5] ^= 1
-    for broken, told in ((damaged, "is damaged"), (content[:50], "cannot be read"), (b"", "0 bytes are no")):
+    for broken, message in ((damaged, "is damaged"), (content[:50], "cannot be read"), (b"", "0 bytes are no")):
         path.write_bytes(broken)
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=message):
             load_host_embedding(table, path)
     with pytest.raises(CheckpointError, match="No such file"):
         load_host_embedding(table, tmp_path / "other.safetensors")

@@ -204,7 +204,7 @@ def test_initial_rows_are_the_initializers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"shape": (4,)}, r"shape must be \[rows, columns\], two positive integers, got \(4,\)"),
         ({"shape": (4, 0)}, "two positive integers"),
@@ -220,8 +220,8 @@ def test_initial_rows_are_the_initializers() -> None:
         ({"name": "a b"}, "table name 'a b'"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments: Keywords, told: str) -> None:
-    with pytest.raises(BadSpec, match=told):
+def test_invalid_arguments_are_refused(arguments: Keywords, message: str) -> None:
+    with pytest.raises(BadSpec, match=message):
         create_host_table(**{"name": "t", "shape": (4, 3), **arguments})
 
 
@@ -253,7 +253,7 @@ def test_names_and_defaults_of_the_original() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"weights": np.zeros((4, 2), np.float32)}, r"'weights' must be float32 \[4, 3\], got float32 \[4, 2\]"),
         ({"weights": np.zeros((4, 3))}, r"'weights' must be float32 \[4, 3\], got float64"),
@@ -263,12 +263,12 @@ def test_names_and_defaults_of_the_original() -> None:
     ],
 )
 def test_states_that_do_not_fit_are_refused_and_change_nothing(
-    change: dict[str, Array] | dict[str, None], told: str
+    change: dict[str, Array] | dict[str, None], message: str
 ) -> None:
     table = create_host_table("t", (4, 3), optimizer_spec=HostEmbeddingOptimizerSpec(0.1, "sgd", momentum=0.9))
     state = table.state()
     broken = {name: values for name, values in {**state, **change}.items() if values is not None}
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         table.restore(broken)
     for name, values in table.state().items():
         np.testing.assert_array_equal(values, state[name])

@@ -182,19 +182,19 @@ def test_ranks_of_every_query_come_in_the_order_of_triples(workers: int) -> None
 
 
 def test_candidates_that_are_no_entities_are_refused() -> None:
-    for given, told in (([], "at least 1"), ([1, 50], "50 entities"), ([-1], "50 entities"), ([0.5], "global id")):
-        with pytest.raises(BadInput, match=told):
+    for given, message in (([], "at least 1"), ([1, 50], "50 entities"), ([-1], "50 entities"), ([0.5], "global id")):
+        with pytest.raises(BadInput, match=message):
             Candidates.of_list(given, ENTITIES)
     with pytest.raises(BadInput, match="types of candidates"):
         Candidates.of_types([1, 2], ENTITIES)
-    for heads, tails, told in (
+    for heads, tails, message in (
         ([[1], [50]], [[1], [2]], "candidates of heads, triple 1: 50 is not one of 50 entities"),
         ([[1], [2]], [[1], [-2]], "candidates of tails, triple 1: -2"),
         ([1, 2], [[1], [2]], "a list for each triple"),
         ([[1.0]], [[1]], "must be integers"),
         ([[1]], [[1], [2]], "for 1 heads and 2 tails"),
     ):
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=message):
             TripleCandidates.of(heads, tails, ENTITIES)
 
 

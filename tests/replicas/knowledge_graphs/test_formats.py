@@ -143,7 +143,7 @@ def test_malformed_files_of_ogb(tmp_path: Path) -> None:
     (tmp_path / "ogb").mkdir()
     _ogb(tmp_path / "ogb")
     good = dict(np.load(tmp_path / "ogb/test.npz"))
-    for broken, told in (
+    for broken, message in (
         ({**good, "head": good["head"][:-1]}, "as many as there are triples"),
         ({**good, "head": good["head"] * 0.5}, "head is of float64"),
         ({**good, "tail": good["tail"] - 5}, "below 0"),
@@ -152,7 +152,7 @@ def test_malformed_files_of_ogb(tmp_path: Path) -> None:
         ({**good, "head": np.array([object()] * len(good["head"]))}, "get_edge_split"),  # a pickle is never read
     ):
         np.savez(tmp_path / "ogb/test.npz", **broken)
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=message):
             load_graph(f"ogb:{tmp_path / 'ogb'}")
     (tmp_path / "ogb/test.npz").write_bytes(b"PK\x03\x04cut off")
     with pytest.raises(BadInput, match="not a NumPy file"):
@@ -189,13 +189,13 @@ def test_names_in_columns_of_floats_are_integers(tmp_path: Path) -> None:
     write([1e10, 16_777_217.0])
     graph = load_graph(tmp_path)
     assert named(graph, "train") == [("10000000000", "r", "10000000000"), ("16777217", "r", "10000000001")]
-    for heads, told in (
+    for heads, message in (
         ([1.0, 1.5], r"train\.parquet, row 1 \(from 0\): column 'head': 1\.5"),
         ([1.0, 2.0**53], "row 1 .* column 'head'"),
         ([1.0, None], "row 1 .* column 'head' is empty"),
     ):
         write(heads)
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=message):
             load_graph(tmp_path)
 
 
@@ -206,7 +206,7 @@ def test_damaged_or_made_up_files_are_refused(tmp_path: Path) -> None:
     ids = {"head": np.array([0, 1]), "relation": np.array([0, 0]), "tail": np.array([1, 2])}
     typed = {**ids, "head_type": np.array(["x", "y"]), "tail_type": np.array(["x", "y"])}
     nothing = {name: value[:0] for name, value in ids.items()}
-    for train, valid, told in (
+    for train, valid, message in (
         (nothing, ids, "no training triple"),
         (typed, ids, r"valid\.npz: ids count within types in all splits"),
         (ids, typed, r"valid\.npz: ids count within types in all splits"),
@@ -216,7 +216,7 @@ def test_damaged_or_made_up_files_are_refused(tmp_path: Path) -> None:
     ):
         np.savez(tmp_path / "ogb/train.npz", **train)  # type: ignore[arg-type]
         np.savez(tmp_path / "ogb/valid.npz", **valid)  # type: ignore[arg-type]
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=message):
             load_graph(f"ogb:{tmp_path / 'ogb'}")
 
     def torn(file: Path) -> None:

@@ -184,7 +184,7 @@ def test_csv_without_a_header_has_three_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("{}?header=perhaps", "known are auto, yes, no"),
         ("{}?header=", "name columns as"),
@@ -192,9 +192,9 @@ def test_csv_without_a_header_has_three_columns(tmp_path: Path) -> None:
         ("ogb:{}?header=no", "no header to choose"),
     ],
 )
-def test_headers_that_cannot_be(tmp_path: Path, source: str, told: str) -> None:
+def test_headers_that_cannot_be(tmp_path: Path, source: str, message: str) -> None:
     written(tmp_path, train="a\tr\tb\n")
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         load_graph(source.format(tmp_path))
 
 

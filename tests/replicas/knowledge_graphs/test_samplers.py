@@ -77,7 +77,7 @@ def test_a_rigid_epoch_meets_every_triple_once(shards: int, batch: int, both_end
         batches = [part for step in steps for part in everyones(sampler, step)]
         met = np.concatenate([part.triple[part.mask] for part in batches])
         np.testing.assert_array_equal(np.sort(met), np.arange(count))
-        assert sum(part.present for part in batches) == count * shards  # told by every worker
+        assert sum(part.present for part in batches) == count * shards  # reported by every worker
 
 
 def test_a_rigid_epoch_is_spread_evenly_and_its_orders_differ() -> None:

@@ -266,7 +266,7 @@ def test_rotate_measures_the_modulus_and_not_both_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "norm", "told"),
+    ("name", "dim", "norm", "message"),
     [
         ("Complex2", 8, None, "known are TransE, RotatE"),
         ("ComplEx", 7, None, "must be even"),
@@ -280,8 +280,8 @@ def test_rotate_measures_the_modulus_and_not_both_parts() -> None:
         ("RotatE", 8, 2, "norm 2 of RotatE: its distance is always the sum of the moduli"),
     ],
 )
-def test_invalid_arguments_are_refused(name: str, dim: int, norm: int | None, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_invalid_arguments_are_refused(name: str, dim: int, norm: int | None, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         score_function(name, dim, norm)
 
 

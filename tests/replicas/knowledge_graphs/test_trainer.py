@@ -83,7 +83,7 @@ def test_typed_candidates_and_drawn_triples_train_as_well(workers: int) -> None:
     types = (np.arange(ENTITIES) % 2).astype(np.int32)  # whose ends relations 0 and 2 change, and relation 1 keeps
 
     found = run_threads(workers, lambda group: _mrr(group, settings, types))
-    # Entities of the other type are never told apart from the answer in training: chance among them, and no more.
+    # Entities of the other type are never compared with the answer in training: chance among them, and no more.
     assert min(found) > 0.35
 
 
@@ -166,7 +166,7 @@ def test_more_workers_than_entities_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"model": "Complexity"}, "score function 'Complexity'"),
         ({"loss": "hinge"}, "loss='hinge': must be one of whole-softmax, kvsall, log-sigmoid"),
@@ -195,8 +195,8 @@ def test_more_workers_than_entities_are_refused() -> None:
         ({"loss_scale": 0.0}, "loss_scale"),
     ],
 )
-def test_invalid_settings_are_refused(change: dict[str, object], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_invalid_settings_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         TrainSettings.from_json({**TrainSettings().as_json(), **change})
 
 

@@ -43,8 +43,8 @@ def _graph() -> KnowledgeGraph:
 GRAPH = _graph()
 
 
-class _Told:
-    """What a run reports; sets its `stop` when told to."""
+class _Reports:
+    """What a run reports; sets its `stop` at a given step."""
 
     def __init__(self, stop: threading.Event, kind: str = "", step: int = 0) -> None:
         self._stop, self._at = stop, (kind, step)
@@ -58,11 +58,11 @@ class _Told:
             self._stop.set()
 
 
-def _run(home: Path, workers: int = 1, stop_at: tuple[str, int] = ("", 0), **more: Keyword) -> tuple[Parsed, _Told]:
+def _run(home: Path, workers: int = 1, stop_at: tuple[str, int] = ("", 0), **more: Keyword) -> tuple[Parsed, _Reports]:
     home.mkdir()
     run = GraphRun(GRAPH, "drawn", more.pop("settings", SETTINGS), home, **more)
-    told = _Told(run.stop, *stop_at)
-    return run_threads(workers, lambda group: train_graph(group, run, told))[0], told
+    reports = _Reports(run.stop, *stop_at)
+    return run_threads(workers, lambda group: train_graph(group, run, reports))[0], reports
 
 
 def _newest(home: Path) -> GraphCheckpoint:
@@ -83,8 +83,8 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_that_was_never_stopped(
     tmp_path: Path, workers: int, kind: str
 ) -> None:
     """In the middle of an epoch, and before an evaluation at its end is done."""
-    straight, told = _run(tmp_path / "straight", workers)
-    at = next(step for name, step in told.kinds if name == "epoch" and step) * 2 - (3 if kind == "step" else 0)
+    straight, reports = _run(tmp_path / "straight", workers)
+    at = next(step for name, step in reports.kinds if name == "epoch" and step) * 2 - (3 if kind == "step" else 0)
     stopped, _ = _run(tmp_path / "stopped", workers, (kind, at))
     end = at if kind == "epoch" else at + 1  # asked for in a step, it comes after the next one
     assert stopped == {"epochs": 2 if kind == "epoch" else 1, "steps": end, "stopped": True}
@@ -93,13 +93,13 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_that_was_never_stopped(
     resumed, again = _run(tmp_path / "resumed", workers, begin=saved)
     assert resumed == straight
     _same(_newest(tmp_path / "resumed").state, _newest(tmp_path / "straight").state)
-    evaluations = [step for name, step in told.kinds if name == "evaluation"]
+    evaluations = [step for name, step in reports.kinds if name == "evaluation"]
     assert [step for name, step in again.kinds if name == "evaluation"] == evaluations
 
 
 def test_a_run_that_is_stopped_twice_keeps_its_best_model(tmp_path: Path) -> None:
-    straight, told = _run(tmp_path / "straight")
-    first = next(step for name, step in told.kinds if name == "evaluation")
+    straight, reports = _run(tmp_path / "straight")
+    first = next(step for name, step in reports.kinds if name == "evaluation")
     _run(tmp_path / "one", stop_at=("step", first + 1))
     assert len(GraphCheckpoints(tmp_path / "one" / "checkpoints").names()) == 2
     _run(tmp_path / "two", stop_at=("step", first + 4), begin=_newest(tmp_path / "one"))
@@ -110,8 +110,8 @@ def test_a_run_that_is_stopped_twice_keeps_its_best_model(tmp_path: Path) -> Non
 
 
 def test_another_number_of_workers_goes_on_at_the_same_part_of_the_epoch(tmp_path: Path) -> None:
-    _, told = _run(tmp_path / "whole")
-    steps = next(step for name, step in told.kinds if name == "epoch")
+    _, reports = _run(tmp_path / "whole")
+    steps = next(step for name, step in reports.kinds if name == "epoch")
     _run(tmp_path / "stopped", stop_at=("step", steps + steps // 2 - 1))
     saved = _newest(tmp_path / "stopped")
     assert (saved.place.epochs, saved.place.steps_per_epoch) == (1, steps)
@@ -126,14 +126,14 @@ def test_another_number_of_workers_goes_on_at_the_same_part_of_the_epoch(tmp_pat
 
 def test_checkpoints_are_written_by_time_too(tmp_path: Path) -> None:
     clock = count(0, 20)  # each look at it is 20 s later
-    _, told = _run(tmp_path / "run", clock=lambda: float(next(clock)), checkpoint_minutes=2.0)
-    saved = [step for name, step in told.kinds if name == "checkpoint"]
-    evaluated = [step for name, step in told.kinds if name == "evaluation"]
+    _, reports = _run(tmp_path / "run", clock=lambda: float(next(clock)), checkpoint_minutes=2.0)
+    saved = [step for name, step in reports.kinds if name == "checkpoint"]
+    evaluated = [step for name, step in reports.kinds if name == "evaluation"]
     within = [step for step in saved if step not in evaluated]
     assert len(within) >= 4
     assert set(evaluated) <= set(saved)
-    _, told = _run(tmp_path / "seldom", clock=lambda: 0.0)
-    assert [step for name, step in told.kinds if name == "checkpoint"] == evaluated
+    _, reports = _run(tmp_path / "seldom", clock=lambda: 0.0)
+    assert [step for name, step in reports.kinds if name == "checkpoint"] == evaluated
 
 
 class _Clock:
@@ -156,34 +156,36 @@ class _Clock:
         self.now += kind == "step"
 
 
-def _timed(home: Path, clock: _Clock, **settings: Keyword) -> tuple[Parsed, _Told]:
+def _timed(home: Path, clock: _Clock, **settings: Keyword) -> tuple[Parsed, _Reports]:
     home.mkdir()
     run = GraphRun(GRAPH, "drawn", replace(SETTINGS, epochs=10**6, evaluate_every=10**6, **settings), home, clock=clock)
-    told = _Told(run.stop)
+    reports = _Reports(run.stop)
 
     def tell(kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
         clock.step(kind, place, values)
-        told(kind, place, values)
+        reports(kind, place, values)
 
-    return run_threads(1, lambda group: train_graph(group, run, tell))[0], told
+    return run_threads(1, lambda group: train_graph(group, run, tell))[0], reports
 
 
 def test_a_budget_holds_the_last_evaluation_and_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _Clock(monkeypatch)
-    found, told = _timed(tmp_path / "run", clock, budget_minutes=5.0)
+    found, reports = _timed(tmp_path / "run", clock, budget_minutes=5.0)
     assert found["split"] == "test"
     assert found["metrics"]["mrr"] > 0
     assert clock.ranked[-2:] == [len(GRAPH.valid), len(GRAPH.test)]
     assert 280 < clock.now <= 300  # of the five minutes, measuring and ranking included
-    assert [name for name, _ in told.kinds[-2:]] == ["evaluation", "checkpoint"]
+    assert [name for name, _ in reports.kinds[-2:]] == ["evaluation", "checkpoint"]
 
 
 def test_where_ranking_becomes_slower_the_result_is_that_of_the_last_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = _Clock(monkeypatch, lambda: 2.0 if clock.now < 200 else 9.0)
-    found, told = _timed(tmp_path / "run", clock, budget_minutes=5.0)
-    (evaluated,) = (values for (name, _), values in zip(told.kinds, told.values, strict=True) if name == "evaluation")
+    found, reports = _timed(tmp_path / "run", clock, budget_minutes=5.0)
+    (evaluated,) = (
+        values for (name, _), values in zip(reports.kinds, reports.values, strict=True) if name == "evaluation"
+    )
     assert found["split"] == "valid"
     assert found["metrics"] == {name.removeprefix("val_"): value for name, value in evaluated.items()}
     assert found["best_validation_mrr"] == evaluated["val_mrr"]
@@ -203,10 +205,10 @@ def test_a_budget_shorter_than_an_evaluation_is_refused(tmp_path: Path, monkeypa
         _timed(tmp_path / "run", _Clock(monkeypatch), budget_minutes=0.1)
 
 
-def test_the_loss_and_the_triples_of_an_epoch_are_told_at_every_step(tmp_path: Path) -> None:
-    _, told = _run(tmp_path / "run")
-    steps = [values for (name, _), values in zip(told.kinds, told.values, strict=True) if name == "step"]
-    epochs = [values for (name, _), values in zip(told.kinds, told.values, strict=True) if name == "epoch"]
+def test_the_loss_and_the_triples_of_an_epoch_are_reported_at_every_step(tmp_path: Path) -> None:
+    _, reports = _run(tmp_path / "run")
+    steps = [values for (name, _), values in zip(reports.kinds, reports.values, strict=True) if name == "step"]
+    epochs = [values for (name, _), values in zip(reports.kinds, reports.values, strict=True) if name == "epoch"]
     assert [values["triples"] for values in epochs] == [200.0] * SETTINGS.epochs  # both directions
     assert steps[len(steps) // SETTINGS.epochs - 1] == epochs[0]
     assert 0 < steps[0]["triples"] < 200

@@ -25,7 +25,7 @@ _LIMIT_S = 120.0
 
 
 def own_network() -> bool:
-    """Moves this process into a network namespace of its own; whether it could."""
+    """Moves this process into a separate network namespace; whether it could."""
     libc = ctypes.CDLL(None, use_errno=True)
     users = 0 if os.geteuid() == 0 else _CLONE_NEWUSER
     return libc.unshare(users | _CLONE_NEWNET) == 0

@@ -50,8 +50,8 @@ def run_members(size: int, work: Callable[[ReplicaGroup], object], deadline_s: f
             mine = (time.monotonic(), type(error).__name__, str(error), None)
             part.leave(f"{type(error).__name__}: {error}")
         part.close()
-    told = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-    outcomes = [json.loads(one.tobytes()) for one in group.all_gather_uneven(told)]
+    encoded = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    outcomes = [json.loads(one.tobytes()) for one in group.all_gather_uneven(encoded)]
     failures = [(kind in ("Unavailable", "DeadlineExceeded"), at, kind, text) for at, kind, text, _ in outcomes if kind]
     if failures:
         _, _, kind, text = min(failures)
@@ -131,16 +131,16 @@ def test_a_member_that_waits_for_another_is_not_blamed() -> None:
         pairs = group.subgroup(CommGroup("consecutive", 2))
         across = group.subgroup(CommGroup("orthogonal", 2))
         group.barrier()
-        told = ""
+        message = ""
         if group.rank != 3:
             # Rank 2 waits for 3, rank 0 for 2; rank 1 for 3, too. When the others ask rank 2, it waits yet.
             waits = pairs if group.rank == 2 else across
             wait_for_others(waits, 6.0 if group.rank == 2 else 0.6)
             with pytest.raises(DeadlineExceeded) as caught:
                 waits.barrier()
-            told = str(caught.value)
-        everyone().barrier()  # nobody has left before all have been told
-        return told
+            message = str(caught.value)
+        everyone().barrier()  # nobody has left before all have the error
+        return message
 
     zero, one, two, _ = run_members(4, work)
     assert "rank 2" in zero
@@ -187,24 +187,24 @@ def test_a_member_stopped_during_an_exchange_is_named(victim: int, in_pairs: boo
             wait_for_others(each, 1.0)
         if group.rank == victim:
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGSTOP)).start()
-        told = ""
+        message = ""
         try:
             for _ in range(10 if victim not in part.ranks else 1_000_000):
                 part.all_to_all(np.resize(block, (part.size, 100_000)))
             group.barrier()
         except (DeadlineExceeded, Unavailable) as error:
-            told = str(error)
+            message = str(error)
         if group.rank != victim:
             others = [rank for rank in range(MEMBERS) if rank != victim]
-            with MpiGroup.of(world_communicator(60.0), others, 60.0) as told_all:
-                told_all.barrier()
+            with MpiGroup.of(world_communicator(60.0), others, 60.0) as group_of_all:
+                group_of_all.barrier()
                 os.kill(int(pids[victim]), signal.SIGCONT)
-        return told
+        return message
 
     found = run_members(MEMBERS, work)
-    for rank, told in enumerate(found):
+    for rank, message in enumerate(found):
         if rank != victim:
-            assert f"rank {victim} " in told, found
+            assert f"rank {victim} " in message, found
     near = victim ^ 1  # waits for the victim and for nobody else, whoever gives up first
     if in_pairs:
         assert f"rank {victim} has not come within 1 s; rank {victim} does not answer" in found[near]
@@ -220,9 +220,9 @@ def test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts(monkeypat
             return "left"
         with pytest.raises(Unavailable, match="rank 1 has left the group: its work is done"):
             group.barrier()
-        return "told"
+        return "failed"
 
-    assert run_members(MEMBERS, work) == ["told", "left", "told", "told"]
+    assert run_members(MEMBERS, work) == ["failed", "left", "failed", "failed"]
 
 
 def test_a_new_group_can_replace_a_failed_one() -> None:
@@ -231,8 +231,8 @@ def test_a_new_group_can_replace_a_failed_one() -> None:
             return "left"
         with pytest.raises(Unavailable, match="rank 1"):
             group.all_gather(np.zeros(1_000_000))
-        return "told"
+        return "failed"
 
     for _ in range(3):
-        assert run_members(3, fail) == ["told", "left", "told"]
+        assert run_members(3, fail) == ["failed", "left", "failed"]
         assert run_members(3, lambda group: group.all_reduce(np.int64(group.rank)).item()) == [3, 3, 3]  # type: ignore[arg-type]

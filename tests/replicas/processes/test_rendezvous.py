@@ -112,17 +112,17 @@ def test_a_connection_that_ends_without_a_message_is_a_death() -> None:
 def test_members_report_which_collective_they_wait_in() -> None:
     zero, one = two_monitors()
     assert "rank 1 does not answer" in zero.story([1])
-    for at, told in ((None, "rank 1 is elsewhere"), (("all_gather", (0,)), "rank 1 is in all_gather, waiting for")):
+    for at, expected in ((None, "rank 1 is elsewhere"), (("all_gather", (0,)), "rank 1 is in all_gather, waiting for")):
         one.at = at
         zero.ask_all()
         until(lambda: "does not answer" not in zero.story([1]))
-        assert told in zero.story([1])
+        assert expected in zero.story([1])
     for monitor in (zero, one):
         monitor.close()
 
 
 def test_a_cut_link_is_reported_after_the_deadline() -> None:
-    """In a network of its own; the system's word for it, ETIMEDOUT, is also that of a read that took too long."""
+    """In a separate network; the system's word for it, ETIMEDOUT, is also that of a read that took too long."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.replicas.processes.cut_link", "2"],
         capture_output=True,
@@ -131,12 +131,12 @@ def test_a_cut_link_is_reported_after_the_deadline() -> None:
         check=True,
         cwd=Path(__file__).parents[3],
     )
-    told = json.loads(ran.stdout)
-    if told == "no network":
-        pytest.skip("this process may not have a network namespace of its own")
+    output = json.loads(ran.stdout)
+    if output == "no network":
+        pytest.skip("this process may not have a separate network namespace")
     silent = "nothing has come from it for 2 s: its machine is gone, or the link to it is cut"
-    assert told[:2] == [[silent], [silent]]
-    assert told[2] >= 2.0
+    assert output[:2] == [[silent], [silent]]
+    assert output[2] >= 2.0
 
 
 def test_a_link_may_be_cut_for_as_long_as_members_wait_for_each_other() -> None:

@@ -45,8 +45,8 @@ def test_metrics_are_those_of_all_replicas_also_if_the_state_was_asked_for_first
     def work(group: ReplicaGroup) -> tuple[list[object], Parsed]:
         trainer = compiled(perceptron, STATE, group, sgd()(), metrics=["mae"])
         assert trainer.placements
-        told = trainer.fit(X, Y, 4, epochs=2, verbose=0, shuffle=False).history
-        return trainer.model.get_weights(), told
+        history = trainer.fit(X, Y, 4, epochs=2, verbose=0, shuffle=False).history
+        return trainer.model.get_weights(), history
 
     want = plain(sgd(), metrics=["mae"])
     for found in run_threads(3, work):

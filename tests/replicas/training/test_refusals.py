@@ -34,7 +34,7 @@ def _with(layer: keras.layers.Layer) -> keras.Model:
 
 
 @pytest.mark.parametrize(
-    ("loss", "told"),
+    ("loss", "message"),
     [
         (lambda y, p: keras.ops.sum((y - p) ** 2), "is a sum"),
         (lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)), "an unknown number"),
@@ -42,7 +42,7 @@ def _with(layer: keras.layers.Layer) -> keras.Model:
     ],
     ids=["sum", "root", "ignore_class"],
 )
-def test_a_loss_that_is_no_mean_over_records(loss: object, told: str) -> None:
+def test_a_loss_that_is_no_mean_over_records(loss: object, message: str) -> None:
     classes = isinstance(loss, keras.losses.Loss)
     model = _with(keras.layers.Dense(3)) if not classes else keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(3, "softmax")]
@@ -50,9 +50,9 @@ def test_a_loss_that_is_no_mean_over_records(loss: object, told: str) -> None:
     trainer = ReplicaTrainer(model, None, alone())
     trainer.compile("sgd", loss)
     labels = np.arange(len(X)) % 3 if classes else Y
-    with pytest.raises(Unsupported, match=told):
+    with pytest.raises(Unsupported, match=message):
         trainer.fit(X, labels, verbose=0)
-    with pytest.raises(Unsupported, match=told):
+    with pytest.raises(Unsupported, match=message):
         trainer.evaluate(X, labels)
 
 

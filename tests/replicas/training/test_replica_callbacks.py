@@ -93,8 +93,8 @@ def test_early_stopping_and_its_best_weights() -> None:
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
         trainer = ReplicaTrainer(seeded(perceptron), BOTH, group, seed=7)
         trainer.compile(keras.optimizers.SGD(10.0), "mse")  # far too fast: the first epoch is the best
-        told = trainer.fit(X, Y, 4, 9, verbose=0, callbacks=[stopping], validation_data=(X, Y))
-        return told.history["val_loss"], trainer.evaluate(X, Y), trainer.model.get_weights()
+        history = trainer.fit(X, Y, 4, 9, verbose=0, callbacks=[stopping], validation_data=(X, Y))
+        return history.history["val_loss"], trainer.evaluate(X, Y), trainer.model.get_weights()
 
     (losses, after, weights), (_, _, others) = run_threads(2, work)
     assert len(losses) < 9
@@ -117,8 +117,8 @@ def test_unsupported_callbacks_are_refused(tmp_path: Path) -> None:
         (kinds.ModelCheckpoint(str(tmp_path / "m.keras")), "save_weights_only=True"),
         ("early", "callback str: not a keras.callbacks.Callback"),
     ]
-    for callback, told in refused:
-        with pytest.raises(Unsupported, match=told):
+    for callback, message in refused:
+        with pytest.raises(Unsupported, match=message):
             ReplicaCallbacks([callback], model, alone(), 1, 1, 0)
     weights_only = kinds.ModelCheckpoint(str(tmp_path / "m.weights.h5"), save_weights_only=True)
     ReplicaCallbacks([weights_only], model, alone(), 1, 1, 0)
@@ -142,7 +142,7 @@ class Validations(keras.callbacks.Callback):
         self.heard.append(dict(logs or {}))
 
 
-def test_validations_are_told_as_in_keras() -> None:
+def test_validations_are_reported_as_in_keras() -> None:
     named: dict[str, Keyword] = {"validation_data": (X[:7], Y[:7]), "epochs": 4, "validation_freq": 2}
     plain, heard = seeded(perceptron), Validations()
     plain.compile(keras.optimizers.SGD(0.1), "mse")

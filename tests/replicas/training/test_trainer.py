@@ -56,13 +56,13 @@ def test_one_of_four_is_two_of_two_is_two_of_two_with_sharded_state() -> None:
         )
     }
     for found in runs.values():
-        for weights, told, _ in found:
+        for weights, logs, _ in found:
             assert same_bits(weights, found[0][0])
-            assert told == found[0][1]
+            assert logs == found[0][1]
             for one, other in zip(weights, plain.get_weights(), strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
             for name, values in history.items():
-                np.testing.assert_allclose(told[name], values, rtol=1e-4)
+                np.testing.assert_allclose(logs[name], values, rtol=1e-4)
     assert all(same_bits(runs[name][0][0], runs["two"][0][0]) for name in ("state", "both", "weights"))
     assert runs["both"][0][1] == runs["state"][0][1] == runs["weights"][0][1] == runs["two"][0][1]
 
@@ -164,9 +164,9 @@ def test_weights_alone_change_no_bit(optimizer: Callable[..., object]) -> None:
         return trainer.fit(*records(), batch_size=4, verbose=0).history, trainer.evaluate(*records(), return_dict=True)
 
     found, want = (trained(2, locations, optimizer=optimizer, then=evaluated) for locations in (WEIGHTS, None))
-    for (weights, history, more), (others, told, further) in zip(found, want, strict=True):
+    for (weights, history, more), (others, reported, further) in zip(found, want, strict=True):
         assert same_bits(weights, others)
-        assert (history, more) == (told, further)
+        assert (history, more) == (reported, further)
 
 
 def test_one_domain_for_all_kinds_and_sharded_state_alone() -> None:
@@ -181,9 +181,9 @@ def test_one_domain_for_all_kinds_and_sharded_state_alone() -> None:
 
     found = trained(4, locations, then=memory, batch_size=6, epochs=1)
     want = trained(4, LocationSettings(optimizer_state=sharded(domain=pairs)), batch_size=6, epochs=1)
-    for (weights, told, (held, domains)), (others, logs, _) in zip(found, want, strict=True):
+    for (weights, history, (held, domains)), (others, logs, _) in zip(found, want, strict=True):
         assert same_bits(weights, others)
-        assert told == logs
+        assert history == logs
         assert held.weights == held.whole_weights
         assert held.optimizer_state == 4 * 2 * (15 + 3 + 3 + 1) + 8 + 4
         assert domains == [None, ReplicaGrouping(4, 1, 2)]
@@ -258,16 +258,16 @@ def test_evaluate_and_predict_are_those_of_keras() -> None:
         model = seeded(perceptron)
         trainer = ReplicaTrainer(model, None, group)
         trainer.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
-        told = trainer.evaluate(x, y, batch_size=5, sample_weight=weight)
+        metrics = trainer.evaluate(x, y, batch_size=5, sample_weight=weight)
         named = trainer.evaluate(x, y, batch_size=7, sample_weight=weight, return_dict=True)
         few = trainer.predict(x[:2])
-        return told, named, np.asarray(trainer.predict(x, batch_size=3)), np.asarray(few)
+        return metrics, named, np.asarray(trainer.predict(x, batch_size=3)), np.asarray(few)
 
     plain = seeded(perceptron)
     plain.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
     want = plain.evaluate(x, y, batch_size=5, sample_weight=weight, verbose=0)
-    for told, named, predicted, few in run_threads(3, work):
-        np.testing.assert_allclose(told, want, rtol=1e-5)
+    for metrics, named, predicted, few in run_threads(3, work):
+        np.testing.assert_allclose(metrics, want, rtol=1e-5)
         np.testing.assert_allclose(list(named.values()), want, rtol=1e-5)
         assert list(named) == ["loss", "mae", "mse"]
         np.testing.assert_allclose(predicted, plain.predict(x, verbose=0), rtol=1e-5, atol=1e-6)

@@ -99,7 +99,7 @@ def _feature(tf: Any, value: Any) -> Any:
 FILES: dict[str, Make] = {
     "parquet": parquet,
     "parquet files": partial(parquet, files=2),
-    "parquet beside dictionaries": parquet_of_dictionaries,
+    "parquet and dictionaries": parquet_of_dictionaries,
     "csv": csv_files,
     "csv files": partial(csv_files, files=2),
     "csv crlf bom": partial(csv_files, end="\r\n", encoding="utf-8-sig"),

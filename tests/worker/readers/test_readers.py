@@ -92,7 +92,7 @@ def test_any_indices_equal_the_naive_selection(readers: dict[str, Reader], kind:
 
 
 @pytest.mark.parametrize(("kind", "block"), [("numpy", None), ("parquet", 5), ("csv blocks", 4), ("csv crlf files", 1)])
-def test_the_range_that_is_read_together_is_told(readers: dict[str, Reader], kind: str, block: int | None) -> None:
+def test_the_range_that_is_read_together_is_reported(readers: dict[str, Reader], kind: str, block: int | None) -> None:
     assert readers[kind].shuffle_block == block
 
 
@@ -257,7 +257,7 @@ def test_parquet_files_must_be_whole(tmp_path: Path) -> None:
         ("a\tb,c\td\n1\t2,5\t3\n", r"is cut by '\\t', not by ','; say delimiter='\\t'"),
     ],
 )
-def test_malformed_csv_is_told_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_csv_is_reported_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(BadInput, match=message):
         CsvReader(tmp_path / "t.csv")

@@ -76,7 +76,7 @@ def test_nothing_is_given_that_was_not_asked_for(store: MemoryStore, ahead: Rows
     assert ahead.take(empty) is None
 
 
-def test_what_is_wrong_with_the_ids_is_told(ahead: RowsAhead) -> None:
+def test_what_is_wrong_with_the_ids_is_reported(ahead: RowsAhead) -> None:
     following = prepared(0, np.array([10]))
     ahead.begin(following)
     with pytest.raises(IdOutOfRange, match="id 10"):

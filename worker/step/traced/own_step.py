@@ -88,7 +88,7 @@ class Gathering:
         if number >= len(self.planned):
             self._refuse_other_calls()
         planned = self.planned[number]
-        # AutoGraph converts a train_step that is a tf.function of its own, and everything it calls.
+        # AutoGraph converts a train_step that is itself a tf.function, and everything it calls.
         part = tf.autograph.experimental.do_not_convert(self._divisor)(loss)
         trained = {id(variable) for variable in self.model.trainable_weights}
         variables = [variable for variable in planned.variables if id(variable) in trained]

@@ -261,7 +261,7 @@ class Topology:
 
         try:
             Retry(
-                math.inf,  # the deadline stands still while kernels are compiled; `left` raises once it has passed
+                math.inf,  # the deadline is stopped while kernels are compiled; `left` raises once it has passed
                 noted,
                 attempts=None if self.url.service else _ROUNDS,
                 first_pause_s=_FIRST_PAUSE_S,

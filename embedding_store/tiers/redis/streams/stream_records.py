@@ -1,4 +1,4 @@
-"""How a log entry lies in a Redis Stream: one part, or several numbered ones, each a stream entry.
+"""How a log entry is stored in a Redis Stream: one part, or several numbered ones, each a stream entry.
 
 The part `k` of entry `s` has the stream id `s-k`, so Redis itself refuses an
 entry that is repeated or out of order. Every part has the fields

@@ -101,7 +101,7 @@ class Comparison:
         """Of the sum of `score_gradients * scores`; adds those of the rows in place.
 
         Args:
-            queries, rows, places: As in `scores`.
+            queries, rows, places: See `scores`.
             scores: float32 `[b, n]`, what `scores` gave.
             score_gradients: float32 `[b, n]`.
             row_places: int64 `[g, n]`: where in `row_gradients` each candidate's gradient is summed.

@@ -146,7 +146,7 @@ def product_gradients(
     """The gradients of `(slopes * products).sum()`: returns those of the queries, and adds those of the rows.
 
     Args:
-        queries, rows, places, pool: As in `products`.
+        queries, rows, places, pool: See `products`.
         slopes: float32 `[b, n]`.
         row_places: int64 `[n]`: where in `row_gradients` each candidate's gradient is added.
         row_gradients: float32 `[u, width]`, added to in place.

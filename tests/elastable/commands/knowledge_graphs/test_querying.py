@@ -48,16 +48,16 @@ def _names(run: Path) -> list[str]:
 @pytest.mark.parametrize("filtered", [True, False])
 def test_metrics_are_those_of_float64_ranks(run: Path, graph: Path, filtered: bool) -> None:
     words = ("--at", "1,2,5", "--json", *(() if filtered else ("--raw",)))
-    told = json.loads(elastable("kg", "evaluate", run, *words).output)
+    output = json.loads(elastable("kg", "evaluate", run, *words).output)
     for side in ("head", "tail"):
         ranks = _ranks(run, graph, side, filtered=filtered)
-        assert told["metrics"][f"{side}_mrr"] == pytest.approx((1 / ranks).mean())
+        assert output["metrics"][f"{side}_mrr"] == pytest.approx((1 / ranks).mean())
         for k in (1, 2, 5):
-            assert told["metrics"][f"{side}_hits@{k}"] == pytest.approx((ranks <= k).mean())
-    assert told["filtered"] is filtered
+            assert output["metrics"][f"{side}_hits@{k}"] == pytest.approx((ranks <= k).mean())
+    assert output["filtered"] is filtered
     result = json.loads((run / "result.json").read_text())["metrics"]
     if filtered:
-        assert told["metrics"]["mrr"] == pytest.approx(result["mrr"])
+        assert output["metrics"]["mrr"] == pytest.approx(result["mrr"])
 
 
 def test_every_query_has_its_row_in_the_file_of_ranks(run: Path, graph: Path, tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ def test_candidates_are_listed_for_each_triple_by_a_file(run: Path, graph: Path,
             f"{side}_candidates": [[names[e] for e in row] for row in each] for side, each in lists.items()
         }
         pyarrow.parquet.write_table(pa.table(columns), file)
-    told = json.loads(elastable("kg", "evaluate", run, "--listed", file, "--raw", "--json").output)["metrics"]
+    output = json.loads(elastable("kg", "evaluate", run, "--listed", file, "--raw", "--json").output)["metrics"]
     for side, answer in (("head", 0), ("tail", 2)):
         ranks = []
         for scores, row, triple in zip(float64_scores(run, side, test), lists[side], test, strict=True):
             ranks.append(1 + sum(scores[e] > scores[triple[answer]] for e in row if e != triple[answer]))
-        assert told[f"{side}_mrr"] == pytest.approx((1 / np.array(ranks)).mean())
+        assert output[f"{side}_mrr"] == pytest.approx((1 / np.array(ranks)).mean())
 
 
 def test_lists_of_ogb_count_ids_within_types(run: Path, graph: Path, tmp_path: Path) -> None:
@@ -121,18 +121,18 @@ def test_lists_of_ogb_count_ids_within_types(run: Path, graph: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("listed.txt", b"", "in a file .npz or .parquet"),
         ("listed.npz", b"no archive", "cannot be read as candidates"),
         ("listed.parquet", b"no table", "cannot be read as candidates"),
     ],
 )
-def test_malformed_lists_are_refused(run: Path, tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_malformed_lists_are_refused(run: Path, tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     done = CliRunner().invoke(app, ["kg", "evaluate", str(run), "--listed", str(tmp_path / name)])
     assert isinstance(done.exception, BadInput)
-    assert told in str(done.exception)
+    assert message in str(done.exception)
     more = CliRunner().invoke(app, ["kg", "evaluate", str(run), "--listed", "x.npz", "--of-type"])
     assert "give one of them" in str(more.exception)
 
@@ -140,12 +140,12 @@ def test_malformed_lists_are_refused(run: Path, tmp_path: Path, name: str, conte
 def test_candidates_are_those_of_a_file_or_of_the_answers_type(run: Path, graph: Path, tmp_path: Path) -> None:
     some = [f"place-{k}" for k in range(PLACES)] + ["person-3"]
     (tmp_path / "some.txt").write_text("".join(f"{name}\n" for name in some))
-    told = json.loads(elastable("kg", "evaluate", run, "--among", tmp_path / "some.txt", "--json").output)
+    output = json.loads(elastable("kg", "evaluate", run, "--among", tmp_path / "some.txt", "--json").output)
     ids = np.array([_names(run).index(name) for name in some])
     for side in ("head", "tail"):
-        assert told["metrics"][f"{side}_mrr"] == pytest.approx((1 / _ranks(run, graph, side, among=ids)).mean())
+        assert output["metrics"][f"{side}_mrr"] == pytest.approx((1 / _ranks(run, graph, side, among=ids)).mean())
 
-    told = json.loads(elastable("kg", "evaluate", run, "--of-type", "--json").output)
+    output = json.loads(elastable("kg", "evaluate", run, "--of-type", "--json").output)
     names, test = _names(run), ids_of(run, graph / "test.txt")
     for side in ("head", "tail"):
         answers = test[:, 2 if side == "tail" else 0]
@@ -153,23 +153,23 @@ def test_candidates_are_those_of_a_file_or_of_the_answers_type(run: Path, graph:
             kind: np.array([k for k, name in enumerate(names) if name.startswith(kind)]) for kind in ("pe", "pl")
         }
         each = [_ranks(run, graph, side, among=of_kind[names[a][:2]])[k] for k, a in enumerate(answers)]
-        assert told["metrics"][f"{side}_mrr"] == pytest.approx(np.mean(1 / np.array(each)))
+        assert output["metrics"][f"{side}_mrr"] == pytest.approx(np.mean(1 / np.array(each)))
 
 
 def test_metrics_are_broken_down(run: Path, graph: Path) -> None:
     test = ids_of(run, graph / "test.txt")
     both = np.concatenate([_ranks(run, graph, side) for side in ("head", "tail")])
     relations = (run / "relations.txt").read_text().splitlines()
-    told = json.loads(elastable("kg", "evaluate", run, "--by", "relation", "--json").output)
-    for group in told["groups"]:
+    output = json.loads(elastable("kg", "evaluate", run, "--by", "relation", "--json").output)
+    for group in output["groups"]:
         mine = np.tile(test[:, 1] == relations.index(group["name"]), 2)
         assert group["queries"] == mine.sum()
         assert group["metrics"]["mrr"] == pytest.approx((1 / both[mine]).mean())
-    assert {group["name"] for group in told["groups"]} == {relations[k] for k in test[:, 1]}
-    told = json.loads(elastable("kg", "evaluate", run, "--by", "side", "--json").output)
-    assert [group["name"] for group in told["groups"]] == ["head", "tail"]
-    told = json.loads(elastable("kg", "evaluate", run, "--by", "category", "--json").output)
-    assert {group["name"]: group["queries"] for group in told["groups"]} == {"N-N": 10, "N-1": 2}
+    assert {group["name"] for group in output["groups"]} == {relations[k] for k in test[:, 1]}
+    output = json.loads(elastable("kg", "evaluate", run, "--by", "side", "--json").output)
+    assert [group["name"] for group in output["groups"]] == ["head", "tail"]
+    output = json.loads(elastable("kg", "evaluate", run, "--by", "category", "--json").output)
+    assert {group["name"]: group["queries"] for group in output["groups"]} == {"N-N": 10, "N-1": 2}
     assert "N-N" in elastable("kg", "evaluate", run, "--by", "category").output
 
 
@@ -186,7 +186,7 @@ def test_triples_are_scored(run: Path, graph: Path, tmp_path: Path) -> None:
 
 
 def test_triples_are_classified_by_thresholds_of_validation(run: Path, graph: Path) -> None:
-    told = json.loads(elastable("kg", "classify", run, "--json").output)
+    output = json.loads(elastable("kg", "classify", run, "--json").output)
     parts = {}
     for split in ("valid", "test"):
         files = (graph / f"{split}.txt", graph / f"{split}_negatives.txt")
@@ -203,14 +203,14 @@ def test_triples_are_classified_by_thresholds_of_validation(run: Path, graph: Pa
         lower = [cut for cut in cuts if cut < cuts[best]]
         threshold = np.inf if best == 0 else -np.inf if not lower else (cuts[best] + lower[0]) / 2
         predicted[relation == each] = scores[relation == each] >= threshold
-    assert told["triples"] == len(labels)
-    assert told["accuracy"] == pytest.approx((predicted == labels).mean())
-    assert told["recall"] == pytest.approx((predicted & labels).sum() / labels.sum())
+    assert output["triples"] == len(labels)
+    assert output["accuracy"] == pytest.approx((predicted == labels).mean())
+    assert output["recall"] == pytest.approx((predicted & labels).sum() / labels.sum())
     assert "accuracy" in elastable("kg", "classify", run).output
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("evaluate", "--at", "1,x"), "--at 1,x"),
         (("evaluate", "--at", "0"), "numbers from 1"),
@@ -221,9 +221,9 @@ def test_triples_are_classified_by_thresholds_of_validation(run: Path, graph: Pa
         (("classify", "--test-negatives", "nowhere.txt"), "no such file"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(run: Path, words: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_evaluated_is_refused(run: Path, words: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(app, ["kg", words[0], str(run), *words[1:]])
-    assert told in str(done.exception)
+    assert message in str(done.exception)
 
 
 def test_unknown_names_are_refused_with_similar_ones(run: Path, tmp_path: Path) -> None:

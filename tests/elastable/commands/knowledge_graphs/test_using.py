@@ -42,11 +42,11 @@ def test_a_file_of_queries_is_answered_in_its_order(run: Path, graph: Path, tmp_
     lines = [line.split("\t") for line in (graph / "test.txt").read_text().splitlines()]
     asked = [(h, r, "?") if place % 2 else ("?", r, t) for place, (h, r, t) in enumerate(lines)]
     (tmp_path / "queries.txt").write_text("".join("\t".join(query) + "\n" for query in asked))
-    told = [
+    output = [
         json.loads(line)
         for line in elastable("kg", "predict", run, "--queries", tmp_path / "queries.txt", "-k", 4).output.splitlines()
     ]
-    for place, (query, answer) in enumerate(zip(asked, told, strict=True)):
+    for place, (query, answer) in enumerate(zip(asked, output, strict=True)):
         side = "tail" if place % 2 else "head"
         scores = float64_scores(run, side, test[place : place + 1])[0]
         assert [each["entity"] for each in answer["answers"]] == [names[k] for k in np.argsort(-scores)[:4]]
@@ -56,7 +56,7 @@ def test_a_file_of_queries_is_answered_in_its_order(run: Path, graph: Path, tmp_
     assert [row["query"] for row in rows] == [place for place in range(len(asked)) for _ in range(4)]
     assert [row["rank"] for row in rows] == [1, 2, 3, 4] * len(asked)
     for row in rows:
-        best = told[row["query"]]["answers"][row["rank"] - 1]
+        best = output[row["query"]]["answers"][row["rank"] - 1]
         assert (row[row["side"]], row["score"]) == (best["entity"], pytest.approx(best["score"]))
 
 
@@ -114,7 +114,7 @@ def test_export_of_further_variables(conve: Path, kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("predict",), "--queries"),
         (("predict", "--relation", "knows", "--queries", "q"), "--queries"),
@@ -127,9 +127,9 @@ def test_export_of_further_variables(conve: Path, kind: str, tmp_path: Path) -> 
         ),
     ],
 )
-def test_what_cannot_be_is_refused(run: Path, words: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_is_refused(run: Path, words: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(app, ["kg", words[0], str(run), *words[1:]])
-    assert told in str(done.exception)
+    assert message in str(done.exception)
 
 
 def test_export_leaves_what_is_there(run: Path, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_leases_of_the_dead_are_waited_for(caplog: pytest.LogCaptureFixture) -> 
         with caplog.at_level(logging.WARNING):
             assert begin(store) == Progress()
         assert (store.version(), store.row_count("t")) == (0, 0)
-    (told,) = [record.message for record in caplog.records if "pinned" in record.message]
-    assert told.startswith("versions 3 of the store are pinned")
+    (logged,) = [record.message for record in caplog.records if "pinned" in record.message]
+    assert logged.startswith("versions 3 of the store are pinned")
 
 
 def test_a_pin_that_lives_on_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class Dense(DensePart):
     """Takes what a checkpoint holds."""
 
     def restore(self, tensors: object) -> None:
-        """As in `DenseState`."""
+        """See `DenseState`."""
 
 
 def resume(store: EmbeddingStore, home: Path, specs: Sequence[TableSpec] = SPECS, job: JobSpec = JOB) -> Beginning:
@@ -187,8 +187,8 @@ def test_a_job_goes_on_where_a_partition_came_back_older(server: Server, client:
     expected = trained_in(url, tmp_path / "kept", dump)
     for key, content in older.items():
         client.restore(key, 0, content, replace=True)
-    told = r"has lost data of partition \d of table 'fixed'.*Go back to a checkpoint"
-    with pytest.raises(StoreBroken, match=told):
+    message = r"has lost data of partition \d of table 'fixed'.*Go back to a checkpoint"
+    with pytest.raises(StoreBroken, match=message):
         open_store(url)
     goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
 
@@ -269,7 +269,7 @@ with open_store(sys.argv[1]) as store:
 def test_a_live_owner_keeps_what_is_left(
     server: Server, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows were lost while it was running; it is told when it next asks for them."""
+    """Its rows were lost while it was running; it gets the error when it next asks for them."""
     monkeypatch.setattr("elastable.jobs.resuming.resume._OWNER_LEAVES_S", 0.2)
     url = f"{server.url}?partitions=4"
     trained_in(url, tmp_path / "kept")

@@ -56,11 +56,11 @@ def test_only_the_processes_of_a_run_reach_its_store_servers(tmp_path: Path) -> 
                     for change in CHANGES:
                         with pytest.raises(Unauthenticated):
                             change(stranger)
-        told = {pid: (command_of(pid), environment_of(pid)) for pid in job.children()}
-        servers = [said for command, said in told.values() if "store" in command.split("\0")]
-        (worker,) = [said for command, said in told.values() if "worker" in command.split("\0")]
+        processes = {pid: (command_of(pid), environment_of(pid)) for pid in job.children()}
+        servers = [said for command, said in processes.values() if "store" in command.split("\0")]
+        (worker,) = [said for command, said in processes.values() if "worker" in command.split("\0")]
         assert len(servers) == 2
-        assert sum("\0".join(limits) in command for command, _ in told.values()) == 2
+        assert sum("\0".join(limits) in command for command, _ in processes.values()) == 2
         secrets = {servers[0][GIVEN_ADMINISTRATOR_TOKEN], servers[0][GIVEN_TOKEN]}
         assert worker[STORES_TOKEN] == servers[0][GIVEN_TOKEN]
         assert servers[0][GIVEN_ADMINISTRATOR_TOKEN] not in worker.values()
@@ -69,7 +69,7 @@ def test_only_the_processes_of_a_run_reach_its_store_servers(tmp_path: Path) -> 
             assert neighbour.version() == 10
             with pytest.raises(PermissionDenied):
                 neighbour.begin_job("another", False)
-        commands = [command_of(job.pid), *(command for command, _ in told.values())]
+        commands = [command_of(job.pid), *(command for command, _ in processes.values())]
         hold.go()
         assert job.wait() == 0, job.err
         said = [job.out, job.err, *commands]

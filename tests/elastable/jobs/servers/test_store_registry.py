@@ -65,16 +65,16 @@ def test_a_server_that_was_killed_has_its_number_again_and_nobody_elses(registry
 
 def test_a_server_that_was_not_heard_of_hears_that_another_one_has_its_number(registry: StoreRegistry) -> None:
     first = registry.take(0, "host-a", lease_s=1.0)
-    told, reasons = threading.Event(), list[str]()
+    heard, reasons = threading.Event(), list[str]()
 
     def lost(reason: str) -> None:
         reasons.append(reason)
-        told.set()
+        heard.set()
 
     first.announce("host-a:50061", lost)
     another = ("SET", registry.key(0), "secret host-b:50061")
     registry.change(registry.key(0), lambda held: [another])
-    assert told.wait(120)
+    assert heard.wait(120)
     assert "store server 0 now, at host-b:50061" in reasons[0]
     first.close()
     assert registry.addresses(60.0) == ["host-b:50061"]  # closing gave back nothing that was another one's

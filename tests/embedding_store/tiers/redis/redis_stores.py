@@ -1,4 +1,4 @@
-"""Stores in Redis as tests need them: opened by URL, with the engine's own methods beside a store's."""
+"""Stores in Redis as tests need them: opened by URL, with the engine's own methods and a store's."""
 
 from __future__ import annotations
 

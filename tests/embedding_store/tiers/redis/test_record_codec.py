@@ -265,14 +265,14 @@ def test_writes_cut_anywhere(cuts: list[int], asking: bool) -> None:
 
 
 @given(st.lists(st.integers(0, 200)))
-def test_a_partition_without_a_stamp_is_told(cuts: list[int]) -> None:
+def test_a_partition_without_a_stamp_is_reported(cuts: list[int]) -> None:
     replies = write_replies()
     feed_in_pieces(replies, DELETING + b":0\r\n" + PLAIN[4:] + b":0\r\n" + DELETING[4:], cuts)
     assert (replies.done, replies.failures, replies.lost) == (True, {}, [1, 2])
 
 
 @pytest.mark.parametrize(
-    ("third", "told"),
+    ("third", "message"),
     [
         (b"-MOVED 7 h:1\r\n+OK\r\n-MOVED 7 h:1\r\n-MOVED 7 h:1\r\n-EXECABORT discarded\r\n", "MOVED 7 h:1"),
         (b"-LOADING a\r\n-LOADING b\r\n-LOADING c\r\n-LOADING d\r\n-LOADING e\r\n", "LOADING a"),
@@ -280,11 +280,11 @@ def test_a_partition_without_a_stamp_is_told(cuts: list[int]) -> None:
         (b":8\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n-WRONGTYPE x\r\n:1\r\n", "WRONGTYPE x"),
     ],
 )
-def test_a_failed_write(third: bytes, told: str) -> None:
+def test_a_failed_write(third: bytes, message: str) -> None:
     for cut in range(len(third)):
         replies = write_replies()
         feed_in_pieces(replies, DELETING + PLAIN + third, [len(DELETING + PLAIN) + cut])
-        assert (replies.done, replies.failures, replies.lost) == (True, {2: told}, [])
+        assert (replies.done, replies.failures, replies.lost) == (True, {2: message}, [])
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def test_a_writer_that_wakes_up(server: str, request: pytest.FixtureRequest) -> 
                     another.write(changed(3), {}, 3)
                     another.put_state(b"three")
                     old.send_signal(signal.SIGCONT)
-                    told, _ = old.communicate(timeout=_DEADLINE_S)
-                    assert old.returncode == 0, told
+                    output, _ = old.communicate(timeout=_DEADLINE_S)
+                    assert old.returncode == 0, output
                     np.testing.assert_array_equal(read_back(another), rows_of(3))
                     assert another.state() == b"three"
                     assert another.sequence == 3
@@ -59,7 +59,7 @@ def test_a_writer_that_wakes_up(server: str, request: pytest.FixtureRequest) -> 
             finally:
                 if old.poll() is None:
                     old.kill()
-    ended = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in told.splitlines()}
+    ended = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in output.splitlines()}
     assert ended.pop("read") == "done"
     assert set(ended) == {"write", "again", "delete", "state", "create", "drop", "owner"}
     for what, how in ended.items():

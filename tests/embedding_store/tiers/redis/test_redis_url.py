@@ -35,7 +35,7 @@ def test_a_password_never_shows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("http://h:1", "scheme 'http'"),
         ("redis://", "address"),
@@ -62,7 +62,7 @@ def test_a_password_never_shows() -> None:
         ("redis://me:secret@[::1:1", "address"),
     ],
 )
-def test_what_is_refused(url: str, told: str) -> None:
-    with pytest.raises(BadInput, match=told) as refused:
+def test_what_is_refused(url: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as refused:
         RedisUrl.parse(url)
     assert "secret" not in str(refused.value)
