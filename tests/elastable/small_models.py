@@ -1,7 +1,5 @@
 """Small Keras models and records that several tests train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import keras

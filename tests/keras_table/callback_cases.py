@@ -1,7 +1,5 @@
 """Every callback of `keras.callbacks`."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A case, and the verdict that running it gives."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What `Model.compile` takes besides optimizers: losses, metrics, weights, and how a step is run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -32,7 +30,6 @@ _CLASS_METRICS = "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge K
 
 
 def two_outputs(side: Side, **dense: object) -> keras.Model:
-    """One embedding, outputs "one" and "two"."""
     model = around(keras.layers.Embedding(side.vocabulary, 4, name="items"), keras.layers.Flatten())
     outputs = {name: keras.layers.Dense(1, name=name, **dense)(model.output) for name in ("one", "two")}
     return keras.Model(model.input, outputs)

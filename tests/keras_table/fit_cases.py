@@ -119,11 +119,7 @@ CASES = [
     ),
     _c("`validation_split=0.25`", "validation_split", validation_split=0.25),
     *(
-        _with(
-            f"`{name}={value}`",
-            lambda side, options=options: {"validation_data": (side.x, side.y), **options},
-            name,
-        )
+        _with(f"`{name}={value}`", lambda side, options=options: {"validation_data": (side.x, side.y), **options}, name)
         for name, value, options in (
             ("validation_batch_size", 6, {"validation_batch_size": 6}),
             ("validation_steps", 2, {"validation_steps": 2, "epochs": 3}),
@@ -139,11 +135,7 @@ CASES = [
         "sample_weight",
     ),
     Case("`sample_weight={'one': ..., 'two': ...}`", _weights_of_outputs, ("fit.sample_weight",)),
-    Case(
-        "`steps_per_epoch=2`",
-        lambda side: _running_out(side, fit={"steps_per_epoch": 2}),
-        ("fit.steps_per_epoch",),
-    ),
+    Case("`steps_per_epoch=2`", lambda side: _running_out(side, fit={"steps_per_epoch": 2}), ("fit.steps_per_epoch",)),
     _c("`callbacks=None`", "callbacks", callbacks=None),
     Case("`x=` a `tf.data.Dataset`", lambda side: _fitted(side, _dataset(side)), ("fit.x",)),
     Case(

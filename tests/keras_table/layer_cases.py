@@ -1,7 +1,5 @@
 """What `keras.layers.Embedding`, `keras.Layer` and `et.Embedding` take, and what layers around a table may do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -76,7 +74,6 @@ def _frozen_then_not(side: Side) -> list[object]:
 
 
 def _shared(side: Side) -> object:
-    """One embedding, called on two features."""
     layer = keras.layers.Embedding(side.vocabulary, DIM, name="items")
     features = [keras.Input((LENGTH,), dtype="int64", name=name) for name in ("seen", "bought")]
     flat = [keras.layers.Flatten()(layer(feature)) for feature in features]

@@ -1,7 +1,5 @@
 """Kinds of models, their methods, and models that override parts of a step."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every optimizer of `keras.optimizers`, with arguments that differ from its defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -1,7 +1,5 @@
 """What programs do with a model's weights: its rows are one of them."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

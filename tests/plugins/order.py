@@ -3,8 +3,6 @@
 `make test` hands modules to processes in this order. A long one that begins last would leave the others idle.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Hashable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The jobs that are programs: `python -m tests.same_bits.programs NAME HOME`, which each replica of them runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ What the wheel requires is taken from its own metadata, with all that those dist
 from the environment that runs the tests: no network, and nothing is copied.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Callbacks that keep weights and put them back, in `et.fit`: as in plain Keras."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

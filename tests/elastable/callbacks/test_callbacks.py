@@ -1,7 +1,5 @@
 """Keras callbacks in `et.fit`: those that are honoured, and those that are refused by name."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -30,8 +28,6 @@ def expect_numbers_of_keras(callback: Callable[[keras.Model], object], epochs: i
 
 
 class Counted(keras.callbacks.Callback):
-    """Notes every call."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
@@ -161,7 +157,6 @@ class TestRefused:
 def trained(
     epochs: int, *callbacks: object, model: keras.Model | None = None, **more: Keyword
 ) -> keras.callbacks.History:
-    """The history of `et.fit` with these callbacks."""
     model = model or store_model()
     model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
     return et.fit(model, RECORDS, epochs=epochs, batch_size=16, callbacks=callbacks, verbose=False, **more)

@@ -1,7 +1,5 @@
 """The `elastable` command: its help, its exit codes, and a bare parameter server."""
 
-from __future__ import annotations
-
 import json
 import logging
 import queue

@@ -1,7 +1,5 @@
 """Gradient accumulation and loss scaling, as Keras optimizers say them, beside plain Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import keras
@@ -91,8 +89,7 @@ def fitted(
 
 
 def by_keras(
-    optimizer: keras.optimizers.Optimizer,
-    loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy",
+    optimizer: keras.optimizers.Optimizer, loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy"
 ) -> keras.Model:
     """Plain Keras' own train step in a loop, with the gradients of an id summed."""
     return trained_by_tape(optimizer, clicks(RECORDS), BATCH, 3, loss=loss)

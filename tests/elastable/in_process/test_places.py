@@ -1,7 +1,5 @@
 """Jobs whose tables live in several places."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

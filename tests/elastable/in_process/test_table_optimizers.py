@@ -1,7 +1,5 @@
 """`et.Embedding(optimizer=)`: every table is trained by its own optimizer, with the numbers of Keras' own two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

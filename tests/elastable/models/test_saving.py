@@ -1,7 +1,5 @@
 """Models with tables in a store, saved and loaded as Keras saves and loads them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The sum of a version's pushes: right, and the same to the bit whatever came first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -40,7 +38,6 @@ def f32(values: object) -> Float32:
 
 
 def row_updates(pushes: Sequence[Push], average: str) -> dict[str, TableUpdate]:
-    """The rows' part of the gradient that `accumulate` makes the rest of."""
     return sum_pushes(row_sums(0, pushes, average, ()), row_parts(pushes))
 
 
@@ -327,7 +324,6 @@ def pushes_of_version_zero() -> list[Push]:
 
 
 def bits(pushes: Sequence[Push]) -> list[bytes]:
-    """Of the gradient that they come to."""
     made = accumulate(pushes, "mean")
     update = sum_pushes(row_sums(0, pushes, "mean", ()), row_parts(pushes))["t"]
     return [array.tobytes() for array in (*made.dense, update.ids, update.gradients, *made.states, *made.metrics)]

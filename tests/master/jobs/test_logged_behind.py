@@ -1,7 +1,5 @@
 """Workers compute the next version while this one is logged; nobody else is told of it before."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -55,8 +53,6 @@ class Ahead(MemoryStore):
 
 
 class Patient(FakeWorker):
-    """Looks up again where a version is not logged yet, as workers do."""
-
     def work(self, task: Task) -> None:
         while True:
             try:

@@ -1,7 +1,5 @@
 """A master is killed at every step of a version that its workers already compute on; the next one makes the numbers."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Whoever waits at a master is answered by what happens, in order, and by nothing else."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The plan of a job: each record of each epoch in exactly one micro-batch, in an order that arguments alone decide."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

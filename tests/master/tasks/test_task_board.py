@@ -1,7 +1,5 @@
 """Leases and backups: whatever workers do and say, every micro-batch is done once and the job ends."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 
@@ -29,11 +27,7 @@ class Clock:
 
 
 def new_board(
-    job: JobSpec,
-    clock: Clock,
-    backup_after: float | None = None,
-    position: int = 0,
-    done: tuple[int, ...] = (),
+    job: JobSpec, clock: Clock, backup_after: float | None = None, position: int = 0, done: tuple[int, ...] = ()
 ) -> TaskBoard:
     """The board of a job that begins, or goes on with its group `position`."""
     options = MasterOptions(lease_seconds=10.0, backup_after_s=backup_after)

@@ -1,7 +1,5 @@
 """The plain data of `elastable.master.api` travels as messages and frames, and comes back as it was."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs a pytest file in four processes at once, each a member, and tells what became of every test in each."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,8 +16,6 @@ _ROOT = Path(__file__).parents[3]
 
 
 class Reporter:
-    """A plugin of the members' pytest: a line of JSON for every test that ran."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
 
@@ -60,8 +56,7 @@ def run_in_members(file: Path, home: Path) -> dict[str, list[tuple[int, str, str
 def _member(file: str, home: str) -> int | pytest.ExitCode:
     rank = os.environ["PMI_RANK"]
     return pytest.main(
-        [file, "-p", "no:cacheprovider", f"--basetemp={home}/{rank}"],
-        plugins=[Reporter(Path(home) / f"{rank}.jsonl")],
+        [file, "-p", "no:cacheprovider", f"--basetemp={home}/{rank}"], plugins=[Reporter(Path(home) / f"{rank}.jsonl")]
     )
 
 
