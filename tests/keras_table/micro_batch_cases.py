@@ -192,7 +192,7 @@ CASES = [
     Case(
         "`BatchNormalization`, in micro-batches",
         _normalized,
-        (),
+        "",
         "the statistics are those of a micro-batch, and a warning names the layer",
     ),
     Case(

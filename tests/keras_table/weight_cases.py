@@ -243,7 +243,7 @@ def _stored_once(side: Side) -> object:
 
 
 def _both(name: str, use: Callable[[keras.Model, Side], object], *covers: str) -> Case:
-    return Case(name, _after_a_fit(use), covers)
+    return Case(name, _after_a_fit(use), " ".join(covers))
 
 
 CASES = [
