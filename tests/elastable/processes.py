@@ -121,14 +121,8 @@ def elastable(
     with files[0].open("wb") as out, files[1].open("wb") as err:
         process: PreloadedProcess | subprocess.Popen[bytes]
         if new:
-            process = subprocess.Popen(
-                [sys.executable, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=_ROOT,
-                env=_environment(env),
-            )
+            command, nothing = [sys.executable, *words], subprocess.DEVNULL
+            process = subprocess.Popen(command, stdin=nothing, stdout=out, stderr=err, cwd=_ROOT, env=_environment(env))
         else:
             process = PreloadedProcess(words, out, err, _ROOT, _environment(env))
     running = Running(process, *files)
@@ -144,14 +138,9 @@ def elastable(
 def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new: bool = False) -> Finished:
     words = ["-m", "elastable", *map(str, arguments)]
     if new:
+        command, variables = [sys.executable, *words], _environment(env)
         ran = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-            cwd=_ROOT,
-            env=_environment(env),
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=_ROOT, env=variables
         )
     else:
         ran = run_preloaded(words, _ROOT, _environment(env), LIMIT_S)

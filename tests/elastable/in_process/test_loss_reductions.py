@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.engine import MemoryStore
 from elastable.embedding_store.errors import NotFinite, Unsupported
 from elastable.worker.readers.records.pytrees import Structure
-from tests.untyped import Keyword
+from tests.untyped import Keyword, Keywords
 
 WORDS, DIM, STEPS, MICRO, WAIT, RECORDS = 12, 3, 5, 4, 3, 44  # the last version has 8 of 12 records
 RANDOM = np.random.default_rng(4)
@@ -175,16 +175,8 @@ def fitted(
 ) -> keras.Model:
     model = make(in_store)
     model.compile(keras.optimizers.SGD(0.05), loss, **arguments)
-    et.fit(
-        model,
-        (IDS, ONE),
-        batch_size=MICRO,
-        grads_to_wait=RECORDS // MICRO,
-        average=average,
-        shuffle=False,
-        seed=0,
-        verbose=False,
-    )
+    settings: Keywords = {"batch_size": MICRO, "grads_to_wait": RECORDS // MICRO, "average": average}
+    et.fit(model, (IDS, ONE), **settings, shuffle=False, seed=0, verbose=False)
     return model
 
 

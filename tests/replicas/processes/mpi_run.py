@@ -28,14 +28,9 @@ class Reporter:
 def in_members(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a module in as many processes of MPI, to their end."""
     mpiexec = [str(Path(sys.executable).with_name("mpiexec")), "-disable-auto-cleanup", "-n", str(MEMBERS)]
+    command, nothing = [*mpiexec, sys.executable, "-m", module, *arguments], subprocess.DEVNULL
     return subprocess.run(
-        [*mpiexec, sys.executable, "-m", module, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        cwd=_ROOT,
-        stdin=subprocess.DEVNULL,
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=_ROOT, stdin=nothing
     )
 
 
