@@ -182,6 +182,7 @@ def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
     [
         ({"mode": "sync", "staleness_bound": 3}, "staleness_bound is for mode async"),
         ({"mode": "sync", "staleness_modulation": "inverse"}, "staleness_modulation is for mode async"),
+        ({"steps_per_epoch": 2}, "steps_per_epoch is for mode sync"),
         ({"staleness_bound": -1}, "must not be negative, got -1"),
         ({"staleness_bound": 2**63}, "must lie within -9223372036854775808 and 9223372036854775807"),
         ({"seed": -(2**63) - 1}, "job seed must lie within"),

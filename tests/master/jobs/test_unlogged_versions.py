@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -105,12 +105,6 @@ class Late(Hooks):
         with pytest.raises(NotJoined):
             self.client.report_gradient(self.late)
         self.refused += 1
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def killed_at(point: str, folder: Path, held: ExitStack) -> DenseSnapshot | None:

@@ -1,7 +1,7 @@
 """Nobody acts in another worker's name: each attack at a real master, by a client that knows all but the secret."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -51,12 +51,6 @@ class Served:
     address: str
     worker: MasterClient
     stranger: MasterClient
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def serve(held: ExitStack, job: JobSpec) -> Served:

@@ -219,20 +219,16 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_job_goes_on_in_files_that_are_damaged(damage: str, tmp_path: Path) -> None:
-    url = f"file://{tmp_path / 'store'}"
+@pytest.mark.parametrize(
+    ("store", "damage"), [*(("file://", damage) for damage in DAMAGES), ("memory?log=", "the only log")]
+)
+def test_a_job_goes_on_in_files_that_are_damaged(store: str, damage: str, tmp_path: Path) -> None:
+    url = f"{store}{tmp_path / 'store'}"
     expected = trained_in(url, tmp_path / "kept")
-    DAMAGES[damage](tmp_path / "store")
-    with pytest.raises(StoreBroken):
-        open_store(url)
-    goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
-
-
-def test_a_job_goes_on_in_memory_with_a_damaged_log(tmp_path: Path) -> None:
-    url = f"memory?log={tmp_path / 'log'}"
-    expected = trained_in(url, tmp_path / "kept")
-    flip(next((tmp_path / "log").glob("*.log")))
+    if damage in DAMAGES:
+        DAMAGES[damage](tmp_path / "store")
+    else:
+        flip(next((tmp_path / "store").glob("*.log")))
     with pytest.raises(StoreBroken):
         open_store(url)
     goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
