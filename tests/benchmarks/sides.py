@@ -1,7 +1,5 @@
 """A contender that tests run in a separate process."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """The records of the click model are drawn as they say, and programs that count steps are listened to."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

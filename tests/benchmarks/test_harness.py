@@ -1,7 +1,5 @@
 """Figures are medians of interleaved rounds, and are written as they are shown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

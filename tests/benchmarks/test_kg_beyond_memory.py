@@ -1,7 +1,5 @@
 """Entities in files, most of them out of memory, are trained to the bits of entities in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.graphs.kg_beyond_memory import trial

@@ -1,7 +1,5 @@
 """The bounds of a step are measured on the products that the step computes."""
 
-from __future__ import annotations
-
 from benchmarks.graphs.kg_bounds import product_row, row_reads_row
 
 

@@ -1,7 +1,5 @@
 """Drawn knowledge graphs: their sizes, what they are drawn from, and the bound that their model sets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A server under load goes on answering: rightly, everybody, and none of it is timed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

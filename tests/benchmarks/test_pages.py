@@ -1,7 +1,5 @@
 """Pages quote the figures of the last run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Peers race in separate processes; a missing or failing one is reported and never recorded."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

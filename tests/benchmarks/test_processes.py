@@ -1,7 +1,5 @@
 """What processes use, counted from outside."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """One master holds many workers that have joined, in a few processes: on few threads, in little memory."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The simulation against the runs that were measured, and against what must hold whatever things cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What docker-compose.yml and the image promise, read from the files; `make compose-test` proves it on an engine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

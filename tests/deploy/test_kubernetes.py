@@ -1,7 +1,5 @@
 """The files for Kubernetes: valid, confined, and in agreement with the command, the image and Compose."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

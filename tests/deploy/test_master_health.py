@@ -1,7 +1,5 @@
 """The container's health check, run as it is, against servers with and without TLS."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

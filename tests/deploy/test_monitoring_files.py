@@ -1,7 +1,5 @@
 """The dashboard and the alerting rules: every metric, label and value that they name is there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

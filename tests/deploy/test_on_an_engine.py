@@ -1,7 +1,5 @@
 """`make compose-test` as a test: `pytest -m compose`, left out of every other run as it takes minutes."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Redis of Compose and of Kubernetes, started as it is there: what it logged outlives it, and who may do what."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ Set in its environment:
 * EXTRA: so many training records more than the master has.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One trained job that many tests inspect."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

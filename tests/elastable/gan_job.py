@@ -1,7 +1,5 @@
 """A GAN whose networks have a table and an optimizer each, and two losses: as jobs, and in plain Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +21,10 @@ Layer = Callable[..., object]
 
 
 def in_store(name: str, **arguments: Keyword) -> keras.layers.Layer:
-    """A table in a store."""
     return et.Embedding(LABELS, DIM, name=name, **arguments)
 
 
 def in_keras(name: str, **arguments: object) -> keras.layers.Layer:
-    """The same in plain Keras."""
     return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
 
 
@@ -57,16 +53,13 @@ class Gan(keras.Model):
         self.judge, self.make = judge, make
 
     def build(self, shape: object = None) -> None:
-        """Its networks are built."""
         self.built = True
 
     def judge_loss(self, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> object:
-        """Of the discriminator."""
         false, true = self.discriminator([self.generator([z, labels]), labels]), self.discriminator([real, labels])
         return tf.reduce_mean(tf.nn.softplus(false)) + tf.reduce_mean(tf.nn.softplus(-true))
 
     def make_loss(self, z: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Of the generator."""
         return tf.reduce_mean(tf.nn.softplus(-self.discriminator([self.generator([z, labels]), labels])))
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -81,7 +74,6 @@ class Gan(keras.Model):
 
 
 def tables(model: keras.Model) -> dict[str, keras.layers.Layer]:
-    """Embedding layers by name."""
     kinds = (et.Embedding, keras.layers.Embedding)
     return {layer.name: layer for layer in model._flatten_layers() if isinstance(layer, kinds)}
 
@@ -155,5 +147,4 @@ def model(layer: Layer = in_store, updates: Callable[..., Any] = at_once) -> Gan
 
 
 def data(split: str) -> object:
-    """The records of the job."""
     return et.NumpyReader(*DATA) if split == "train" else None

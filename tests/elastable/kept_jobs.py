@@ -1,7 +1,5 @@
 """Jobs that keep all their checkpoints: trained, resumed from an older one, and compared."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model with one table and one dense layer, for tests that hold it against plain Keras."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

@@ -4,8 +4,6 @@ They are forks of a process that has imported TensorFlow (`tests.preloaded`), an
 importing it takes five seconds of a core, training a small model takes one. With `new=True` all are new interpreters.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -54,8 +52,6 @@ class Finished:
 
 @dataclass
 class Running:
-    """One `elastable` process; its output goes to files."""
-
     process: PreloadedProcess | subprocess.Popen[bytes]
     out_file: Path
     err_file: Path
@@ -106,13 +102,11 @@ class Hold:
         return {"HOLD": str(self.home), "HOLD_AT": str(self.version)}
 
     def wait(self, master: Running) -> None:
-        """Until the master is held."""
         held = self.home / "held"
         wait_until(lambda: held.exists() or master.process.poll() is not None, "the version to hold at", master)
         assert held.exists(), f"{master.out}\n{master.err}"
 
     def go(self) -> None:
-        """Lets the master go on."""
         (self.home / "go").touch()
 
 
@@ -127,14 +121,8 @@ def elastable(
     with files[0].open("wb") as out, files[1].open("wb") as err:
         process: PreloadedProcess | subprocess.Popen[bytes]
         if new:
-            process = subprocess.Popen(
-                [sys.executable, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=_ROOT,
-                env=_environment(env),
-            )
+            command, nothing = [sys.executable, *words], subprocess.DEVNULL
+            process = subprocess.Popen(command, stdin=nothing, stdout=out, stderr=err, cwd=_ROOT, env=_environment(env))
         else:
             process = PreloadedProcess(words, out, err, _ROOT, _environment(env))
     running = Running(process, *files)
@@ -148,17 +136,11 @@ def elastable(
 
 
 def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new: bool = False) -> Finished:
-    """Runs `elastable ARGUMENTS` to its end."""
     words = ["-m", "elastable", *map(str, arguments)]
     if new:
+        command, variables = [sys.executable, *words], _environment(env)
         ran = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-            cwd=_ROOT,
-            env=_environment(env),
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=_ROOT, env=variables
         )
     else:
         ran = run_preloaded(words, _ROOT, _environment(env), LIMIT_S)
@@ -166,7 +148,6 @@ def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new
 
 
 def succeeded(*arguments: str | Path, env: dict[str, str] | None = None, new: bool = False) -> Finished:
-    """The same of a command that must end with exit code 0."""
     ran = run_elastable(*arguments, env=env, new=new)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     return ran

@@ -1,7 +1,5 @@
 """Small Keras models and records that several tests train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import keras
@@ -16,6 +14,7 @@ __all__ = [
     "USERS",
     "WORDS",
     "assert_close",
+    "assert_same",
     "clicks",
     "model_of",
     "plain_model",
@@ -75,6 +74,13 @@ def tables_and_weights(model: keras.Model) -> dict[str, Array]:
         for part, value in enumerate(layer.get_weights()):
             found[f"dense {number} {part}"] = value
     return found
+
+
+def assert_same(ours: keras.Model, theirs: keras.Model, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Fails where an entry of a table or a weight differs, or by more than so much."""
+    expected = tables_and_weights(theirs)
+    for name, values in tables_and_weights(ours).items():
+        np.testing.assert_allclose(values, expected[name], rtol=rtol, atol=atol, err_msg=name)
 
 
 def assert_close(one: keras.Model, other: keras.Model, relative: float = 1e-5) -> None:

@@ -4,8 +4,6 @@ Prints every program that came out differently, each kind of refusal with one pr
 with 1 where one is different, or more than one in ten are refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os
@@ -16,7 +14,6 @@ from tests.keras_programs.run import kind_of_refusal, ran
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.keras_programs", description=__doc__)
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")

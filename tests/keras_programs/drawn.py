@@ -5,8 +5,6 @@ Programs keep to what is promised to be Keras' numbers: where an optimizer moves
 Dropout draws of its own and BatchNormalization over micro-batches are left out: both are said to differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,7 +155,6 @@ class DrawnProgram:
         return _OPTIMIZERS[self.optimizer][0] != FOLLOW
 
     def embedding(self, side: Side, number: int) -> keras.layers.Layer:
-        """One of its tables, with the rows that it begins with."""
         import elastable as et
 
         options: dict[str, Any] = {"mask_zero": self.mask_zero, "name": f"table_{number}"}
@@ -194,7 +191,6 @@ class DrawnProgram:
         return model
 
     def compiled(self, model: keras.Model, side: Side) -> None:
-        """Compiles it anew."""
         options = dict(self.options)
         optimizer = _OPTIMIZERS[self.optimizer][1](options)
         if self.schedule:

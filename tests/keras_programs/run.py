@@ -1,7 +1,5 @@
 """Runs a drawn program on both sides, and says whether it came out the same, or was refused."""
 
-from __future__ import annotations
-
 import logging
 import re
 import tempfile
@@ -92,7 +90,6 @@ class _Runner:
         return self.program.model(self.side)
 
     def fit(self, model: keras.Model) -> keras.Model:
-        """Trains it by the program's settings."""
         import elastable as et
 
         program = self.program
@@ -113,7 +110,6 @@ class _Runner:
         return model
 
     def outcome(self, *models: keras.Model) -> dict[str, object]:
-        """Weights, history, predictions and an evaluation."""
         x, y = self.program.x, self.program.y
         return {
             "history": list(self.history),

@@ -1,7 +1,5 @@
 """Drawn Keras programs come out as with plain Keras, or are refused; `make test-slow` runs two thousand of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.keras_programs.drawn import DrawnProgram, Side

@@ -1,7 +1,5 @@
 """Writes docs/keras.md: `python -m tests.keras_table`, or `make keras-table`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

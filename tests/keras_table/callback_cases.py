@@ -1,7 +1,5 @@
 """Every callback of `keras.callbacks`."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable
@@ -128,79 +126,60 @@ def _remote(side: Side) -> list[object]:
     return [result, received]
 
 
-def _c(name: str, program: Callable[[Side], object], *covers: str, meaning: str = "") -> Case:
-    return Case(name, program, tuple(f"callbacks.{cover}" for cover in covers), meaning)
+def _c(name: str, program: Callable[[Side], object], *covers: str) -> Case:
+    """A case of the callback that the name begins with, or of `covers`."""
+    return Case(name, program, " ".join(f"callbacks.{cover}" for cover in covers or [name[1:].split("(")[0]]))
 
 
-_callbacks = keras.callbacks
+C = keras.callbacks
 CASES = [
     _c("`History`, `CallbackList`, `callbacks=[]`", _with(), "History", "CallbackList"),
     _c("a callback of one's own: every hook of training", _calls_of, "Callback"),
     _c("`self.model.stop_training = True`", _stops, "Callback"),
-    _c(
-        "`LambdaCallback(...)`",
-        _with(lambda: _callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)),
-        "LambdaCallback",
-    ),
-    _c(
-        "`LearningRateScheduler(...)`",
-        _with(lambda: _callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)),
-        "LearningRateScheduler",
-    ),
+    _c("`LambdaCallback(...)`", _with(lambda: C.LambdaCallback(on_epoch_end=lambda epoch, logs: None))),
+    _c("`LearningRateScheduler(...)`", _with(lambda: C.LearningRateScheduler(lambda epoch, rate: rate * 0.5))),
     _c(
         "`ReduceLROnPlateau(monitor='loss', patience=1, min_delta=10)`",
-        _with(lambda: _callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)),
-        "ReduceLROnPlateau",
+        _with(lambda: C.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)),
     ),
     _c(
         "`EarlyStopping(monitor='loss', patience=1, min_delta=10)`",
-        _with(lambda: _callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=10.0)),
-        "EarlyStopping",
+        _with(lambda: C.EarlyStopping(monitor="loss", patience=1, min_delta=10.0)),
     ),
     _c(
         "`EarlyStopping(patience=1, restore_best_weights=True)`, validated",
-        _validated(lambda: _callbacks.EarlyStopping(patience=1, restore_best_weights=True)),
-        "EarlyStopping",
+        _validated(lambda: C.EarlyStopping(patience=1, restore_best_weights=True)),
     ),
     _c(
         "`EarlyStopping(start_from_epoch=1, restore_best_weights=True)`",
         _validated(
-            lambda: _callbacks.EarlyStopping(
+            lambda: C.EarlyStopping(
                 monitor="val_loss", mode="max", patience=1, restore_best_weights=True, start_from_epoch=1
             )
         ),
-        "EarlyStopping",
     ),
-    _c("`TerminateOnNaN()`, a label that is NaN", _not_a_number, "TerminateOnNaN"),
-    _c("`TerminateOnNaN()`", _with(_callbacks.TerminateOnNaN), "TerminateOnNaN"),
-    _c("`CSVLogger(file)`", _file(lambda folder: _callbacks.CSVLogger(f"{folder}/log.csv"), _csv), "CSVLogger"),
+    _c("`TerminateOnNaN()`, a label that is NaN", _not_a_number),
+    _c("`TerminateOnNaN()`", _with(C.TerminateOnNaN)),
+    _c("`CSVLogger(file)`", _file(lambda folder: C.CSVLogger(f"{folder}/log.csv"), _csv)),
     _c(
-        "`ModelCheckpoint(file)`, whole models",
-        _file(lambda folder: _callbacks.ModelCheckpoint(f"{folder}/last.keras"), _whole),
-        "ModelCheckpoint",
+        "`ModelCheckpoint(file)`, whole models", _file(lambda folder: C.ModelCheckpoint(f"{folder}/last.keras"), _whole)
     ),
     _c(
         "`ModelCheckpoint(file, save_best_only=True, save_weights_only=True)`",
         _file(
-            lambda folder: _callbacks.ModelCheckpoint(
+            lambda folder: C.ModelCheckpoint(
                 f"{folder}/best.weights.h5", monitor="loss", save_best_only=True, save_weights_only=True
             ),
             _best,
         ),
-        "ModelCheckpoint",
     ),
     _c(
         "`ModelCheckpoint(save_freq=2)`",
-        _file(lambda folder: _callbacks.ModelCheckpoint(f"{folder}/last.keras", save_freq=2), _whole),
-        "ModelCheckpoint",
+        _file(lambda folder: C.ModelCheckpoint(f"{folder}/last.keras", save_freq=2), _whole),
     ),
-    _c("`TensorBoard(folder)`", _file(lambda folder: _callbacks.TensorBoard(folder), _names), "TensorBoard"),
-    _c(
-        "`BackupAndRestore(folder)`",
-        _file(lambda folder: _callbacks.BackupAndRestore(folder), lambda folder, side: []),
-        "BackupAndRestore",
-    ),
-    _c("`SwapEMAWeights(swap_on_epoch=True)`", _swapped, "SwapEMAWeights"),
-    _c("`ProgbarLogger()`", _with(_callbacks.ProgbarLogger), "ProgbarLogger"),
-    _c("`RemoteMonitor(root)`", _remote, "RemoteMonitor"),
+    _c("`TensorBoard(folder)`", _file(C.TensorBoard, _names)),
+    _c("`BackupAndRestore(folder)`", _file(C.BackupAndRestore, lambda folder, side: [])),
+    _c("`SwapEMAWeights(swap_on_epoch=True)`", _swapped),
+    _c("`ProgbarLogger()`", _with(C.ProgbarLogger)),
+    _c("`RemoteMonitor(root)`", _remote),
 ]

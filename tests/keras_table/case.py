@@ -1,7 +1,5 @@
 """A case, and the verdict that running it gives."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +25,8 @@ class Case:
     Attributes:
         name: What a program says, as it says it.
         program: Run once with each side; what it returns (nested dicts, lists, arrays, strings) is compared.
-        covers: The arguments and names of Keras that it stands for, as `tests/keras_table/keras_names.py` lists them.
+        covers: The arguments and names of Keras that it stands for, as `tests/keras_table/keras_names.py` lists them,
+            with spaces between.
         meaning: Where numbers cannot be compared: what is the same, and what is not.
         repeats: Whether ids repeat in a batch and are squared or clipped: Keras with dense gradients is the reference,
             as on JAX and PyTorch, and plain Keras on TensorFlow has other numbers.
@@ -35,7 +34,7 @@ class Case:
 
     name: str
     program: Callable[[Side], object]
-    covers: tuple[str, ...] = ()
+    covers: str = ""
     meaning: str = ""
     repeats: bool = False
 

@@ -17,14 +17,13 @@ __all__ = ["CASES"]
 
 
 def _c(name: str, *covers: str, meaning: str = "", **fit: object) -> Case:
-    return Case(name, lambda side: trained(side, fit=fit), tuple(f"fit.{cover}" for cover in covers), meaning)
+    return Case(name, lambda side: trained(side, fit=fit), " ".join(f"fit.{cover}" for cover in covers), meaning)
 
 
 def _with(name: str, fit: Callable[..., object], *covers: str, meaning: str = "", **compiled: object) -> Case:
     """`fit` is called with the side, and returns the arguments."""
-    return Case(
-        name, lambda side: trained(side, fit=fit(side), **compiled), tuple(f"fit.{cover}" for cover in covers), meaning
-    )
+    covered = " ".join(f"fit.{cover}" for cover in covers)
+    return Case(name, lambda side: trained(side, fit=fit(side), **compiled), covered, meaning)
 
 
 def _fitted(
@@ -99,12 +98,10 @@ CASES = [
     Case(
         "`verbose='auto'`, `1`, `2`, `0`",
         lambda side: [trained(side, fit={"verbose": verbose}) for verbose in ("auto", 1, 2, 0)],
-        ("fit.verbose",),
+        "fit.verbose",
     ),
-    Case("`initial_epoch=2, epochs=4`, after a fit of two", _twice, ("fit.initial_epoch",)),
-    Case(
-        "`shuffle=True`", _shuffled, ("fit.shuffle",), "each record once an epoch, in an order that belongs to `seed`"
-    ),
+    Case("`initial_epoch=2, epochs=4`, after a fit of two", _twice, "fit.initial_epoch"),
+    Case("`shuffle=True`", _shuffled, "fit.shuffle", "each record once an epoch, in an order that belongs to `seed`"),
     _c("`shuffle=True`, one batch an epoch", "shuffle", shuffle=True, epochs=3, batch_size=RECORDS),
     _with(
         "`validation_data=(x, y)`",
@@ -119,11 +116,7 @@ CASES = [
     ),
     _c("`validation_split=0.25`", "validation_split", validation_split=0.25),
     *(
-        _with(
-            f"`{name}={value}`",
-            lambda side, options=options: {"validation_data": (side.x, side.y), **options},
-            name,
-        )
+        _with(f"`{name}={value}`", lambda side, options=options: {"validation_data": (side.x, side.y), **options}, name)
         for name, value, options in (
             ("validation_batch_size", 6, {"validation_batch_size": 6}),
             ("validation_steps", 2, {"validation_steps": 2, "epochs": 3}),
@@ -131,36 +124,32 @@ CASES = [
             ("validation_freq", [1, 3], {"validation_freq": [1, 3], "epochs": 3}),
         )
     ),
-    Case("`class_weight={0: 0.5, 1: 3.0}`", _class_weights, ("fit.class_weight",)),
+    Case("`class_weight={0: 0.5, 1: 3.0}`", _class_weights, "fit.class_weight"),
     _with("`sample_weight=w`", lambda side: {"sample_weight": side.weights}, "sample_weight", metrics=["mae"]),
     _with(
         "`sample_weight=w`, some of them 0",
         lambda side: {"sample_weight": side.weights * (np.arange(RECORDS) % 2)},
         "sample_weight",
     ),
-    Case("`sample_weight={'one': ..., 'two': ...}`", _weights_of_outputs, ("fit.sample_weight",)),
-    Case(
-        "`steps_per_epoch=2`",
-        lambda side: _running_out(side, fit={"steps_per_epoch": 2}),
-        ("fit.steps_per_epoch",),
-    ),
+    Case("`sample_weight={'one': ..., 'two': ...}`", _weights_of_outputs, "fit.sample_weight"),
+    Case("`steps_per_epoch=2`", lambda side: _running_out(side, fit={"steps_per_epoch": 2}), "fit.steps_per_epoch"),
     _c("`callbacks=None`", "callbacks", callbacks=None),
-    Case("`x=` a `tf.data.Dataset`", lambda side: _fitted(side, _dataset(side)), ("fit.x",)),
+    Case("`x=` a `tf.data.Dataset`", lambda side: _fitted(side, _dataset(side)), "fit.x"),
     Case(
         "`x=` a `tf.data.Dataset` without an end, `steps_per_epoch=2`",
         lambda side: _fitted(side, _dataset(side).repeat(), steps_per_epoch=2, epochs=2),
-        ("fit.x", "fit.steps_per_epoch"),
+        "fit.x fit.steps_per_epoch",
     ),
     Case(
         "`validation_data=` a `tf.data.Dataset` without an end, `validation_steps=2`",
         lambda side: _fitted(side, _dataset(side), validation_data=_dataset(side).repeat(), validation_steps=2),
-        ("fit.validation_data", "fit.validation_steps"),
+        "fit.validation_data fit.validation_steps",
     ),
-    Case("`x=` a `keras.utils.PyDataset`", lambda side: _fitted(side, _Batches(side)), ("fit.x",)),
+    Case("`x=` a `keras.utils.PyDataset`", lambda side: _fitted(side, _Batches(side)), "fit.x"),
     Case(
         "`x=` a generator, `steps_per_epoch=3`",
         lambda side: _fitted(side, _generator(side), steps_per_epoch=3),
-        ("fit.x",),
+        "fit.x",
     ),
-    Case("no records", lambda side: _running_out(side, x=side.x[:0], y=side.y[:0]), ("fit.x",)),
+    Case("no records", lambda side: _running_out(side, x=side.x[:0], y=side.y[:0]), "fit.x"),
 ]

@@ -1,7 +1,5 @@
 """What the installed Keras takes: read from its signatures, so that a new argument is noticed."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 
@@ -10,9 +8,7 @@ import keras
 __all__ = ["keras_names"]
 
 # Not said by programs, or said by another row of the same name: each with its reason.
-_LEFT_OUT = {
-    "callbacks.OrbaxCheckpoint": "needs the package orbax-checkpoint",
-}
+_LEFT_OUT = {"callbacks.OrbaxCheckpoint": "needs the package orbax-checkpoint"}
 _BASES = {"metrics.Mean", "metrics.Sum"}  # what metrics of one's own and the loss are made of
 
 

@@ -1,7 +1,5 @@
 """What `keras.layers.Embedding`, `keras.Layer` and `et.Embedding` take, and what layers around a table may do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -28,13 +26,11 @@ def _rows(side: Side) -> np.ndarray:
 def _both(name: str, covers: str, option: Callable[[], Keywords], **more: object) -> list[Case]:
     """The option on an offloaded `keras.layers.Embedding`, and on `et.Embedding`."""
     return [
-        Case(
-            f"`keras.layers.Embedding({name})`", lambda side: trained(side, small(side, **option()), **more), (covers,)
-        ),
+        Case(f"`keras.layers.Embedding({name})`", lambda side: trained(side, small(side, **option()), **more), covers),
         Case(
             f"`et.Embedding({name})`",
             lambda side: trained(side, _own(side, **{"weights": [_rows(side)], **option()}), **more),
-            (covers,),
+            covers,
         ),
     ]
 
@@ -48,9 +44,7 @@ def _initializer(initializer: Callable[[], object], name: str, meaning: str) -> 
         rows = result["weights"]["items"][0]
         return [round(float(np.abs(rows).mean()), 1), round(float(rows.mean()), 1), float(np.ptp(rows) > 0)]
 
-    return Case(
-        f"`et.Embedding(embeddings_initializer={name})`", program, ("Embedding.embeddings_initializer",), meaning
-    )
+    return Case(f"`et.Embedding(embeddings_initializer={name})`", program, "Embedding.embeddings_initializer", meaning)
 
 
 def _masked(side: Side, layer: Callable[..., keras.layers.Layer]) -> object:
@@ -76,7 +70,6 @@ def _frozen_then_not(side: Side) -> list[object]:
 
 
 def _shared(side: Side) -> object:
-    """One embedding, called on two features."""
     layer = keras.layers.Embedding(side.vocabulary, DIM, name="items")
     features = [keras.Input((LENGTH,), dtype="int64", name=name) for name in ("seen", "bought")]
     flat = [keras.layers.Flatten()(layer(feature)) for feature in features]
@@ -194,7 +187,7 @@ CASES = [
     Case(
         "`et.Embedding(weights=[rows])`",
         lambda side: trained(side, _own(side, weights=[_rows(side)])),
-        ("Embedding.weights", "Embedding.output_dim"),
+        "Embedding.weights Embedding.output_dim",
     ),
     _initializer(lambda: keras.initializers.Constant(0.2), "Constant(0.2)", ""),
     _initializer(lambda: "zeros", "'zeros'", ""),
@@ -224,7 +217,7 @@ CASES = [
         Case(
             f"`{kind}.Embedding(lora_rank=2, lora_alpha=4)`",
             lambda side, model=model: trained(side, model(side, lora_rank=2, lora_alpha=4)),  # type: ignore[misc]
-            ("Embedding.lora_rank", "Embedding.lora_alpha"),
+            "Embedding.lora_rank Embedding.lora_alpha",
         )
         for kind, model in (("keras.layers", small), ("et", _own))
     ),
@@ -237,14 +230,14 @@ CASES = [
         Case(
             f"`{name}.Embedding(mask_zero=True)`, a recurrent layer, outputs with a mask",
             lambda side, own=own: _masked(side, side.embedding if own else keras.layers.Embedding),  # type: ignore[misc]
-            ("Embedding.mask_zero",),
+            "Embedding.mask_zero",
         )
         for name, own in (("keras.layers", False), ("et", True))
     ),
-    Case("`layer.enable_lora(2)`", _lora, ("Embedding.enable_lora",)),
-    Case("`layer.quantize('int8')`", _quantized, ("Embedding.quantize",)),
-    Case("`layer.trainable = False` after a fit, and `True` after the next", _frozen_then_not, ("Layer.trainable",)),
-    Case("one embedding called on two features", _shared, ("Layer.name",)),
+    Case("`layer.enable_lora(2)`", _lora, "Embedding.enable_lora"),
+    Case("`layer.quantize('int8')`", _quantized, "Embedding.quantize"),
+    Case("`layer.trainable = False` after a fit, and `True` after the next", _frozen_then_not, "Layer.trainable"),
+    Case("one embedding called on two features", _shared, "Layer.name"),
     *(
         Case(f"`keras.Input((3,))` of floats in front of `{name}.Embedding`", _float_ids(own, "float32"))
         for name, own in (("keras.layers", False), ("et", True))
@@ -260,11 +253,11 @@ CASES = [
             ("SGD(clipnorm=0.1)", lambda: keras.optimizers.SGD(0.5, clipnorm=0.1)),
         )
     ),
-    Case("`self.add_loss(...)` in a layer", _with_losses, ("Layer.add_loss",)),
+    Case("`self.add_loss(...)` in a layer", _with_losses, "Layer.add_loss"),
     Case(
         "`kernel_regularizer`, `activity_regularizer`, `kernel_constraint` of dense layers",
         _regularized,
-        ("Layer.activity_regularizer",),
+        "Layer.activity_regularizer",
     ),
     Case(
         "`BatchNormalization`, with `grads_to_wait=1`",
@@ -273,16 +266,14 @@ CASES = [
     Case(
         "`Dropout(0.5, seed=1)`",
         _dropout,
-        (),
+        "",
         "draws of its own, which depend on nothing but `seed` and the number of the micro-batch",
     ),
     Case(
-        "`self.add_weight(...)`, trainable and not, with regularizer and constraint",
-        _added_weight,
-        ("Layer.add_weight",),
+        "`self.add_weight(...)`, trainable and not, with regularizer and constraint", _added_weight, "Layer.add_weight"
     ),
     *(
-        Case(f"`keras.config.set_dtype_policy('{policy}')`", _policy(policy), ("Layer.dtype",))
+        Case(f"`keras.config.set_dtype_policy('{policy}')`", _policy(policy), "Layer.dtype")
         for policy in ("mixed_bfloat16", "mixed_float16", "float64")
     ),
 ]

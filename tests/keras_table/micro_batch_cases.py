@@ -1,7 +1,5 @@
 """What a program trains to when each of its batches is computed in two micro-batches (`grads_to_wait=2`)."""
 
-from __future__ import annotations
-
 import logging
 import logging.handlers
 from collections.abc import Callable
@@ -194,7 +192,7 @@ CASES = [
     Case(
         "`BatchNormalization`, in micro-batches",
         _normalized,
-        (),
+        "",
         "the statistics are those of a micro-batch, and a warning names the layer",
     ),
     Case(
@@ -202,8 +200,7 @@ CASES = [
         lambda side: _trained(side, flat(side, _Centred(name="centred")), loss="mse"),
     ),
     Case(
-        "`LayerNormalization`",
-        lambda side: _trained(side, flat(side, keras.layers.LayerNormalization()), loss="mse"),
+        "`LayerNormalization`", lambda side: _trained(side, flat(side, keras.layers.LayerNormalization()), loss="mse")
     ),
     Case("`Embedding(embeddings_regularizer=L2(0.3))`, each batch with every row", _regularized),
 ]

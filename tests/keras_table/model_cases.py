@@ -1,7 +1,5 @@
 """Kinds of models, their methods, and models that override parts of a step."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -183,21 +181,21 @@ def _reset(model: keras.Model, side: Side) -> object:
 
 
 def _case(name: str, use: Callable[[keras.Model, Side], object], covers: str, meaning: str = "") -> Case:
-    return Case(name, _after(use), tuple(covers.split()), meaning)
+    return Case(name, _after(use), covers, meaning)
 
 
 CASES = [
     Case("a Sequential model", _sequential),
     Case("a Sequential model with an embedding inside a Functional one", _nested),
     Case("features as a dictionary, two tables", _dict_features),
-    Case("a subclass of `Model`", _subclass(Subclassed), ("Model.call",)),
-    Case("a `compute_loss` of its own", _subclass(OwnLoss, loss=None), ("Model.compute_loss",)),
-    Case("a `compute_metrics` of its own", _subclass(OwnMetrics), ("Model.compute_metrics",)),
-    Case("`self.add_loss(...)` in `call`", _subclass(LossInCall), ("Model.add_loss",)),
-    Case("a `train_step` of its own", _subclass(OwnTrainStep), ("Model.train_step",)),
-    Case("a `test_step` of its own", _subclass(OwnTestStep), ("Model.test_step",)),
-    Case("a `predict_step` of its own", _subclass(OwnPredictStep), ("Model.predict_step",)),
-    Case("`model.trainable = False`", _frozen_model, ("Model.trainable",)),
+    Case("a subclass of `Model`", _subclass(Subclassed), "Model.call"),
+    Case("a `compute_loss` of its own", _subclass(OwnLoss, loss=None), "Model.compute_loss"),
+    Case("a `compute_metrics` of its own", _subclass(OwnMetrics), "Model.compute_metrics"),
+    Case("`self.add_loss(...)` in `call`", _subclass(LossInCall), "Model.add_loss"),
+    Case("a `train_step` of its own", _subclass(OwnTrainStep), "Model.train_step"),
+    Case("a `test_step` of its own", _subclass(OwnTestStep), "Model.test_step"),
+    Case("a `predict_step` of its own", _subclass(OwnPredictStep), "Model.predict_step"),
+    Case("`model.trainable = False`", _frozen_model, "Model.trainable"),
     _case("`model(x)`", lambda model, side: np.asarray(model(side.x)), "Model.call"),
     _case(
         "`evaluate(x, y, batch_size=8)`",
@@ -242,7 +240,7 @@ CASES = [
     _case("`save(file)`, loaded by plain Keras", _saved, "Model.save"),
     _case("`save_weights(file)`, `load_weights(file)`", _weights_saved, "Model.save_weights Model.load_weights"),
     _case("`export(folder)`, a SavedModel", _exported, "Model.export"),
-    Case("`et.export_keras(model, store, file)`", _exported_keras, ("Model.save",)),
+    Case("`et.export_keras(model, store, file)`", _exported_keras, "Model.save"),
     _case("`compile` again with another optimizer and loss, then trained on", _compiled_again, "Model.compile"),
     _case("`reset_metrics()`, `metrics_names`", _reset, "Model.reset_metrics Model.metrics_names"),
     _case(

@@ -1,7 +1,5 @@
 """Every optimizer of `keras.optimizers`, with arguments that differ from its defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -77,7 +75,7 @@ def _with(optimizer: Callable[[], object], epochs: int = 1) -> Callable[..., obj
 
 
 def _optimizer(name: str, arguments: Keywords) -> Case:
-    covers = (f"optimizers.{name}", *(f"optimizers.{name}.{key}" for key in arguments))
+    covers = " ".join([f"optimizers.{name}", *(f"optimizers.{name}.{key}" for key in arguments)])
     # Averages differ from the rows after some steps only.
     program = _with(lambda: getattr(keras.optimizers, name)(**arguments), 2 if "use_ema" in arguments else 1)
     return Case(f"`{_said(name, arguments)}`", program, covers)
@@ -87,7 +85,7 @@ def _schedule(name: str, arguments: dict[str, object]) -> Case:
     def optimizer() -> keras.optimizers.SGD:
         return keras.optimizers.SGD(getattr(keras.optimizers.schedules, name)(**arguments))
 
-    return Case(f"`SGD({_said(name, arguments)})`", _with(optimizer), (f"schedules.{name}",))
+    return Case(f"`SGD({_said(name, arguments)})`", _with(optimizer), f"schedules.{name}")
 
 
 def _two_optimizers() -> object:
@@ -106,7 +104,7 @@ class Halved(keras.optimizers.SGD):
 CASES = [
     *(_optimizer(name, arguments) for name, all_of_them in _OWN.items() for arguments in all_of_them),
     *(
-        Case(case.name, case.program, (*case.covers, *(f"Optimizer.{key}" for key in arguments)))
+        Case(case.name, case.program, " ".join([case.covers, *(f"Optimizer.{key}" for key in arguments)]))
         for name, arguments in _COMMON
         for case in [_optimizer(name, arguments)]
     ),
@@ -115,12 +113,12 @@ CASES = [
     Case(
         "`LossScaleOptimizer(SGD(0.5))`",
         _with(lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)),
-        ("optimizers.LossScaleOptimizer",),
+        "optimizers.LossScaleOptimizer",
     ),
     Case(
         "`MultiOptimizer(OptimizerMap(SGD(0.5), {'out/.*': SGD(0.1)}))`",
         _with(_two_optimizers),
-        ("optimizers.MultiOptimizer", "optimizers.OptimizerMap"),
+        "optimizers.MultiOptimizer optimizers.OptimizerMap",
     ),
-    Case("a subclass of `SGD` with an `update_step` of its own", _with(lambda: Halved(0.5)), ("optimizers.Optimizer",)),
+    Case("a subclass of `SGD` with an `update_step` of its own", _with(lambda: Halved(0.5)), "optimizers.Optimizer"),
 ]

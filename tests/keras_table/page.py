@@ -1,7 +1,5 @@
 """docs/keras.md, written from what ran."""
 
-from __future__ import annotations
-
 import keras
 
 from tests.keras_table import (
@@ -55,7 +53,6 @@ until it has a row.
 
 
 def verdicts(sections: dict[str, list[Case]]) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
-    """(section -> (name, verdict) of each case, what differs or breaks)."""
     found: dict[str, list[tuple[str, str]]] = {}
     wrong = []
     for section, cases in sections.items():
@@ -71,7 +68,6 @@ def verdicts(sections: dict[str, list[Case]]) -> tuple[dict[str, list[tuple[str,
 
 
 def page(found: dict[str, list[tuple[str, str]]]) -> str:
-    """The page as Markdown."""
     parts = [_HEAD.format(version=keras.__version__)]
     for section, rows in found.items():
         lines = [f"| {name.replace('|', chr(92) + '|')} | {text} |" for name, text in rows]

@@ -1,7 +1,5 @@
 """The two ways a case's program is run: by plain Keras, and with its embedding tables in a store."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, TypedDict

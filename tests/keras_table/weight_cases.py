@@ -1,7 +1,5 @@
 """What programs do with a model's weights: its rows are one of them."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -245,7 +243,7 @@ def _stored_once(side: Side) -> object:
 
 
 def _both(name: str, use: Callable[[keras.Model, Side], object], *covers: str) -> Case:
-    return Case(name, _after_a_fit(use), covers)
+    return Case(name, _after_a_fit(use), " ".join(covers))
 
 
 CASES = [

@@ -1,7 +1,5 @@
 """Stand-ins for what the master is used with: a layer, and workers whose gradients are a pure function."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Callable
@@ -74,7 +72,6 @@ class StoreLayer(keras.layers.Layer):
 
 
 def small_model(optimizer: object = None, metrics: list[keras.metrics.Metric] | None = None) -> keras.Model:
-    """A compiled and built model: one table "t", BatchNormalization, a dense head."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input((1,), batch_size=4, dtype="int64")
     hidden = keras.layers.BatchNormalization()(StoreLayer(table="t")(inputs))
@@ -193,7 +190,6 @@ class FakeWorker(threading.Thread):
 
 
 def drive(bench: Bench, workers: list[FakeWorker], hooks: Hooks | None = None) -> None:
-    """Runs the job in this thread with these workers."""
     for worker in workers:
         worker.start()
     bench.master.run(hooks)

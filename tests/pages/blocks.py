@@ -18,8 +18,6 @@ A page marks a block by an HTML comment on the line above it, which readers do n
 A block inside a comment that begins with `<!-- test: setup` runs like any other and is not shown.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -115,7 +115,6 @@ class PageRun:
         tomllib.loads(text)
 
     def _run_proto(self, block: Block, text: str) -> None:
-        """An excerpt: its lines are in a file of proto/."""
         sources = [_squeezed(file.read_text()) for file in (ROOT / "proto").rglob("*.proto")]
         assert any(_squeezed(text) in source for source in sources), f"{block} is not in proto/"
 

@@ -1,7 +1,5 @@
 """docs/errors.md lists every error and exit code as the code has them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

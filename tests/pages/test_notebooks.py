@@ -1,7 +1,5 @@
 """Every notebook runs from its first cell to its last; what a cell asserts holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

@@ -1,7 +1,5 @@
 """Every code block of every page runs, in the order of its page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

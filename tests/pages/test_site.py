@@ -1,7 +1,5 @@
 """The site is built from the pages without a warning: no link leads nowhere, and every page is in the navigation."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -6,8 +6,6 @@ differ from test to test and from number to number, so several numbers find more
 not delayed; a busy machine does that.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

@@ -4,8 +4,6 @@ TensorFlow, Keras and twelve thousand collected tests are a million objects. A f
 which takes half a second, and `keras.backend.clear_session` asks for one. What tests make is collected as ever.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Generator
 

@@ -1,7 +1,5 @@
 """The log of a process is left as a test found it: commands that run within a test set it up."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 `make test` hands modules to processes in this order. A long one that begins last would leave the others idle.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -16,105 +14,45 @@ __all__ = ["DEAREST", "pytest_addoption", "pytest_collection_modifyitems", "shuf
 ROOT = Path(__file__).parents[2]
 
 #: Modules of six seconds and more, the longest first (`make test ARGS=--durations=0` tells). The quick run skips them.
-DEAREST = (
-    "tests/keras_table/test_keras_table.py",
-    "tests/pages/test_pages.py",
-    "tests/wheel/test_wheel.py",
-    "tests/equality/test_store_servers.py",
-    "tests/equality/test_same_numbers.py",
-    "tests/chaos/test_chaos.py",
-    "tests/fuzz/test_fuzz.py",
-    "tests/elastable/in_process/test_model_fit.py",
-    "tests/elastable/callbacks/test_freezing.py",
-    "tests/elastable/callbacks/test_best_weights.py",
-    "tests/embedding_store/tiers/test_tier_contract.py",
-    "tests/replicas/knowledge_graphs/test_all_scores.py",
-    "tests/elastable/in_process/test_fit_streams.py",
-    "tests/elastable/in_process/test_steps_in_turn.py",
-    "tests/pages/test_site.py",
-    "tests/elastable/models/test_saving.py",
-    "tests/equality/test_store_server_faults.py",
-    "tests/elastable/launch/test_replicas.py",
-    "tests/elastable/commands/test_train.py",
-    "tests/embedding_store/tiers/redis/test_redis_sentinel.py",
-    "tests/elastable/in_process/test_fit_every_row.py",
-    "tests/replicas/training/test_trainer.py",
-    "tests/embedding_store/tiers/redis/test_redis_failures.py",
-    "tests/embedding_store/shards/test_rescaling.py",
-    "tests/elastable/in_process/test_table_optimizers.py",
-    "tests/elastable/callbacks/test_moving_averages.py",
-    "tests/replicas/knowledge_graphs/test_trainer.py",
-    "tests/replicas/processes/test_mpi.py",
-    "tests/programs/test_programs.py",
-    "tests/worker/models/test_export.py",
-    "tests/master/checkpoints/test_crash_points.py",
-    "tests/worker/layers/test_distributed_embedding.py",
-    "tests/elastable/jobs/test_workers.py",
-    "tests/test_plugins.py",
-    "tests/consistency/test_protocol.py",
-    "tests/pages/test_notebooks.py",
-    "tests/replicas/training/test_replica_trainer.py",
-    "tests/replicas/host_embeddings/test_embedding.py",
-    "tests/embedding_store/composite/test_partitioned.py",
-    "tests/elastable/jobs/test_restarts.py",
-    "tests/elastable/in_process/test_loss_reductions.py",
-    "tests/embedding_store/optimizers/test_catch_up.py",
-    "tests/elastable/jobs/test_redis_job.py",
-    "tests/master/checkpoints/test_saved_by_servers.py",
-    "tests/elastable/jobs/test_killed_master.py",
-    "tests/master/jobs/test_core.py",
-    "tests/elastable/jobs/test_interrupted.py",
-    "tests/replicas/training/test_optimizer.py",
-    "tests/embedding_store/composite/test_partitioned_failures.py",
-    "tests/embedding_store/wire/test_remote.py",
-    "tests/elastable/in_process/test_fit.py",
-    "tests/elastable/models/test_exporting.py",
-    "tests/worker/runtime/test_loop.py",
-    "tests/elastable/in_process/test_places.py",
-    "tests/elastable/in_process/test_on_batch.py",
-    "tests/embedding_store/engine/test_tiered_store.py",
-    "tests/embedding_store/log/test_cut_appenders.py",
-    "tests/embedding_store/engine/test_stores_in_redis.py",
-    "tests/worker/step/test_train_step.py",
-    "tests/elastable/jobs/test_evaluation_beside.py",
-    "tests/elastable/callbacks/test_callback_state.py",
-    "tests/embedding_store/wire/test_shared_processes.py",
-    "tests/elastable/in_process/test_optimizer_arguments.py",
-    "tests/elastable/in_process/test_own_train_step.py",
-    "tests/worker/readers/test_ragged_readers.py",
-    "tests/benchmarks/test_sessions.py",
-    "tests/embedding_store/optimizers/test_fused_kernels.py",
-    "tests/elastable/jobs/resuming/test_partial_loss.py",
-    "tests/test_architecture.py",
-    "tests/embedding_store/engine/test_replay_epochs.py",
-    "tests/elastable/in_process/test_table_dtypes.py",
-    "tests/elastable/commands/test_kg.py",
-    "tests/embedding_store/native/test_kernel_cache.py",
-    "tests/master/jobs/test_unlogged_versions.py",
-    "tests/examples/test_flights.py",
-    "tests/elastable/callbacks/test_best_weights_job.py",
-    "tests/embedding_store/tiers/redis/test_redis_tier_fencing.py",
-    "tests/embedding_store/tiers/test_file_tier.py",
-    "tests/examples/test_replicas.py",
-    "tests/elastable/commands/test_command.py",
-    "tests/benchmarks/test_peers.py",
-    "tests/embedding_store/optimizers/test_catch_up_kernels.py",
-    "tests/embedding_store/engine/test_pins_any_history.py",
-    "tests/embedding_store/composite/test_partitioned_equality.py",
-    "tests/examples/test_small_examples.py",
-    "tests/embedding_store/test_warm.py",
-    "tests/elastable/launch/test_host_embedding_replicas.py",
-    "tests/embedding_store/engine/test_hostile_commits.py",
-    "tests/elastable/output/test_run_directory.py",
-    "tests/elastable/jobs/test_ragged_stream_job.py",
-    "tests/master/commits/test_numbers_at_servers.py",
-    "tests/master/wire/test_lost_answers.py",
-    "tests/embedding_store/wire/test_dying_server.py",
-    "tests/embedding_store/composite/test_lost_shard.py",
-    "tests/embedding_store/wire/test_call_guard.py",
-    "tests/embedding_store/wire/test_rpc_errors.py",
-    "tests/embedding_store/engine/test_store_history.py",
-)
+_DEAREST = """
+    keras_table/test_keras_table pages/test_pages wheel/test_wheel equality/test_store_servers
+    equality/test_same_numbers chaos/test_chaos fuzz/test_fuzz elastable/in_process/test_model_fit
+    elastable/callbacks/test_freezing elastable/callbacks/test_best_weights embedding_store/tiers/test_tier_contract
+    replicas/knowledge_graphs/test_all_scores elastable/in_process/test_fit_streams
+    elastable/in_process/test_steps_in_turn pages/test_site elastable/models/test_saving
+    equality/test_store_server_faults elastable/launch/test_replicas elastable/commands/test_train
+    embedding_store/tiers/redis/test_redis_sentinel elastable/in_process/test_fit_every_row
+    replicas/training/test_trainer embedding_store/tiers/redis/test_redis_failures
+    embedding_store/shards/test_rescaling elastable/in_process/test_table_optimizers
+    elastable/callbacks/test_moving_averages replicas/knowledge_graphs/test_trainer replicas/processes/test_mpi
+    programs/test_programs worker/models/test_export master/checkpoints/test_crash_points
+    worker/layers/test_distributed_embedding elastable/jobs/test_workers test_plugins consistency/test_protocol
+    pages/test_notebooks replicas/training/test_replica_trainer replicas/host_embeddings/test_embedding
+    embedding_store/composite/test_partitioned elastable/jobs/test_restarts elastable/in_process/test_loss_reductions
+    embedding_store/optimizers/test_catch_up elastable/jobs/test_redis_job master/checkpoints/test_saved_by_servers
+    elastable/jobs/test_killed_master master/jobs/test_core elastable/jobs/test_interrupted
+    replicas/training/test_optimizer embedding_store/composite/test_partitioned_failures
+    embedding_store/wire/test_remote elastable/in_process/test_fit elastable/models/test_exporting
+    worker/runtime/test_loop elastable/in_process/test_places elastable/in_process/test_on_batch
+    embedding_store/engine/test_tiered_store embedding_store/log/test_cut_appenders
+    embedding_store/engine/test_stores_in_redis worker/step/test_train_step elastable/jobs/test_evaluation_beside
+    elastable/callbacks/test_callback_state embedding_store/wire/test_shared_processes
+    elastable/in_process/test_optimizer_arguments elastable/in_process/test_own_train_step
+    worker/readers/test_ragged_readers benchmarks/test_sessions embedding_store/optimizers/test_fused_kernels
+    elastable/jobs/resuming/test_partial_loss test_architecture embedding_store/engine/test_replay_epochs
+    elastable/in_process/test_table_dtypes elastable/commands/test_kg embedding_store/native/test_kernel_cache
+    master/jobs/test_unlogged_versions examples/test_flights elastable/callbacks/test_best_weights_job
+    embedding_store/tiers/redis/test_redis_tier_fencing embedding_store/tiers/test_file_tier examples/test_replicas
+    elastable/commands/test_command benchmarks/test_peers embedding_store/optimizers/test_catch_up_kernels
+    embedding_store/engine/test_pins_any_history embedding_store/composite/test_partitioned_equality
+    examples/test_small_examples embedding_store/test_warm elastable/launch/test_host_embedding_replicas
+    embedding_store/engine/test_hostile_commits elastable/output/test_run_directory
+    elastable/jobs/test_ragged_stream_job master/commits/test_numbers_at_servers master/wire/test_lost_answers
+    embedding_store/wire/test_dying_server embedding_store/composite/test_lost_shard
+    embedding_store/wire/test_call_guard embedding_store/wire/test_rpc_errors
+    embedding_store/engine/test_store_history
+"""
+DEAREST = tuple(f"tests/{module}.py" for module in _DEAREST.split())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,8 +4,6 @@ A test that would start a process is left out if it is marked `process` or needs
 too, if it is of those that `make test-fast` runs.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Generator

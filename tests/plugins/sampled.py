@@ -7,8 +7,6 @@ kind.
 Without a `redis-server` the cases on Redis run on Valkey. Those on Valkey would repeat them, and are `slow` as well.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -22,7 +20,6 @@ _ON_VALKEY = frozenset({"valkey", "valkey_node", "valkey_url"})
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the cases that are left out."""
     seen: Counter[str] = Counter()
     repeat = redis_binary() is None
     for item in items:

@@ -5,8 +5,6 @@ set to a function of the seed and of its name. So a test draws the same whatever
 its examples are a function of the test, unless the seed is random.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """In CI a skipped test is a failure, unless its reason is listed here."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 

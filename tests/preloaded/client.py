@@ -1,7 +1,5 @@
 """Starts processes of the preloaded server, from a test and from what a test starts."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools
@@ -136,7 +134,6 @@ class PreloadedProcess:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

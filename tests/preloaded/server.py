@@ -9,8 +9,6 @@ environment, working directory, session and descriptors, and joins its threads a
 The server has one thread and has opened no device and no channel, so a fork of it is as good as new.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl
@@ -243,7 +241,6 @@ def _code_of(ended: SystemExit) -> int:
 
 
 def main() -> None:
-    """Serves until stdin closes."""
     (path,) = sys.argv[1:]
     import_everything()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

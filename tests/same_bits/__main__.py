@@ -8,8 +8,6 @@
 `--only JOB,JOB` narrows each of them. The exit code is 1 where anything differs or is not noticed, or a job fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """What jobs share: arrays of what a job has left, and the input that `SAME_BITS_NUDGE` changes by one bit."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Two folders of arrays, a file a job, compared by names, shapes, dtypes and bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The jobs: each is a function of a separate folder, and returns the arrays that its processes have left there."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

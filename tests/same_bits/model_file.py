@@ -1,7 +1,5 @@
 """The models of the jobs that the command trains; `SAME_BITS_MODEL` names one."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """The jobs that are programs: `python -m tests.same_bits.programs NAME HOME`, which each replica of them runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -121,15 +119,9 @@ def host_embeddings(home: Path) -> Arrays:
     for way in ("callback", "TOKEN", "ENCODING"):
         keras.utils.set_random_seed(1)
         more: Keywords = {"store": et.open_store((home / "address").read_text())} if way == "callback" else {}
+        strategy, optimizer = "TOKEN" if way == "callback" else way, et.HostEmbeddingOptimizerSpec(0.05, "adagrad")
         host = et.create_host_embedding(
-            f"rows-{way}",
-            (20, 5),
-            np.float32,
-            "TOKEN" if way == "callback" else way,
-            et.HostEmbeddingOptimizerSpec(0.05, "adagrad"),
-            "uniform",
-            group=group,
-            **more,
+            f"rows-{way}", (20, 5), np.float32, strategy, optimizer, "uniform", group=group, **more
         )
         ids = keras.Input((3,), dtype="int64")
         model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(host.lookup(ids))))

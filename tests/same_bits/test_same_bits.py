@@ -1,7 +1,5 @@
 """The comparison notices what it should; the jobs themselves run by `make same-bits`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

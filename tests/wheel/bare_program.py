@@ -23,10 +23,7 @@ address, folder = sys.argv[1:]
 assert {module.WHOSE for module in (master, proto, worker)} == {"mine"}
 
 SPEC = TableSpec(
-    "cities",
-    dim=2,
-    initializer=InitializerSpec("zeros"),
-    optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5),
+    "cities", dim=2, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5)
 )
 IDS, GRADIENTS = np.array([3, 2**60, 3]), np.ones((3, 2), np.float32)
 

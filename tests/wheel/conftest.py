@@ -1,7 +1,5 @@
 """One wheel, built once, and environments that hold it."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

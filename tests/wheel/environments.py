@@ -4,8 +4,6 @@ What the wheel requires is taken from its own metadata, with all that those dist
 from the environment that runs the tests: no network, and nothing is copied.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -62,15 +60,9 @@ def make_environment(home: Path, wheel: Path, extras: Iterable[str] = ()) -> Env
 
 def run(folder: Path, python: Path, *words: str, code: int = 0, **environment: str) -> str:
     """What a Python process in that folder writes to stdout, or to both if it is to end with another code than 0."""
-    ran = subprocess.run(
-        [str(python), *words],
-        cwd=folder,
-        env={**os.environ, "NO_COLOR": "1", "PYTHONPATH": "", **environment},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    env = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": "", **environment}
+    command = [str(python), *words]
+    ran = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ran.returncode == code, f"{ran.stdout}\n{ran.stderr}"
     return ran.stdout + (ran.stderr if code else "")
 

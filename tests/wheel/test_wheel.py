@@ -1,7 +1,5 @@
 """What a built wheel installs, and what runs with which extra, next to a program's modules named like our folders."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -77,7 +75,6 @@ print(len([getattr(et, name) for name in et.__all__]))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A program's folder."""
     home = tmp_path / "program"
     home.mkdir()
     for name in NAMES:

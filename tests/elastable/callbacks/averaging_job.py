@@ -1,7 +1,5 @@
 """A job whose variables and rows have moving averages: six versions of an epoch, which touch every row."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

@@ -1,7 +1,5 @@
 """A job whose first epoch counts as the best, and is what it ends with."""
 
-from __future__ import annotations
-
 import keras
 from freezing_job import data, model  # type: ignore[import-not-found]
 

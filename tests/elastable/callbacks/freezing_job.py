@@ -1,7 +1,5 @@
 """A job whose callback freezes a part of the model after the first epoch, and un-freezes it after the third."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

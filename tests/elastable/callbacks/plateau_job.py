@@ -1,7 +1,5 @@
 """A job whose callbacks remember epochs: they decide by what was two epochs ago how large the next steps are."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

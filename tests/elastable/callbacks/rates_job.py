@@ -1,7 +1,5 @@
 """A job whose callbacks make each learning rate from the one before: at the beginning, in epochs, around batches."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Callbacks that keep weights and put them back, in `et.fit`: as in plain Keras."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras
@@ -10,8 +8,8 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput, Unsupported
-from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
-from tests.untyped import Keyword
+from tests.elastable.small_models import assert_same, clicks, plain_model, store_model
+from tests.untyped import Keyword, Keywords
 
 RECORDS, HELD_OUT = clicks(64), clicks(32, seed=9)
 OPTIMIZERS = {
@@ -37,10 +35,8 @@ def fit(
     return model.fit(*RECORDS, validation_data=HELD_OUT, verbose=0, **settings)
 
 
-def assert_equal(ours: object, theirs: object, **tolerance: float) -> None:
-    expected = tables_and_weights(theirs)
-    for name, values in tables_and_weights(ours).items():
-        np.testing.assert_allclose(values, expected[name], err_msg=name, **(tolerance or {"rtol": 1e-3, "atol": 1e-5}))  # type: ignore[call-overload]
+def assert_equal(ours: keras.Model, theirs: keras.Model, rtol: float = 1e-3, atol: float = 1e-5) -> None:
+    assert_same(ours, theirs, rtol, atol)
 
 
 class TestEarlyStopping:
@@ -79,15 +75,8 @@ class TestEarlyStopping:
         et.fit(model, (ids[:16], labels[:16]), verbose=False)
         store = model.layers[0].source
         assert store.row_count("any") == 16
-        et.fit(
-            model,
-            (ids, labels, weights),
-            epochs=3,
-            callbacks=[Worse(), stopping, freeze],
-            batch_size=8,
-            shuffle=False,
-            verbose=False,
-        )
+        settings: Keywords = {"epochs": 3, "batch_size": 8, "callbacks": [Worse(), stopping, freeze]}
+        et.fit(model, (ids, labels, weights), **settings, shuffle=False, verbose=False)
         np.testing.assert_array_equal(model.layers[0].read_rows(np.arange(16, 32)), before[16:])
         assert np.abs(model.layers[0].read_rows(np.arange(16)) - before[:16]).max() > 0
 

@@ -1,7 +1,5 @@
 """A job ends with the best version, also one that was resumed; and what a job refuses."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What callbacks remember outlives the master, and so do the numbers that they decide."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path
@@ -99,7 +97,6 @@ def test_those_that_came_begin_anew_and_those_that_went_are_logged(caplog: pytes
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job that nothing happened to."""
     home = tmp_path_factory.mktemp("whole")
     trained(JOB, home, *OPTIONS)
     return home

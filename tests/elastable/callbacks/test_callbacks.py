@@ -1,7 +1,5 @@
 """Keras callbacks in `et.fit`: those that are honoured, and those that are refused by name."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -11,7 +9,7 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
-from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+from tests.elastable.small_models import assert_same, clicks, plain_model, store_model
 from tests.untyped import Keyword
 
 RECORDS = clicks(64)
@@ -24,14 +22,10 @@ def expect_numbers_of_keras(callback: Callable[[keras.Model], object], epochs: i
     trained(epochs, callback(ours), model=ours, shuffle=False)
     theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
     theirs.fit(*RECORDS, epochs=epochs, batch_size=16, callbacks=[callback(theirs)], shuffle=False, verbose=0)
-    expected = tables_and_weights(theirs)
-    for name, values in tables_and_weights(ours).items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert_same(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 class Counted(keras.callbacks.Callback):
-    """Notes every call."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
@@ -161,7 +155,6 @@ class TestRefused:
 def trained(
     epochs: int, *callbacks: object, model: keras.Model | None = None, **more: Keyword
 ) -> keras.callbacks.History:
-    """The history of `et.fit` with these callbacks."""
     model = model or store_model()
     model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
     return et.fit(model, RECORDS, epochs=epochs, batch_size=16, callbacks=callbacks, verbose=False, **more)

@@ -1,7 +1,5 @@
 """`trainable` of layers with tables in a store, and of dense layers next to them: as in plain Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -73,19 +71,13 @@ def state_of(model: keras.Model) -> Arrays:
 
 
 def run(program: Program, by_keras: bool, **user: object) -> tuple[keras.Model, list[dict[str, Array]]]:
-    """The model trained by a program, and its state after each epoch."""
     model, states = built(plain if by_keras else in_store, **user), [Parsed()]
     model.compile(optimizer(), "mse")
     x, y = records()
 
     def fit(epochs: int = 1, *callbacks: object) -> None:
         note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: states.append(state_of(model)))
-        settings: Keywords = {
-            "epochs": epochs,
-            "batch_size": BATCH,
-            "shuffle": False,
-            "callbacks": [*callbacks, note],
-        }
+        settings: Keywords = {"epochs": epochs, "batch_size": BATCH, "shuffle": False, "callbacks": [*callbacks, note]}
         if by_keras:
             model.fit(x, y, verbose=0, **settings)
         else:

@@ -1,7 +1,5 @@
 """A callback of a job freezes layers: its workers hold to it, and so does a job that goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`ModelCheckpoint` in a job of two workers: its files hold the rows and weights of the version it was called at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

@@ -1,7 +1,5 @@
 """`use_ema`: dense variables and rows of tables have the averages of plain Keras, and become them in the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

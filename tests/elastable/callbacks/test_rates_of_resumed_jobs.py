@@ -1,7 +1,5 @@
 """Hooks that are called again when a job goes on assign nothing twice, and those that were not yet called assign it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ def train(home: Path, *more: str, stops_after: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job that nothing happened to."""
     home = tmp_path_factory.mktemp("whole")
     assert "failed" not in train(home)  # nor have workers that leave once all is trained
     return home

@@ -1,7 +1,5 @@
 """What callbacks of a job do with `model.get_weights()`, `set_weights` and `weights` reaches the rows of its tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

@@ -1,7 +1,5 @@
 """A job whose callbacks read and assign all weights of the model: one version an epoch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras
@@ -34,7 +32,6 @@ class Averaging(keras.callbacks.Callback):
 
 
 def program(kind: type[keras.layers.Layer]) -> keras.Model:
-    """The model with this kind of layer."""
     keras.utils.set_random_seed(7)
     words = keras.Input((3,), dtype="int64")
     rows = kind(ROWS, DIM, name="words", weights=_ROWS)(words)

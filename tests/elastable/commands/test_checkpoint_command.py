@@ -1,7 +1,5 @@
 """`elastable checkpoint`: what is saved, shown to people and to programs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

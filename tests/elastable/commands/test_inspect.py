@@ -1,7 +1,5 @@
 """What `elastable status` and `elastable lookup` show, and what they refuse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`elastable kg`: trained, resumed, asked, and refused."""
 
-from __future__ import annotations
-
 import json
 import signal
 import tomllib
@@ -44,7 +42,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory of two workers."""
     home = tmp_path_factory.mktemp("runs")
     done = CliRunner().invoke(app, ["kg", "train", str(graph), *QUICK, "--workers", "2", "--run-dir", str(home)])
     assert done.exit_code == 0, done.output

@@ -1,7 +1,5 @@
 """`elastable log` shows what a log holds, finds what is corrupt, and cuts it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

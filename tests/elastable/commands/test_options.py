@@ -1,7 +1,5 @@
 """Every option of every command has one definition: its help, default, bounds and forwarding come from it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields

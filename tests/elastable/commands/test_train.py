@@ -1,7 +1,5 @@
 """`elastable train` on two workers: what a run leaves behind, and what the other commands make of it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a program assigns between two trainings without `compile`: Keras trains on with the trace of the first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 

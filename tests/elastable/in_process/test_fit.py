@@ -1,7 +1,5 @@
 """`et.fit` against plain Keras on the same records, and what of `compile()` it honours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras
@@ -11,12 +9,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from tests.elastable.small_models import (
-    clicks,
-    plain_model,
-    store_model,
-    tables_and_weights,
-)
+from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
 from tests.untyped import Keyword
 
 BATCH = 16

@@ -1,7 +1,5 @@
 """`et.fit(lazy=False)` against plain Keras, which steps every row of every table at every step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Streams with and without an end as `x` and `validation_data`: plain Keras' numbers, or refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import keras

@@ -1,7 +1,5 @@
 """Hyperparameters of an optimizer that are assigned after training began: refused, and as in Keras after `compile`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

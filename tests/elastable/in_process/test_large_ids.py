@@ -1,7 +1,5 @@
 """Ids beyond 2^53 stay what they are on every way into `model.fit`: no float lies between."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import NotFinite, Unsupported
 from elastable.worker.readers.records.pytrees import Structure
-from tests.untyped import Keyword
+from tests.untyped import Keyword, Keywords
 
 WORDS, DIM, STEPS, MICRO, WAIT, RECORDS = 12, 3, 5, 4, 3, 44  # the last version has 8 of 12 records
 RANDOM = np.random.default_rng(4)
@@ -29,24 +29,20 @@ L2 = keras.regularizers.L2(0.05)
 
 
 def in_store(**arguments: Keyword) -> keras.layers.Layer:
-    """Its table is in a store."""
     return et.Embedding(output_dim=DIM, input_dim=WORDS, name="words", **arguments)
 
 
 def in_keras(**arguments: object) -> keras.layers.Layer:
-    """The same in plain Keras."""
     return keras.layers.Embedding(WORDS, DIM, name="words", **arguments)
 
 
 def dense(units: int = 1, seed: int = 1, **arguments: object) -> keras.layers.Layer:
-    """A dense layer that begins alike every time."""
     return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), **arguments)
 
 
 def one_a_record(
     embedding: Callable[..., keras.layers.Layer], cls: type[keras.Model] = keras.Model, **arguments: Keyword
 ) -> keras.Model:
-    """A model with one output a record."""
     ids = keras.Input((STEPS,), dtype="int64")
     hidden = dense(4, activation="tanh", **arguments)(keras.layers.Flatten()(embedding()(ids)))
     return cls(ids, dense(seed=2, name="out")(hidden))
@@ -59,7 +55,6 @@ def masked(embedding: Callable[..., keras.layers.Layer]) -> object:
 
 
 def two_outputs(embedding: Callable[..., keras.layers.Layer]) -> object:
-    """One output a record, and one a masked step."""
     ids = keras.Input((STEPS,), dtype="int64")
     rows = embedding(mask_zero=True)(ids)
     whole = dense(seed=2, name="whole")(keras.layers.GlobalAveragePooling1D()(rows))
@@ -67,8 +62,6 @@ def two_outputs(embedding: Callable[..., keras.layers.Layer]) -> object:
 
 
 class Adds(keras.layers.Layer):
-    """Adds a loss of what passes."""
-
     def __init__(self, loss: Callable[..., object]) -> None:
         super().__init__()
         self.loss = loss
@@ -79,8 +72,6 @@ class Adds(keras.layers.Layer):
 
 
 def adds(loss: Callable[..., object]) -> Callable[..., object]:
-    """A model one of whose layers adds that loss."""
-
     def make(embedding: Callable[..., keras.layers.Layer]) -> object:
         ids = keras.Input((STEPS,), dtype="int64")
         flat = Adds(loss)(keras.layers.Flatten()(embedding()(ids)))
@@ -90,7 +81,6 @@ def adds(loss: Callable[..., object]) -> Callable[..., object]:
 
 
 def mse(reduction: str | None, scale: object = None) -> keras.losses.Loss:
-    """Mean squared error of a reduction."""
     return keras.losses.MeanSquaredError(reduction=reduction)
 
 
@@ -120,7 +110,6 @@ class Uncertain(keras.Model):
 
 
 def scalar_mean(y: object, predicted: tf.Tensor) -> object:
-    """A loss function that reduces the batch itself."""
     return tf.reduce_mean(tf.square(y - predicted))
 
 
@@ -184,19 +173,10 @@ def fitted(
     average: str,
     **arguments: object,
 ) -> keras.Model:
-    """A model after one version of all records in micro-batches."""
     model = make(in_store)
     model.compile(keras.optimizers.SGD(0.05), loss, **arguments)
-    et.fit(
-        model,
-        (IDS, ONE),
-        batch_size=MICRO,
-        grads_to_wait=RECORDS // MICRO,
-        average=average,
-        shuffle=False,
-        seed=0,
-        verbose=False,
-    )
+    settings: Keywords = {"batch_size": MICRO, "grads_to_wait": RECORDS // MICRO, "average": average}
+    et.fit(model, (IDS, ONE), **settings, shuffle=False, seed=0, verbose=False)
     return model
 
 
@@ -302,7 +282,6 @@ def test_summed_micro_batches_count_a_regularizer_once() -> None:
 
 
 def regularised(embedding: Callable[..., keras.layers.Layer]) -> object:
-    """`one_a_record` with a penalty on its last kernel."""
     ids = keras.Input((STEPS,), dtype="int64")
     hidden = dense(4, activation="tanh")(keras.layers.Flatten()(embedding()(ids)))
     return keras.Model(ids, dense(seed=2, name="out", kernel_regularizer=L2)(hidden))

@@ -1,7 +1,5 @@
 """`model.fit` and `et.fit` take what Keras' own takes, with Keras' numbers: each compared with plain Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -459,11 +457,7 @@ class TestStores:
 
     @pytest.mark.parametrize(
         ("store", "message"),
-        [
-            (3, "store=3: a int is no store"),
-            ("postgres://h", "'postgres://h' is unknown"),
-            ({}, "store={}"),
-        ],
+        [(3, "store=3: a int is no store"), ("postgres://h", "'postgres://h' is unknown"), ({}, "store={}")],
     )
     def test_what_is_no_store_is_refused(self, store: Any, message: str) -> None:
         with pytest.raises(BadInput, match=message):

@@ -1,7 +1,5 @@
 """`train_on_batch`, `test_on_batch` and `predict_on_batch` with tables in a store: the numbers of plain Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

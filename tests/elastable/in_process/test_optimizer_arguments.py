@@ -1,7 +1,5 @@
 """Gradient accumulation and loss scaling, as Keras optimizers say them, compared with plain Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import keras
@@ -20,11 +18,11 @@ from tests.elastable.small_models import (
     USERS,
     WORDS,
     assert_close,
+    assert_same,
     clicks,
     model_of,
     plain_model,
     store_model,
-    tables_and_weights,
     trained_by_tape,
 )
 from tests.untyped import Keyword, Keywords
@@ -56,9 +54,7 @@ def test_tables_are_excluded_from_weight_decay_as_their_variables_are(
     x, y = clicks(RECORDS)
     et.fit(ours, x, y, batch_size=BATCH, shuffle=False, verbose=0, lazy=False, offload_embeddings_above=1)
     theirs.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-    expected = tables_and_weights(theirs)
-    for name, values in tables_and_weights(ours).items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert_same(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_table_of_a_subclassed_model_has_the_name_of_its_variable() -> None:
@@ -91,8 +87,7 @@ def fitted(
 
 
 def by_keras(
-    optimizer: keras.optimizers.Optimizer,
-    loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy",
+    optimizer: keras.optimizers.Optimizer, loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy"
 ) -> keras.Model:
     """Plain Keras' own train step in a loop, with the gradients of an id summed."""
     return trained_by_tape(optimizer, clicks(RECORDS), BATCH, 3, loss=loss)
@@ -139,8 +134,7 @@ class TestAccumulation:
         once = fitted(store_model(), make(), epochs=4)
         twice = fitted(store_model(), make(), epochs=2)
         et.fit(twice, clicks(RECORDS), epochs=2, batch_size=BATCH, shuffle=False, verbose=False)
-        for name, values in tables_and_weights(once).items():
-            np.testing.assert_array_equal(tables_and_weights(twice)[name], values, err_msg=name)
+        assert_same(twice, once)
 
     @pytest.mark.parametrize(
         ("steps", "how", "message"),

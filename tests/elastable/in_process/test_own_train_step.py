@@ -1,7 +1,5 @@
 """A model that overrides `train_step` with `et.step` trains in workers as plain Keras trains it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -106,7 +104,6 @@ def test_a_train_step_of_ones_own_has_the_numbers_of_plain_keras(wait: int, weig
 
 
 def fitted(take: Callable[[keras.Model, tf.Tensor], tf.Tensor], wait: int = 1, **arguments: Keyword) -> None:
-    """Trains a model whose step is taken so."""
     layer = et.Embedding(WORDS, DIM, name="words", **arguments)
     model = Two(layer, take)
     model.compile(keras.optimizers.SGD(0.1))

@@ -1,7 +1,5 @@
 """Jobs whose tables live in several places."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.open_store import open_store
 from tests.elastable.processes import CLICK_JOB, succeeded
-from tests.elastable.small_models import clicks, store_model, tables_and_weights
+from tests.elastable.small_models import assert_same, clicks, store_model
 from tests.untyped import Keyword
 
 BATCH = 16
@@ -40,11 +38,7 @@ class TestFit:
             apart = trained(keras.optimizers.Adagrad(0.2), store=stores, locations=placed(words="redis"))
             assert list(redis.specs()) == ["words"]
             assert redis.version() == 12
-            ours = tables_and_weights(apart)
-        theirs = tables_and_weights(trained(keras.optimizers.Adagrad(0.2)))
-        assert ours.keys() == theirs.keys()
-        for name, values in theirs.items():
-            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+            assert_same(apart, trained(keras.optimizers.Adagrad(0.2)))
 
     def test_a_table_on_the_worker_is_a_variable(self, tmp_path: Path) -> None:
         # Without an optimizer's memory of untouched rows, lazy and dense are the same numbers.

@@ -1,7 +1,5 @@
 """Ids that a batch has several times (docs/lazy.md): the store sums first, plain Keras on TensorFlow does not."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 
@@ -52,7 +50,6 @@ def batches(times: int) -> Int64:
 
 
 def trained(embedding: type[keras.layers.Layer], optimizer: keras.Optimizer, ids: Int64, **options: Keyword) -> Float32:
-    """The rows after two batches."""
     draws = keras.initializers.RandomNormal(0, 0.1, seed=3)
     layer = embedding(IDS, DIM, embeddings_initializer=draws, name="items", **options)
     out = keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(0, 1, seed=4), name="out")

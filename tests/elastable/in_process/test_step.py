@@ -1,7 +1,5 @@
 """`et.step` in a loop of one's own: the numbers of plain Keras, whatever tapes and losses there are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -85,7 +83,6 @@ def test_two_losses_of_one_forward_pass_with_a_persistent_tape() -> None:
 
 
 def compiled(layer: Callable[[str], object], **arguments: object) -> keras.Model:
-    """One network with the optimizer of `compile()`."""
     model = net(layer("judges"), 1, 2, 2)
     model.compile(keras.optimizers.Adagrad(0.1, **arguments), "mse")
     return model
@@ -174,7 +171,6 @@ def test_what_a_step_cannot_honour_is_refused_by_name() -> None:
 
 
 def apply_once(model: keras.Model, **arguments: object) -> None:
-    """One step of `et.step`."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model([REAL, IDS]))

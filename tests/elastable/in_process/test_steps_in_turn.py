@@ -1,7 +1,5 @@
 """A `train_step` that applies several gradients trains in workers as the same loop trains in plain Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +105,6 @@ def judged_alone(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.T
 
 
 def judged_alone_plainly(model: keras.Model, z: tf.Tensor, labels: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
-    """The same in plain Keras."""
     with tf.GradientTape() as tape:
         judged = model.judge_loss(z, labels, real)
     dense(model.discriminator, tape, judged, model.judge)
@@ -137,7 +134,6 @@ class Towers(keras.Model):
         self.error = keras.metrics.MeanSquaredError(name="error")
 
     def build(self, shape: object) -> None:
-        """Its layers are built by their first calls."""
         self.built = True
 
     def call(self, labels: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -215,7 +211,6 @@ def measured_late(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> obj
 
 
 def metric_in_loss(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
-    """A loss that is computed of a metric's state."""
     with et.step(model) as step:
         with tf.GradientTape() as tape:
             loss, predicted = model.error_of(labels, real)
@@ -228,7 +223,6 @@ OTHER = keras.optimizers.SGD(0.1)
 
 
 def two_optimizers(model: keras.Model, labels: tf.Tensor, real: tf.Tensor) -> object:
-    """A table that two optimizers train."""
     with et.step(model) as step:
         predicted = applied(step, lambda: model.error_of(labels, real))
         applied(step, lambda: model.apart(labels), optimizer=OTHER)

@@ -1,7 +1,5 @@
 """Whole jobs whose tables are kept in 16 bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras
@@ -27,7 +25,6 @@ DIM = 16
 def model(
     table_dtype: str | None, optimizer: keras.optimizers.Optimizer | None = None, constraint: object = None
 ) -> keras.Model:
-    """Users' rows and a dense layer, compiled."""
     users = keras.Input((), dtype="int64", name="user")
     table = et.Embedding(
         USERS, DIM, name="users", embeddings_initializer="glorot_normal", embeddings_constraint=constraint,

@@ -1,7 +1,5 @@
 """A frozen model that another one's loss calls: a teacher, whose rows are constants."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 

@@ -1,7 +1,5 @@
 """One table that several models or optimizers train in turn, and what is loaded meanwhile: as in Keras, or refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,6 @@ GONE = r"'items': the optimizer '\w+' trained its table before, and another one 
 
 
 def pair(table: keras.layers.Layer, optimizer: Callable[[], object]) -> tuple[keras.Model, keras.Model]:
-    """Two models with this table, each with an optimizer of its own."""
     models = model_of(table, optimizer()), model_of(table, optimizer())
     table.set_weights([START])
     return models

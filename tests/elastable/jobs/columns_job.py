@@ -1,7 +1,5 @@
 """A model file over CSV and Parquet as they come: ids with leading zeros, and integers that became floats."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model file whose commits touch few of its rows: 20 versions of two micro-batches of 8 records."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

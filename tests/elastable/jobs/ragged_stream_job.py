@@ -1,7 +1,5 @@
 """A job on a stream without an end, of ragged strings with weights."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What cannot be used is refused: by name, before anything changes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs that write increments, go on from one, and begin with rows of another model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -26,7 +24,6 @@ OPTIONS = (
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoints of a job of 20 versions that nothing happened to."""
     home = tmp_path_factory.mktemp("whole")
     trained(MODEL, home, *OPTIONS, "--checkpoint-dir", f"file://{home}/saved")
     result = json.loads((home / "runs" / "latest" / "result.json").read_text())

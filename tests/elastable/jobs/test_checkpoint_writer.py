@@ -1,7 +1,5 @@
 """Checkpoints during training: what fails is warned of, and made up for by the next."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Columns are what the model's inputs want on the whole way: training, evaluation, prediction."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

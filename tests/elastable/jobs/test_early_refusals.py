@@ -1,7 +1,5 @@
 """Addresses and URLs that cannot be are refused before anything starts."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

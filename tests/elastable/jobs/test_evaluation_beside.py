@@ -1,7 +1,5 @@
 """`--evaluate-every`, and that of `et.fit`: each result is of exactly its version, whatever is trained meanwhile."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

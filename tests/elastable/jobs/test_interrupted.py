@@ -1,7 +1,5 @@
 """A job that is stopped and resumed ends with the numbers of one that ran through."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

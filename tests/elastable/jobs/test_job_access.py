@@ -1,7 +1,5 @@
 """Which credentials a job's master serves with, and which ones the workers that it starts get."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

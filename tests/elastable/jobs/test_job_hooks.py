@@ -1,7 +1,5 @@
 """Whoever tells others of a version waits until it is logged: callbacks, the run directory, checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job whose store outlives its master goes on there when the master is killed: nothing is lost, or trained twice."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

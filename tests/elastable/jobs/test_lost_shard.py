@@ -1,7 +1,5 @@
 """A job whose shard is killed: one error that names the shard, one exit code, whatever the moment."""
 
-from __future__ import annotations
-
 import re
 import signal
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Ragged strings of a stream without an end: two workers, a resumed job, evaluation, predictions and lookups."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

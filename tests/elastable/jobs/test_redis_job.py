@@ -1,7 +1,5 @@
 """A job with rows in Redis whose server dies in the middle, and an asynchronous one."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """--resume --rerun: an unfinished job goes on, a finished one makes room for a new one."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """A master that is killed and started again, here and elsewhere: its workers go on to the same model, bit by bit."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -44,7 +42,6 @@ def restarts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
     with ExitStack() as processes:
 
         def start(address: str, version: int) -> Hold:
-            """Starts the master, and waits until it is held at a version."""
             hold = Hold(home / f"hold-{version}", version)
             arguments = ("master", CLICK_JOB, *JOB, *options, "--listen", address)
             name = f"master-{version}"

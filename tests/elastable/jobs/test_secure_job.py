@@ -1,7 +1,5 @@
 """A job over mutual TLS with a token: the numbers of one in plain text, and nobody else gets in."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

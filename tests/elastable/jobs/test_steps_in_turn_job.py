@@ -1,7 +1,5 @@
 """A job of a GAN with two workers: the numbers of plain Keras."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -25,7 +23,6 @@ OPTIONS = (
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of two workers that nothing happened to."""
     home = tmp_path_factory.mktemp("whole")
     trained(JOB, home, *OPTIONS, "--workers", "2")
     return home

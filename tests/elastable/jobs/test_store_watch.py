@@ -1,7 +1,5 @@
 """The watch of a job's store: a store server that stays away ends the job by its number, though nobody commits."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.errors import ShardLost

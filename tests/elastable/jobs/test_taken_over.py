@@ -1,7 +1,5 @@
 """A store in use is refused by name; taken with --take-over, the job that had it fails at once."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

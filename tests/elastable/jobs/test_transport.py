@@ -1,7 +1,5 @@
 """Rows come to workers from the master's memory or over gRPC: the same bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.elastable.conftest import JOB, Trained

@@ -1,7 +1,5 @@
 """Workers that come late, die or do not fit; masters that die."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

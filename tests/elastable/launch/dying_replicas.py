@@ -1,7 +1,5 @@
 """Replicas of which one after another is killed; `test_replicas` starts them: `... DIR`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Trains a model with host embeddings over the replicas that it is started as; writes what became of it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,6 @@ Y = _random.normal(size=(60, 1)).astype(np.float32)
 
 
 def model_of(rows: Callable[[keras.KerasTensor], keras.KerasTensor]) -> keras.Model:
-    """An embedding of three ids behind which there is one dense layer."""
     keras.utils.set_random_seed(1)
     ids = keras.Input((3,), dtype="int64")
     return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows(ids))))

@@ -1,7 +1,5 @@
 """What replicas do in `test_replicas`: `replica_program.py WHAT HOME`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

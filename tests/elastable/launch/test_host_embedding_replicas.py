@@ -1,7 +1,5 @@
 """Host embeddings in real processes, dense variables by `et.ReplicaTrainer`: the numbers of one plain Keras model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

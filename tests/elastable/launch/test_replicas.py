@@ -1,7 +1,5 @@
 """`elastable replicas`: starts them, shows what they write, names the one that failed, and leaves none behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

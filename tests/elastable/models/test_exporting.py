@@ -1,7 +1,5 @@
 """`model.export` of models with tables in a store: artefacts that work where there is no Elastable."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

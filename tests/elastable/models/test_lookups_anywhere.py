@@ -1,7 +1,5 @@
 """An embedding may be called wherever Keras runs a model's code; its numbers are those of plain Keras."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 
@@ -24,12 +22,10 @@ Layer = Callable[[int, str], keras.layers.Layer]
 
 
 def in_store(size: int, name: str, **arguments: Keyword) -> keras.layers.Layer:
-    """A table in a store."""
     return et.Embedding(output_dim=DIM, input_dim=size, name=name, **arguments)
 
 
 def in_keras(size: int, name: str, **arguments: object) -> keras.layers.Layer:
-    """The same in plain Keras."""
     return keras.layers.Embedding(size, DIM, name=name, **arguments)
 
 

@@ -1,7 +1,5 @@
 """Files of plain Keras models, loaded into models whose tables are in a store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

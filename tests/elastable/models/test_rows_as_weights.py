@@ -1,7 +1,5 @@
 """A layer's rows as its weight, where plain Keras has nothing to compare with, or the rows are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models with tables in a store, saved and loaded as Keras saves and loads them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +12,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
-from tests.elastable.small_models import clicks, store_model, tables_and_weights
+from tests.elastable.small_models import assert_same, clicks, store_model
 from tests.untyped import Keywords, Parsed
 
 ROWS, DIM = 40, 4
@@ -207,9 +205,7 @@ class TestStoreBacked:
         loaded = keras.models.load_model(tmp_path / "model.keras")
         for each in (model, loaded):
             fit(each)
-        expected = tables_and_weights(model)
-        for name, values in tables_and_weights(loaded).items():
-            np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
+        assert_same(loaded, model, rtol=1e-5, atol=1e-7)
 
     def test_weights_are_loaded_into_the_table_that_is_there(self, tmp_path: Path) -> None:
         records = clicks(96)
@@ -221,9 +217,7 @@ class TestStoreBacked:
         store = model.get_layer("users").source
         model.load_weights(tmp_path / "other.weights.h5")
         assert model.get_layer("users").source is store
-        expected = tables_and_weights(other)
-        for name, values in tables_and_weights(model).items():
-            np.testing.assert_array_equal(values, expected[name], err_msg=name)
+        assert_same(model, other)
 
     def test_pretrained_rows_are_saved_before_any_training(self, tmp_path: Path) -> None:
         rows = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)

@@ -1,7 +1,5 @@
 """Stores of a job that a location file names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

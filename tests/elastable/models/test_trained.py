@@ -1,7 +1,5 @@
 """`elastable evaluate`, `predict` and `export`, with a checkpoint and without, of model files with little data."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass

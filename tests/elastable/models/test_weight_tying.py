@@ -1,7 +1,5 @@
 """`layer.embeddings` of layers with tables in a store, where a model uses all rows: as in plain Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -1,7 +1,5 @@
 """One HTTP request, as tests make it."""
 
-from __future__ import annotations
-
 import http.client
 import ssl
 from collections.abc import Mapping
@@ -29,7 +27,6 @@ def get(
     tls: ssl.SSLContext | None = None,
     body: bytes | None = None,
 ) -> Answer:
-    """Makes one request over a separate connection."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     if parts.scheme == "https":

@@ -1,7 +1,5 @@
 """OTLP collectors in the process of a test: over gRPC, and over HTTP."""
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections.abc import Iterator
@@ -18,8 +16,6 @@ __all__ = ["Collector", "ExportedSpan", "collecting", "collecting_posts"]
 
 @dataclass(frozen=True)
 class ExportedSpan:
-    """One span, as it came over the wire; ids in hexadecimal, `parent` "" for none."""
-
     service: str
     name: str
     trace: str
@@ -32,8 +28,6 @@ class ExportedSpan:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps what it is sent."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans: list[ExportedSpan] = []
@@ -47,7 +41,6 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def keep(self, request: trace_service_pb2.ExportTraceServiceRequest) -> None:
-        """Takes the spans of a request."""
         for of_process in request.resource_spans:
             said = {each.key: each.value.string_value for each in of_process.resource.attributes}
             for scope in of_process.scope_spans:
@@ -69,7 +62,6 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                     self._spans += found
 
     def spans(self) -> list[ExportedSpan]:
-        """All of them."""
         with self._lock:
             return list(self._spans)
 

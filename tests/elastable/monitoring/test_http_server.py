@@ -1,7 +1,5 @@
 """The HTTP side: who is let in, what is bounded, what it says of health."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import ssl
@@ -39,10 +37,7 @@ def served(
     insecure: bool = False,
 ) -> Iterator[HttpServer]:
     watched = Watched({"process": own_process()} if sources is None else sources, not_ready)
-    with (
-        closing(Endpoints(watched)) as endpoints,
-        HttpServer(address, endpoints.app, credentials, insecure) as server,
-    ):
+    with closing(Endpoints(watched)) as endpoints, HttpServer(address, endpoints.app, credentials, insecure) as server:
         yield server
 
 

@@ -1,7 +1,5 @@
 """The live page without a browser: its data, its structure, and that it loads nothing."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import http.client

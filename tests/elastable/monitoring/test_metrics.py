@@ -1,7 +1,5 @@
 """Metrics of real processes: every one of docs/metrics.md is there, with values that are so."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -72,8 +70,6 @@ def test_names_follow_the_conventions(metric: Metric) -> None:
 
 @dataclass
 class Scrape:
-    """The metrics of one process."""
-
     families: dict[str, Family] = field(default_factory=dict)
 
     def value(self, name: str, /, **labels: str) -> float:
@@ -88,7 +84,6 @@ class Scrape:
 
     @property
     def ours(self) -> set[str]:
-        """Names of metrics, as they stand in the catalogue."""
         found = set()
         for family in self.families.values():
             name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -98,8 +93,6 @@ class Scrape:
 
 
 def url_of(process: Running) -> str:
-    """Where a process says that its metrics are."""
-
     def reported() -> bool:
         return "metrics and health at " in process.out or process.process.poll() is not None
 

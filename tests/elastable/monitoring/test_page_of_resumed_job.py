@@ -1,7 +1,5 @@
 """What the live page says of a job that was killed and resumed, and of a worker that was killed while it started."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

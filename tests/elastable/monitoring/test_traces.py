@@ -1,7 +1,5 @@
 """Traces of a job with store servers, exported to a real collector: one trace a version, over all its processes."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

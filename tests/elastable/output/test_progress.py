@@ -1,7 +1,5 @@
 """What a person sees, where nobody can be shown anything."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run directory on a disk that is full for a while."""
 
-from __future__ import annotations
-
 import json
 import logging
 import resource

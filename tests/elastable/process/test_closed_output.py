@@ -1,7 +1,5 @@
 """What becomes of a command whose output nobody reads any more, as after `| head`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

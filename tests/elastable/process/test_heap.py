@@ -1,7 +1,5 @@
 """Memory that a step has freed is there for the next one, and garbage is not looked for in what is imported."""
 
-from __future__ import annotations
-
 import gc
 import os
 import platform

@@ -1,7 +1,5 @@
 """The log of the command: as text and JSON, without logins, and each thing only so often."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

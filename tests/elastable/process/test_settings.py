@@ -1,7 +1,5 @@
 """Settings from a file and from the environment: which one counts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Small jobs on stores, and what of them a checkpoint must bring back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A writer that ends after any single write, fsync or rename leaves the newest whole checkpoint to be found."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """Damaged, malformed and hostile checkpoints are refused by name, and an older intact one is offered."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

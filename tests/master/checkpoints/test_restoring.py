@@ -1,7 +1,5 @@
 """Checkpoints restored in another dtype, of some tables, into another model, and compared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,10 +108,7 @@ def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoi
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        (
-            {**{spec.name: spec for spec in SPECS}, "new": FIXED},
-            "the model has a table 'new', and the checkpoint",
-        ),
+        ({**{spec.name: spec for spec in SPECS}, "new": FIXED}, "the model has a table 'new', and the checkpoint"),
         ({spec.name: spec for spec in SPECS[1:]}, "the checkpoint has a table 'fixed', and the model has none"),
         (
             {**{spec.name: spec for spec in SPECS}, "fixed": replace(FIXED, dim=5, vocabulary_size=9)},

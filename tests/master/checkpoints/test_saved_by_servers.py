@@ -1,7 +1,5 @@
 """Store servers write checkpoints together: full ones and increments, whole or not at all, and only where they may."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +68,6 @@ class Job:
         self.series.committed({}, version + 1, frozen)
 
     def begin(self) -> Callable[[], str]:
-        """A checkpoint of a pinned version."""
         version = self.store.version()
         return self.series.begin(self.store.pin(version), dense_of(version), JOB, progress_of(version))
 

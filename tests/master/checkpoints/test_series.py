@@ -1,7 +1,5 @@
 """Increments hold what changed since the checkpoint before, and with what they build upon they are the whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints written and read again, on any file system and from any store; which of them stay."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

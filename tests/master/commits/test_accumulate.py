@@ -1,7 +1,5 @@
 """The sum of a version's pushes: right, and the same to the bit whatever came first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -39,7 +37,6 @@ def f32(values: object) -> Float32:
 
 
 def row_updates(pushes: Sequence[Push], average: str) -> dict[str, TableUpdate]:
-    """The rows' part of the gradient that `accumulate` makes the rest of."""
     return sum_pushes(row_sums(0, pushes, average, ()), row_parts(pushes))
 
 
@@ -225,6 +222,9 @@ EXPECTED = Expected(
 )
 
 
+ROW = Slices(np.array([0]), f32([[0, 0]]))
+
+
 def good(**changes: object) -> Push:
     fields: dict[str, object] = {
         "id": SyncPushId(0, 0),
@@ -245,7 +245,7 @@ def good(**changes: object) -> Push:
         ({"dense": (np.zeros((2, 3)),)}, BadGradient, "got float64"),
         ({"states": (np.zeros(4, np.float32), np.array(0))}, BadGradient, "'bn/mean'"),
         ({"metrics": ()}, BadGradient, "0 metric tensors"),
-        ({"slices": {"u": Slices(np.array([0]), f32([[0, 0]]))}}, TableNotFound, r"'u'.*tables: t"),
+        ({"slices": {"u": ROW}}, TableNotFound, r"'u'.*tables: t"),
         ({"slices": {"t": Slices(np.array([5]), f32([[0, 0]]))}}, IdOutOfRange, "'t': id 5 at position 0"),
         ({"slices": {"t": Slices(np.array([-1]), f32([[0, 0]]))}}, IdOutOfRange, "'t': id -1 at position 0"),
         ({"slices": {"t": Slices(np.array([1]), f32([[0, 0, 0]]))}}, BadGradient, r"'t'.*\[1, 2\]"),
@@ -255,23 +255,11 @@ def good(**changes: object) -> Push:
         ({"parts": (part(DivisorKind.AMOUNT, np.inf),)}, BadGradient, "divided by inf"),
         ({"parts": (part(DivisorKind.NOTHING),) * 65}, BadGradient, "at most 64"),
         ({"once": (0,)}, BadGradient, "no total of a mean"),
-        (
-            {"parts": (part(DivisorKind.ROWS, penalties={"u": Slices(np.array([0]), f32([[0]]))}),)},
-            TableNotFound,
-            "'u'",
-        ),
-        (
-            {"parts": (part(DivisorKind.ROWS, penalties={"t": Slices(np.array([0]), f32([[0, 0]]))}),)},
-            BadGradient,
-            "penalties of table 't'",
-        ),
+        ({"parts": (part(DivisorKind.ROWS, penalties={"u": ROW}),)}, TableNotFound, "'u'"),
+        ({"parts": (part(DivisorKind.ROWS, penalties={"t": ROW}),)}, BadGradient, "penalties of table 't'"),
         ({"parts": (part(DivisorKind.NOTHING, dense={1: f32(0)}),)}, BadGradient, "variable 1 where the model has 1"),
         ({"parts": (part(DivisorKind.NOTHING, dense={0: f32(0)}),)}, BadGradient, r"'dense/kernel': want"),
-        (
-            {"parts": (part(DivisorKind.ROWS, slices={"u": Slices(np.array([0]), f32([[0, 0]]))}),)},
-            TableNotFound,
-            "'u'",
-        ),
+        ({"parts": (part(DivisorKind.ROWS, slices={"u": ROW}),)}, TableNotFound, "'u'"),
         ({"losses": {0: 1.0}}, BadGradient, "metric tensor 0 of 1"),
         ({"losses": {-1: 1.0}}, BadGradient, "metric tensor -1"),
     ],
@@ -326,7 +314,6 @@ def pushes_of_version_zero() -> list[Push]:
 
 
 def bits(pushes: Sequence[Push]) -> list[bytes]:
-    """Of the gradient that they come to."""
     made = accumulate(pushes, "mean")
     update = sum_pushes(row_sums(0, pushes, "mean", ()), row_parts(pushes))["t"]
     return [array.tobytes() for array in (*made.dense, update.ids, update.gradients, *made.states, *made.metrics)]

@@ -1,7 +1,5 @@
 """Commits of rows are made exactly once or fail by the deadline; clipping does what Keras does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -65,7 +63,6 @@ class Time:
 
 
 def commit(store: EmbeddingStore, time: Time, push: Push = PUSH, record: bytes | None = None) -> None:
-    """One version of one push, within 10 s."""
     shard, sums = EmbeddedShard(store), row_sums(0, [push], "mean", ())
     shard.take(sums, row_parts([push]))
     RowGradients(shard, sums, ("t",), 10.0).commit(PushedCommit(sums, 0, {}, record=record), 10.0, time.now, time.sleep)

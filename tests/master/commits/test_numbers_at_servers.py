@@ -1,7 +1,5 @@
 """A committer makes the same numbers, to the bit, of pushes at store servers and of pushes held in one process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What is recorded with a version: the very place and the very dense part, in the store's own moment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import ml_dtypes

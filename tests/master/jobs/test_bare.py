@@ -1,7 +1,5 @@
 """A parameter server without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 

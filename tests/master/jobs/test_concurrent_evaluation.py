@@ -1,7 +1,5 @@
 """Evaluation during training: every version that is due, once, of exactly that version, whoever dies."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 
@@ -67,7 +65,6 @@ class Evaluator(FakeWorker):
         assert self.master.report_evaluation(report) in (PushOutcome.DUPLICATE, PushOutcome.STALE)
 
     def again(self) -> None:
-        """Dies, and another one comes."""
         self.session.close()
         self.tasks.clear()
         self.session = self.master.join(self.identity)

@@ -226,8 +226,6 @@ def test_an_async_job_goes_on_where_it_was() -> None:
 
 
 class Running:
-    """A master that runs in a separate thread, driven by hand."""
-
     def __init__(self, bench: Bench, hooks: Hooks | None = None) -> None:
         self.bench, self.master = bench, bench.master
         self.error: BaseException | None = None

@@ -4,8 +4,6 @@ A record's gradient is -1 in the record's own row, the learning rate is 1, and
 gradients are summed: so a row says how often its record was trained.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -3,8 +3,6 @@
 A row says, like those of `test_exactly_once`, how often its record was trained.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -59,12 +57,7 @@ class Life(Hooks):
     """
 
     def __init__(
-        self,
-        job: JobSpec,
-        proxy: TcpProxy,
-        servers: list[ServedShard],
-        dies_at: int | None,
-        kills: Mapping[int, int],
+        self, job: JobSpec, proxy: TcpProxy, servers: list[ServedShard], dies_at: int | None, kills: Mapping[int, int]
     ) -> None:
         self.store = _clients(servers)
         self.store.create_table(SEEN)

@@ -1,10 +1,8 @@
 """Workers compute the next version while this one is logged; it is not published before."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,8 +54,6 @@ class Ahead(MemoryStore):
 
 
 class Patient(FakeWorker):
-    """Looks up again where a version is not logged yet, as workers do."""
-
     def work(self, task: Task) -> None:
         while True:
             try:
@@ -105,12 +101,6 @@ def open_gate(folder: Path) -> Gate:
     gate = Gate(folder)
     gate.open.set()
     return gate
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 @dataclass

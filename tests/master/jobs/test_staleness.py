@@ -1,7 +1,5 @@
 """Bounded staleness: no push is older than the bound when it is committed, and nobody waits for ever for that."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -185,6 +183,7 @@ def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
     [
         ({"mode": "sync", "staleness_bound": 3}, "staleness_bound is for mode async"),
         ({"mode": "sync", "staleness_modulation": "inverse"}, "staleness_modulation is for mode async"),
+        ({"steps_per_epoch": 2}, "steps_per_epoch is for mode sync"),
         ({"staleness_bound": -1}, "must not be negative, got -1"),
         ({"staleness_bound": 2**63}, "must lie within -9223372036854775808 and 9223372036854775807"),
         ({"seed": -(2**63) - 1}, "job seed must lie within"),
@@ -220,10 +219,7 @@ def test_modulation_is_a_smaller_learning_rate_for_dense_variables_and_rows_alik
     """A push three versions behind, at rate 0.2, does what a fresh one does at 0.05."""
     results = []
     for rate, behind, modulation in ((0.2, 3, "inverse"), (0.05, 0, "inverse"), (0.2, 3, "none"), (0.2, 0, "none")):
-        bench = Bench(
-            job_of(mode="async", staleness_modulation=modulation),
-            make=partial(_model, optimizer, rate),
-        )
+        bench = Bench(job_of(mode="async", staleness_modulation=modulation), make=partial(_model, optimizer, rate))
         committer = Committer(bench.store, bench.dense, bench.job, 1.0)
         snapshot = bench.dense.snapshot(0)
         task = Task(0, TaskKind.TRAIN, 0, 0, 0, 3)

@@ -1,10 +1,8 @@
 """A master is killed at every step of a version that its workers already compute on; the next one makes the numbers."""
 
-from __future__ import annotations
-
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -109,12 +107,6 @@ class Late(Hooks):
         with pytest.raises(NotJoined):
             self.client.report_gradient(self.late)
         self.refused += 1
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def killed_at(point: str, folder: Path, held: ExitStack) -> DenseSnapshot | None:

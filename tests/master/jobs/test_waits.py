@@ -1,7 +1,5 @@
 """Whoever waits at a master is answered by what happens, in order, and by nothing else."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from concurrent.futures import Future
@@ -31,26 +29,38 @@ def take_all(job: Running) -> list[Task]:
     return sorted(tasks)
 
 
-def test_who_has_waited_longest_is_given_tasks_first_and_the_others_wait_on() -> None:
-    with Running(Bench(options=MasterOptions(look_ahead=0))) as job, ExitStack() as held:
-        take_all(job)
-        for name in ("first", "second", "third"):
-            held.enter_context(job_session(job, name))
-        waits = [waiting(job, name) for name in ("first", "second", "third")]
-        assert not any(wait.done() for wait in waits)
-        job.session.close()  # two tasks are free
-        assert [task.micro_batch for wait in waits[:2] for task in wait.result(WAIT_S).tasks] == [0, 1]
-        assert not waits[2].done()
+def job_session(job: Running, name: str) -> ExitStack:
+    held = ExitStack()
+    held.callback(job.master.join(WorkerIdentity(name)).close)
+    return held
 
 
-def test_tasks_of_a_worker_that_leaves_go_to_whoever_waits() -> None:
-    with Running(Bench()) as job, ExitStack() as held:
-        take_all(job)
-        held.enter_context(job_session(job, "you"))
-        wait = waiting(job, "you", 2)
-        assert not wait.done()
-        job.session.close()
-        assert len(wait.result(WAIT_S).tasks) == 2
+@pytest.fixture
+def job(held: ExitStack) -> Running:
+    """Its tasks are all taken, and "you" has joined."""
+    job = held.enter_context(Running(Bench()))
+    take_all(job)
+    held.enter_context(job_session(job, "you"))
+    return job
+
+
+def test_who_has_waited_longest_is_given_tasks_first_and_the_others_wait_on(held: ExitStack) -> None:
+    job = held.enter_context(Running(Bench(options=MasterOptions(look_ahead=0))))
+    take_all(job)
+    for name in ("first", "second", "third"):
+        held.enter_context(job_session(job, name))
+    waits = [waiting(job, name) for name in ("first", "second", "third")]
+    assert not any(wait.done() for wait in waits)
+    job.session.close()  # two tasks are free
+    assert [task.micro_batch for wait in waits[:2] for task in wait.result(WAIT_S).tasks] == [0, 1]
+    assert not waits[2].done()
+
+
+def test_tasks_of_a_worker_that_leaves_go_to_whoever_waits(job: Running) -> None:
+    wait = waiting(job, "you", 2)
+    assert not wait.done()
+    job.session.close()
+    assert len(wait.result(WAIT_S).tasks) == 2
 
 
 def test_a_wait_ends_with_its_session_and_with_the_next_wait() -> None:
@@ -65,57 +75,39 @@ def test_a_wait_ends_with_its_session_and_with_the_next_wait() -> None:
             second.result(WAIT_S)
 
 
-def test_a_worker_that_waits_for_a_version_hears_of_a_task_that_it_can_do_before() -> None:
-    with Running(Bench()) as job, ExitStack() as held:
-        take_all(job)
-        held.enter_context(job_session(job, "you"))
-        wait = waiting(job, "you")
-        version = job.master.pull_dense_later("you", 1, HOUR_S)
-        job.session.close()  # its tasks of version 0 are free
-        assert min(task.version for task in wait.result(WAIT_S).tasks) == 0
-        assert version.result(WAIT_S) is None
+def test_a_worker_that_waits_for_a_version_hears_of_a_task_that_it_can_do_before(job: Running) -> None:
+    wait = waiting(job, "you")
+    version = job.master.pull_dense_later("you", 1, HOUR_S)
+    job.session.close()  # its tasks of version 0 are free
+    assert min(task.version for task in wait.result(WAIT_S).tasks) == 0
+    assert version.result(WAIT_S) is None
 
 
-def test_a_wait_that_is_over_leaves_nothing_for_the_collector() -> None:
+def test_a_wait_that_is_over_leaves_nothing_for_the_collector(job: Running) -> None:
     gc.disable()
     try:
-        with Running(Bench()) as job, ExitStack() as held:
-            take_all(job)
-            held.enter_context(job_session(job, "you"))
-            tasks, version = waiting(job, "you"), job.master.pull_dense_later("you", 1, HOUR_S)
-            freed: list[str] = []
-            weakref.finalize(tasks, freed.append, "tasks")
-            weakref.finalize(version, freed.append, "version")
-            del tasks, version
-            assert not freed
-            job.session.close()  # both end: there is a task that comes before that version
-            assert sorted(freed) == ["tasks", "version"]
+        tasks, version = waiting(job, "you"), job.master.pull_dense_later("you", 1, HOUR_S)
+        freed: list[str] = []
+        weakref.finalize(tasks, freed.append, "tasks")
+        weakref.finalize(version, freed.append, "version")
+        del tasks, version
+        assert not freed
+        job.session.close()  # both end: there is a task that comes before that version
+        assert sorted(freed) == ["tasks", "version"]
     finally:
         gc.enable()
 
 
-def test_a_cancelled_wait_takes_no_tasks() -> None:
-    with Running(Bench()) as job, ExitStack() as held:
-        take_all(job)
-        held.enter_context(job_session(job, "you"))
-        held.enter_context(job_session(job, "them"))
-        gone, there = waiting(job, "you", 2), waiting(job, "them", 2)
-        assert gone.cancel()
-        job.session.close()
-        assert len(there.result(WAIT_S).tasks) == 2
+def test_a_cancelled_wait_takes_no_tasks(job: Running, held: ExitStack) -> None:
+    held.enter_context(job_session(job, "them"))
+    gone, there = waiting(job, "you", 2), waiting(job, "them", 2)
+    assert gone.cancel()
+    job.session.close()
+    assert len(there.result(WAIT_S).tasks) == 2
 
 
-def test_all_waits_end_with_the_job() -> None:
-    with Running(Bench()) as job, ExitStack() as held:
-        take_all(job)
-        held.enter_context(job_session(job, "you"))
-        wait = waiting(job, "you")
-        job.master.stop("enough")
-        assert wait.result(WAIT_S).finished
-        assert job.master.ended().result(WAIT_S).state in ("finished", "stopping")
-
-
-def job_session(job: Running, name: str) -> ExitStack:
-    held = ExitStack()
-    held.callback(job.master.join(WorkerIdentity(name)).close)
-    return held
+def test_all_waits_end_with_the_job(job: Running) -> None:
+    wait = waiting(job, "you")
+    job.master.stop("enough")
+    assert wait.result(WAIT_S).finished
+    assert job.master.ended().result(WAIT_S).state in ("finished", "stopping")

@@ -1,7 +1,5 @@
 """The dense part and its metrics: Keras' own optimizer without its clipping, and metrics of all records together."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Discovery finds every store-backed layer, however a model is put together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -1,7 +1,5 @@
 """Every Keras optimizer is fused, run on the block, or refused by name."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Moving averages and constraints of rows: the numbers of Keras, the same in every store."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -165,11 +163,7 @@ def test_without_a_constraint_nothing_changes() -> None:
 
 @pytest.mark.parametrize(
     ("constraint", "message"),
-    [
-        (C.MaxNorm(2.0), r"layer 'e'.*MaxNorm\(axis=0\).*use axis=1"),
-        (C.UnitNorm(axis=0), "UnitNorm"),
-        (Own(), "Own"),
-    ],
+    [(C.MaxNorm(2.0), r"layer 'e'.*MaxNorm\(axis=0\).*use axis=1"), (C.UnitNorm(axis=0), "UnitNorm"), (Own(), "Own")],
 )
 def test_what_joins_rows_is_refused_by_name(constraint: object, message: str) -> None:
     with pytest.raises(Unsupported, match=message):

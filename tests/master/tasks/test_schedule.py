@@ -1,7 +1,5 @@
 """The plan of a job: each record of each epoch in exactly one micro-batch, in an order that arguments alone decide."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadInput, BadSpec
+from elastable.embedding_store.errors import BadInput
 from elastable.master.api import JobSpec, TaskKind
 from elastable.master.tasks.record_order import record_order
 from elastable.master.tasks.schedule import Schedule
@@ -106,11 +104,6 @@ def test_epochs_of_steps_go_on_where_they_ended_and_end_with_a_pass(job: JobSpec
     ends = {version for version in versions if schedule.ends_epoch(version + 1)}
     last = {version for version, after in pairwise(versions) if schedule.step(after) == 0}
     assert ends == last | {versions[-1]}
-
-
-def test_an_epoch_of_steps_is_for_sync_jobs() -> None:
-    with pytest.raises(BadSpec, match="steps_per_epoch is for mode sync"):
-        JobSpec(mode="async", steps_per_epoch=2)
 
 
 blocks = st.one_of(st.none(), st.integers(1, 40))

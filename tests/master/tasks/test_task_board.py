@@ -1,7 +1,5 @@
 """Leases and backups: whatever workers do and say, every micro-batch is done once and the job ends."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 
@@ -29,11 +27,7 @@ class Clock:
 
 
 def new_board(
-    job: JobSpec,
-    clock: Clock,
-    backup_after: float | None = None,
-    position: int = 0,
-    done: tuple[int, ...] = (),
+    job: JobSpec, clock: Clock, backup_after: float | None = None, position: int = 0, done: tuple[int, ...] = ()
 ) -> TaskBoard:
     """The board of a job that begins, or goes on with its group `position`."""
     options = MasterOptions(lease_seconds=10.0, backup_after_s=backup_after)
@@ -149,6 +143,8 @@ def test_a_worker_that_never_got_the_answer_is_served_again() -> None:
 def test_a_worker_must_join() -> None:
     with pytest.raises(NotJoined, match="'a' has not joined"):
         board_of().lease("a", 1, 0)
+    with pytest.raises(NotJoined, match="'a' has not joined"):
+        board_of().reconcile("a", (), 0)
 
 
 def test_async_tasks_come_in_order_and_stop_at_the_epochs_end() -> None:
@@ -422,11 +418,6 @@ def test_nothing_is_taken_over_between_epochs() -> None:
     board.end_evaluation(2)
     board.open()
     assert board.reconcile("a", [early], 2).revoked == ()
-
-
-def test_a_worker_must_join_to_say_anything() -> None:
-    with pytest.raises(NotJoined, match="'a' has not joined"):
-        board_of().reconcile("a", (), 0)
 
 
 def test_a_micro_batch_that_is_given_back_is_free_at_once() -> None:

@@ -1,7 +1,5 @@
 """What is remembered of workers that have left or failed."""
 
-from __future__ import annotations
-
 from elastable.embedding_store.errors import BadInput, ModelError
 from elastable.master.api import Refusal, WorkerIdentity
 from elastable.master.tasks.worker_records import Refusals, WorkerRecords

@@ -1,7 +1,5 @@
 """A worker in a separate process, light enough to start quickly."""
 
-from __future__ import annotations
-
 import threading
 from multiprocessing.connection import Connection
 

@@ -1,7 +1,5 @@
 """A master over gRPC: the same answers and errors as the master behind, and sessions that end with their worker."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 from collections.abc import Callable, Collection, Iterator

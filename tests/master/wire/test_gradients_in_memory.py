@@ -1,7 +1,5 @@
 """Gradients that a worker lays down in memory of its own: the same pushes, once each, whoever dies."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

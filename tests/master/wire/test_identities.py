@@ -1,9 +1,7 @@
 """Nobody acts in another worker's name: each attack at a real master, by a client that knows all but the secret."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -45,12 +43,6 @@ class Served:
     address: str
     worker: MasterClient
     stranger: MasterClient
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def serve(held: ExitStack, job: JobSpec) -> Served:
@@ -222,9 +214,7 @@ def test_a_name_that_pushed_is_not_another_clients(bare: tuple[MasterClient, Mas
     assert second.report_gradient(push_of(ASYNC, 0, "b")).outcome is PushOutcome.ACCEPTED
 
 
-def test_a_client_without_a_secret_pushes_in_names_of_nobody(
-    bare: tuple[MasterClient, MasterClient, str],
-) -> None:
+def test_a_client_without_a_secret_pushes_in_names_of_nobody(bare: tuple[MasterClient, MasterClient, str]) -> None:
     first, _, address = bare
     first.join(WorkerIdentity("a"))
     with grpc.insecure_channel(address) as channel:

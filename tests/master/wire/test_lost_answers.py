@@ -1,7 +1,5 @@
 """Answers that are lost, and connections that are gone without notice to either end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

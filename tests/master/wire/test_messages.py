@@ -1,7 +1,5 @@
 """The plain data of `elastable.master.api` travels as messages and frames, and comes back as it was."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np
@@ -79,8 +77,9 @@ def slices(draw: st.DrawFn) -> Slices:
 
 divisors = st.builds(Divisor, st.sampled_from(DivisorKind), st.floats(0, 1e300))
 losses = st.dictionaries(st.integers(0, 2**31 - 1), st.floats(allow_nan=False), max_size=3)
-tables = st.dictionaries(words.filter(bool), slices(), max_size=2)
+tables = st.dictionaries(words.filter(bool), slices(), max_size=3)
 dense_of = tensors.map(lambda found: {2 * place + 1: tensor for place, tensor in enumerate(found)})
+parts = st.lists(st.builds(GradientPart, divisors, dense_of, tables, losses, tables), max_size=3).map(tuple)
 
 
 def assert_same(ours: object, theirs: object) -> None:
@@ -106,20 +105,8 @@ def assert_same(ours: object, theirs: object) -> None:
 @given(
     st.builds(
         Push,
-        push_ids,
-        natural,
-        tensors,
-        st.dictionaries(words.filter(bool), slices(), max_size=3),
-        tensors,
-        tensors,
-        words,
-        st.none() | int64,
-        words,
-        st.none() | divisors,
-        losses,
-        st.lists(st.builds(GradientPart, divisors, dense_of, tables, losses, tables), max_size=3).map(tuple),
-        words,
-        st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+        *(push_ids, natural, tensors, tables, tensors, tensors, words, st.none() | int64, words),
+        *(st.none() | divisors, losses, parts, words, st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)),
     )
 )
 def test_a_push_comes_back_as_it_was(push: Push) -> None:
@@ -245,6 +232,8 @@ def test_a_dtype_that_the_wire_does_not_know_is_refused() -> None:
 
 
 SYNC = master_pb2.PushId(sync_id=master_pb2.SyncPushId())
+HEADER = master_pb2.GradientHeader
+SLICES = master_pb2.SlicesEntry
 TENSOR = master_pb2.TensorEntry
 PART = master_pb2.GradientPart
 SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
@@ -253,42 +242,24 @@ SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
 @pytest.mark.parametrize(
     ("header", "body", "message"),
     [
-        (master_pb2.GradientHeader(), 0, "no PushId"),
+        (HEADER(), 0, "no PushId"),
+        (HEADER(push=SYNC, dense=[TENSOR(dtype="object")]), 0, "dense gradient 0 has dtype 'object'"),
+        (HEADER(push=SYNC, dense=[TENSOR(dtype="float32", shape=[-2])]), 0, "negative"),
+        (HEADER(push=SYNC, states=[TENSOR(dtype="float32", shape=[2**40])]), 0, "state 0"),
+        (HEADER(push=SYNC, metrics=[TENSOR(dtype="float32", shape=[2])]), 7, "7 of the 8 bytes"),
+        (HEADER(push=SYNC, slices=[SLICES(table="t", count=2, dim=-1)]), 16, "values of table 't' has a negative size"),
+        (HEADER(push=SYNC, slices=[SLICES(table="t")] * 2), 0, "twice"),
+        (HEADER(push=SYNC, divisor=master_pb2.Divisor()), 0, "divisor of kind 0"),
+        (HEADER(push=SYNC, parts=[PART(divisor=None)]), 0, "divisor of kind 0"),
+        (HEADER(push=SYNC, parts=[PART(divisor=SUM, places=[1])]), 0, "0 gradients for the places"),
         (
-            master_pb2.GradientHeader(push=SYNC, dense=[TENSOR(dtype="object")]),
-            0,
-            "dense gradient 0 has dtype 'object'",
-        ),
-        (master_pb2.GradientHeader(push=SYNC, dense=[TENSOR(dtype="float32", shape=[-2])]), 0, "negative"),
-        (master_pb2.GradientHeader(push=SYNC, states=[TENSOR(dtype="float32", shape=[2**40])]), 0, "state 0"),
-        (master_pb2.GradientHeader(push=SYNC, metrics=[TENSOR(dtype="float32", shape=[2])]), 7, "7 of the 8 bytes"),
-        (
-            master_pb2.GradientHeader(push=SYNC, slices=[master_pb2.SlicesEntry(table="t", count=2, dim=-1)]),
-            16,
-            "values of table 't' has a negative size",
-        ),
-        (master_pb2.GradientHeader(push=SYNC, slices=[master_pb2.SlicesEntry(table="t")] * 2), 0, "twice"),
-        (master_pb2.GradientHeader(push=SYNC, divisor=master_pb2.Divisor()), 0, "divisor of kind 0"),
-        (master_pb2.GradientHeader(push=SYNC, parts=[PART(divisor=None)]), 0, "divisor of kind 0"),
-        (master_pb2.GradientHeader(push=SYNC, parts=[PART(divisor=SUM, places=[1])]), 0, "0 gradients for the places"),
-        (
-            master_pb2.GradientHeader(
-                push=SYNC, parts=[PART(divisor=SUM, places=[1, 1], dense=[TENSOR(dtype="bool", shape=[0])] * 2)]
-            ),
+            HEADER(push=SYNC, parts=[PART(divisor=SUM, places=[1, 1], dense=[TENSOR(dtype="bool", shape=[0])] * 2)]),
             0,
             "name each place once",
         ),
-        (
-            master_pb2.GradientHeader(push=SYNC, parts=[PART(divisor=SUM, slices=[master_pb2.SlicesEntry()] * 2)]),
-            0,
-            "twice",
-        ),
-        (
-            master_pb2.GradientHeader(push=SYNC, parts=[PART(divisor=SUM, dense=[TENSOR(dtype="bool", shape=[9])])]),
-            3,
-            "3 of the 9 bytes",
-        ),
-        (master_pb2.GradientHeader(push=SYNC, losses=master_pb2.Losses(places=[0])), 0, "0 metrics for the places"),
+        (HEADER(push=SYNC, parts=[PART(divisor=SUM, slices=[SLICES()] * 2)]), 0, "twice"),
+        (HEADER(push=SYNC, parts=[PART(divisor=SUM, dense=[TENSOR(dtype="bool", shape=[9])])]), 3, "3 of the 9 bytes"),
+        (HEADER(push=SYNC, losses=master_pb2.Losses(places=[0])), 0, "0 metrics for the places"),
     ],
 )
 def test_a_push_that_cannot_be_is_refused(header: master_pb2.GradientHeader, body: int, message: str) -> None:

@@ -1,7 +1,5 @@
 """docs/wire.md: its client is run as it is written there, and what it says of errors is so."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Groupings: PopART's own cases, and that they are partitions."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,11 +44,7 @@ def test_groups_are_a_partition_and_transposed_twice_they_are_themselves(stride:
 
 @pytest.mark.parametrize(
     ("comm_group", "grouping"),
-    [
-        (CommGroup("all"), (8, 1, 8)),
-        (CommGroup("consecutive", 2), (8, 1, 2)),
-        (CommGroup("orthogonal", 2), (8, 4, 2)),
-    ],
+    [(CommGroup("all"), (8, 1, 8)), (CommGroup("consecutive", 2), (8, 1, 2)), (CommGroup("orthogonal", 2), (8, 4, 2))],
 )
 def test_comm_groups(comm_group: CommGroup, grouping: tuple[int, int, int]) -> None:
     assert comm_group.grouping(8) == ReplicaGrouping(*grouping)

@@ -1,7 +1,5 @@
 """Groups of threads keep the contract of replica groups."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

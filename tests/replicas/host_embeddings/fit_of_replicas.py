@@ -1,7 +1,5 @@
 """Fits a model in three replicas in threads, and in one process; prints what became of it as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Host tables from keyword arguments, as tests of every way write them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

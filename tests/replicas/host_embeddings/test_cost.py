@@ -1,7 +1,5 @@
 """The cost model: its bytes are those that are sent, and its choice is the measured one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

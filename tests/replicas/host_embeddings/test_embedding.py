@@ -1,7 +1,5 @@
 """Host embeddings in Keras and TensorFlow: the numbers of a plain Keras Embedding, wherever lookups stand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Both ways of host embeddings keep their contract, whatever the strategy and the store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Host embeddings in files: written by some replicas, read by others, refused where they are damaged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

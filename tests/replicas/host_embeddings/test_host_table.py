@@ -1,7 +1,5 @@
 """Host tables: registration, what is refused, and states that do not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Small graphs for the tests, and what all workers' batches of a step say together."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
@@ -31,7 +29,6 @@ def typed_sharding(shards: int = SHARDS, seed: int = 1) -> Sharding:
 
 
 def named(graph: KnowledgeGraph, split: str) -> list[tuple[str, str, str]]:
-    """A split's triples by name."""
     triples = getattr(graph, split).tolist()
     return [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in triples]
 

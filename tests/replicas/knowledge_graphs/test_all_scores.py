@@ -1,7 +1,5 @@
 """Scores with all entities: ranks and best answers as the whole score matrix gives them, in any windows and shards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +61,6 @@ def _by_triple(
 
 
 def _answers(triple: Int32, side: Side) -> Int32:
-    """The known answers of a triple's query."""
     asked, given = (2, 0) if side == "tail" else (0, 2)
     return TRIPLES[(TRIPLES[:, given] == triple[given]) & (TRIPLES[:, 1] == triple[1])][:, asked]
 
@@ -217,7 +214,6 @@ def _ranks(made: ShardedModel, triples: Int32, window: int) -> Array:
 
 
 def _exact_ranks(made: ShardedModel, triples: Int32, model: str, norm: int) -> Array:
-    """By the formula of the score, all in float64."""
     table = tf.constant(made.sharding.whole_table(made.entities[None]), tf.float64)
     ranks = []
     for head, relation, tail in triples:

@@ -1,7 +1,5 @@
 """The tails of the step's other triples as candidates: which they are, what is masked, and what the loss is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

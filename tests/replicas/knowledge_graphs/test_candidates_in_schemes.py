@@ -1,7 +1,5 @@
 """Every kind of candidates through both schemes: scores that count are those of a model that knows of no shards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Thresholds of triple classification against every possible one; categories of relations against their definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

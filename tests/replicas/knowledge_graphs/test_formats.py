@@ -1,7 +1,5 @@
 """One graph in the files of other programs, each read as the graph that it is."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Graphs from files: names, ids, splits, unseen names, malformed lines, types; and those inside pykeen's wheel."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path
@@ -200,10 +198,7 @@ def test_headers_that_cannot_be(tmp_path: Path, source: str, message: str) -> No
 
 def test_triples_that_are_also_trained_on_are_counted(tmp_path: Path) -> None:
     written(
-        tmp_path,
-        train="a\tr\tb\nb\tr\tc\nc\ts\ta\n",
-        valid="a\tr\tc\n",
-        test="b\tr\tc\nc\tr\tb\nc\ts\ta\nb\tr\tz\n",
+        tmp_path, train="a\tr\tb\nb\tr\tc\nc\ts\ta\n", valid="a\tr\tc\n", test="b\tr\tc\nc\tr\tb\nc\ts\ta\nb\tr\tz\n"
     )
     graph = load_graph(tmp_path)
     assert graph.trained_on == {"valid": 0, "test": 2}

@@ -1,7 +1,5 @@
 """KvsAll, label smoothing and dropout: as TensorFlow computes them in one process, over any number of workers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Losses and penalties are TensorFlow's, gradients included, also on several workers; exponentials are float64's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

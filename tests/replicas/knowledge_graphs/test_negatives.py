@@ -1,7 +1,5 @@
 """Candidates: whose rows, of which types, what is masked; and that a worker knows what the others draw for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -35,7 +33,6 @@ TRUE = {tuple(triple) for triple in TRIPLES.tolist()}
 
 
 def negatives_of(batch: StepBatch) -> Any:
-    """Its candidates; every sampler here draws some."""
     assert batch.negatives is not None
     return batch.negatives
 

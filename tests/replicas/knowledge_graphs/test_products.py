@@ -1,7 +1,5 @@
 """Matrix products in blocks: the numbers of float64, the same bits for any number of threads, one thread of BLAS."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Known triples, queries, ranks and metrics, against a ranking worked by hand and one by brute force."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Row layouts say what the columns are: scores computed from the parts by name, in float64, are the scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batches of triples: each where it belongs, each once an epoch, the same number of rows on every worker."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Schemes: embedding-moving equals score-moving, and both equal scores that know of no shards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Score functions against independent formulas in TensorFlow (float64), and their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shards are even, also by type, and are saved; triples are grouped by the shards of their ends."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

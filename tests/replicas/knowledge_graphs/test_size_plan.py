@@ -1,7 +1,5 @@
 """Defaults by the size of a graph: what is chosen on two cores, and what stays as it was given."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES

@@ -1,7 +1,5 @@
 """Training over replica groups: equal quality for any number of workers, and resuming to the bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

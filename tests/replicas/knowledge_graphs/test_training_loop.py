@@ -1,7 +1,5 @@
 """Runs that are stopped, saved by time and ended by a budget: resumed, they are the runs that were never broken."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Says "no network" where this process may not have one. Else it cuts the loopback
 connected by, and says, as JSON, why each takes the other for gone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The contract and more, run by every member of four processes at once; `test_mpi` starts them."""
 
-from __future__ import annotations
-
 import base64
 import builtins
 import json
@@ -66,7 +64,6 @@ def wait_for_others(group: ReplicaGroup, deadline_s: float) -> None:
 
 
 def _plain(found: object) -> object:
-    """As JSON can say it."""
     if isinstance(found, np.ndarray | np.generic):
         raw = base64.b64encode(np.ascontiguousarray(found).tobytes()).decode()
         return {"array": [found.dtype.str, list(found.shape), raw]}

@@ -1,7 +1,5 @@
 """Runs a pytest file in four processes at once, each a member, and tells what became of every test in each."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,8 +16,6 @@ _ROOT = Path(__file__).parents[3]
 
 
 class Reporter:
-    """A plugin of the members' pytest: a line of JSON for every test that ran."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
 
@@ -32,14 +28,9 @@ class Reporter:
 def in_members(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a module in as many processes of MPI, to their end."""
     mpiexec = [str(Path(sys.executable).with_name("mpiexec")), "-disable-auto-cleanup", "-n", str(MEMBERS)]
+    command, nothing = [*mpiexec, sys.executable, "-m", module, *arguments], subprocess.DEVNULL
     return subprocess.run(
-        [*mpiexec, sys.executable, "-m", module, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        cwd=_ROOT,
-        stdin=subprocess.DEVNULL,
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=_ROOT, stdin=nothing
     )
 
 
@@ -60,8 +51,7 @@ def run_in_members(file: Path, home: Path) -> dict[str, list[tuple[int, str, str
 def _member(file: str, home: str) -> int | pytest.ExitCode:
     rank = os.environ["PMI_RANK"]
     return pytest.main(
-        [file, "-p", "no:cacheprovider", f"--basetemp={home}/{rank}"],
-        plugins=[Reporter(Path(home) / f"{rank}.jsonl")],
+        [file, "-p", "no:cacheprovider", f"--basetemp={home}/{rank}"], plugins=[Reporter(Path(home) / f"{rank}.jsonl")]
     )
 
 

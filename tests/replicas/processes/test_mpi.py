@@ -1,7 +1,5 @@
 """Groups of processes keep the contract of replica groups; so do exchanges of any lengths."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

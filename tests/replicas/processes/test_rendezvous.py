@@ -1,7 +1,5 @@
 """Members find each other; strangers are sent away; one that does not come is named."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

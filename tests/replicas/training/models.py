@@ -1,7 +1,5 @@
 """Small models, and trainings of them over threads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -32,7 +30,6 @@ BOTH = LocationSettings(weight=sharded(), optimizer_state=sharded())
 
 
 def seeded(make: Callable[[], keras.Model], seed: int = 1) -> keras.Model:
-    """A model, whose initial values follow from the seed."""
     with _BUILDING:
         keras.utils.set_random_seed(seed)
         return make()
@@ -84,5 +81,4 @@ def trained(
 
 
 def same_bits(first: Iterable[Array], second: Iterable[Array]) -> bool:
-    """Whether two lists of arrays are equal to the bit."""
     return [array.tobytes() for array in first] == [array.tobytes() for array in second]

@@ -1,7 +1,5 @@
 """Sums, whole tensors and norms over replicas, whatever is split."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

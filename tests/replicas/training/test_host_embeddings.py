@@ -1,7 +1,5 @@
 """Host embeddings in a model that trains over replicas: the table and the dense part, together."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What Keras' `fit` computes, replicas compute: metrics, clipping, constraints, the losses of outputs, validation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -21,7 +19,6 @@ X, Y = records()
 def plain(
     optimizer: Callable[[], object], make: Callable[[], object] = perceptron, metrics: object = None, **fit: Keyword
 ) -> tuple[list[object], Parsed]:
-    """The weights and the history of Keras' own `fit`."""
     model = seeded(make)
     model.compile(optimizer(), "mse", metrics=metrics)
     history = model.fit(X, Y, **{"batch_size": 4, "epochs": 2, "verbose": 0, "shuffle": False, **fit}).history

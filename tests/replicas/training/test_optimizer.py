@@ -1,7 +1,5 @@
 """Every elementwise Keras optimizer moves parts as it moves the whole; others are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras
@@ -67,7 +65,6 @@ def gradients(step: int) -> list[Array]:
 
 
 def of_keras(make: Callable[[], keras.Model]) -> list[Array]:
-    """The weights after `STEPS` steps of the optimizer itself."""
     variables = named_variables()
     optimizer = make()
     optimizer.build(variables)

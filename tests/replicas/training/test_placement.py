@@ -1,7 +1,5 @@
 """Which variables are shared over replicas, and why."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.composite.locations import (

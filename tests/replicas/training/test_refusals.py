@@ -1,7 +1,5 @@
 """Losses and layers whose numbers would depend on the replicas are refused, wherever they are hidden."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -1,7 +1,5 @@
 """Callbacks on replicas: what one wants all do, and what they see is of all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

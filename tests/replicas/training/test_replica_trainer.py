@@ -1,7 +1,5 @@
 """Checkpoints of training over replicas: whole tensors, loadable at any number of replicas and whatever they share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The elementwise balanced split: numpy.array_split, padded to equal buffers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

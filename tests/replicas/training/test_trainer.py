@@ -1,7 +1,5 @@
 """Training over replicas is training: the same numbers, less memory, and everything that Keras people expect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Other backends of Keras: refused in one sentence, before they are imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

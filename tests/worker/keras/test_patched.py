@@ -1,7 +1,5 @@
 """Methods of Keras are replaced for one thread and one block, whatever other threads do."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Thread counts of TensorFlow: what it cannot have is refused before it starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.errors import BadInput

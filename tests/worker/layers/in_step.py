@@ -1,7 +1,5 @@
 """Calls of layers inside of a step, with BETs made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import keras

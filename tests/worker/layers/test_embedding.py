@@ -1,7 +1,5 @@
 """The layer: shapes, combiners, masks, errors; against ElasticDL's own numbers."""
 
-from __future__ import annotations
-
 import inspect
 
 import keras
@@ -132,8 +130,7 @@ def test_sparse_ids_below_zero_are_pruned_and_an_empty_row_is_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("combiner", "expected"),
-    [(None, [[[[1, 1], [2, 2]], [[3, 3]]], [[]]]), ("sum", [[[3, 3], [3, 3]], [[0, 0]]])],
+    ("combiner", "expected"), [(None, [[[[1, 1], [2, 2]], [[3, 3]]], [[]]]), ("sum", [[[3, 3], [3, 3]], [[0, 0]]])]
 )
 def test_nested_ragged_ids_stay_ragged_and_are_combined_over_their_innermost_axis(
     combiner: str | None, expected: object

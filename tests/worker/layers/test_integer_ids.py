@@ -1,7 +1,5 @@
 """Sequential models that begin with an embedding, whose ids Keras would make floats."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

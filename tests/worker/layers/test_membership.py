@@ -1,7 +1,5 @@
 """Layers that say when ids are admitted and evicted."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

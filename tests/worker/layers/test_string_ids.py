@@ -1,7 +1,5 @@
 """Ids of strings: one function everywhere, in graphs and out of them, in training and in lookups."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

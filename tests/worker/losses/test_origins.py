@@ -1,7 +1,5 @@
 """What a loss was divided by is read from its graph, or it is unknown: nothing that joins records of a batch passes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Export to plain Keras, and Keras embeddings moved to the store and back."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Columns as pandas, Spark and people write them: the right array, or an error that names file, place and column."""
 
-from __future__ import annotations
-
 import decimal
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Data sets of many files: globs, folders, partitions in folders' names, URLs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """docs/data.md: every block of Python runs, in the order of the page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

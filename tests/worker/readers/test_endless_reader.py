@@ -1,7 +1,5 @@
 """Streams without an end: an epoch is so many of their batches, each record counts once, little is kept."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Callable, Iterator

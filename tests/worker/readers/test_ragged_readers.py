@@ -1,7 +1,5 @@
 """Records of different lengths: whatever they come in, they are read unpadded, and any of them can be fetched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What every reader gives for one logical table, whatever holds it: the right value, or an error that says where."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence

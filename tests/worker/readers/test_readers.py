@@ -1,7 +1,5 @@
 """Readers: any index list equals the naive selection, whatever the records lie in."""
 
-from __future__ import annotations
-
 import csv
 import io
 import subprocess

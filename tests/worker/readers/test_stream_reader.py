@@ -1,7 +1,5 @@
 """Streams of batches as readers: what was streamed is what is fetched, and nothing is left behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

@@ -1,7 +1,5 @@
 """Floats as ids: exact where they are integers, else refused by input, record and value, on every way into a model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

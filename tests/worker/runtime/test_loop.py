@@ -122,7 +122,6 @@ class Working:
             self.failures.append(error)
 
     def end(self) -> list[ElastableError]:
-        """What stopped it."""
         self._thread.join(timeout=90)
         self._source.close()
         self._client.close()

@@ -1,7 +1,5 @@
 """Rows looked up ahead are those of their version, or none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -27,7 +25,6 @@ def prepared(version: int, ids: Int64 = IDS) -> Prepared:
 
 
 def commit(store: MemoryStore, version: int) -> Float32:
-    """One commit; the rows as they stand then."""
     store.commit(Commit(version, {"t": TableUpdate(IDS, np.ones((4, 2), np.float32))}, version - 1, {}))
     return store.lookup({"t": IDS})["t"]
 

@@ -1,7 +1,5 @@
 """Tasks ahead of their turn: when the master is asked for more."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection
 from typing import cast

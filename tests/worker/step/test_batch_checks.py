@@ -1,7 +1,5 @@
 """Batches that cannot be trained on are refused by the name of the column that is wrong."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

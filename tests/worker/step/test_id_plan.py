@@ -1,7 +1,5 @@
 """The id plan: what it cuts out, what it leaves, and what it cannot plan."""
 
-from __future__ import annotations
-
 import logging
 
 import keras

@@ -1,7 +1,5 @@
 """Id sets of a micro-batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

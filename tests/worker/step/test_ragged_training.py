@@ -1,7 +1,5 @@
 """Ragged and sparse columns, with weights, from every source: they train as plain Keras trains what they say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

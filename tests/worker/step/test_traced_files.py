@@ -1,7 +1,5 @@
 """What AutoGraph writes leaves nothing behind, also in processes that are killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The compiled step equals plain Keras on the same batch: loss, gradients, states, metrics."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

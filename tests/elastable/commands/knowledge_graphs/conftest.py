@@ -1,7 +1,5 @@
 """A graph of people, and the run of a training on it: one of each for every test module."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A small typed graph, a run trained on it, and its scores computed again in float64 from the run's checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +42,6 @@ def elastable(*words: object) -> Result:
 
 
 def trained_run(graph: Path, home: Path, *more: object) -> Path:
-    """A run directory."""
     elastable("kg", "train", graph, *QUICK, *more, "--run-dir", home)
     return (home / "latest").resolve()
 

@@ -3,8 +3,6 @@
 So is one whose header had to be named.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`elastable kg evaluate`, `score` and `classify`, against float64 scores of the same checkpoint."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

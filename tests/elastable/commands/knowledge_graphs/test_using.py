@@ -1,7 +1,5 @@
 """`elastable kg predict` of files, and `export`: read again as other programs read them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model file whose rows follow every step: 24 versions of two micro-batches of 8 records; most ids come seldom."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Two jobs and one directory of checkpoints: a job's newest checkpoint is its own, whatever another one has written."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A job takes a store over in which a master that died has left pins."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path

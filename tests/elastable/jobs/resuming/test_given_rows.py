@@ -1,7 +1,5 @@
 """A job whose model() returns a loaded or trained model begins with its rows, slots and steps, as `fit` goes on."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass
@@ -74,8 +72,6 @@ FRESH = "\ndef model():\n    return fresh()\n"
 
 @dataclass
 class Home:
-    """A folder with a trained model, and model files that begin with it."""
-
     path: Path
     users: Array
     any_ids: Array

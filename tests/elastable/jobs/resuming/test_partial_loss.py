@@ -1,7 +1,5 @@
 """A store that has lost a part of its rows is refused; a job that is resumed goes on from its checkpoint in it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -46,20 +44,16 @@ RESUMING = JobOptions(Path("job.py"), resume=True, checkpoint_dir="kept")
 
 
 class Dense(DensePart):
-    """Takes what a checkpoint holds."""
-
     def restore(self, tensors: object) -> None:
         """See `DenseState`."""
 
 
 def resume(store: EmbeddingStore, home: Path, specs: Sequence[TableSpec] = SPECS, job: JobSpec = JOB) -> Beginning:
-    """As `elastable train --resume` fills a store that is open."""
     tables = {spec.name: spec for spec in specs}
     return fill_store(store, tables, Dense(), job, RESUMING, open_checkpoint(home))  # type: ignore[arg-type]
 
 
 def resumed(url: str, home: Path, job: JobSpec = JOB) -> tuple[EmbeddingStore, Beginning]:
-    """As it opens and fills a store."""
     tables = {spec.name: spec for spec in SPECS}
     giving_way = giving_way_to(open_checkpoint(home), tables, job, RESUMING)
     store = open_store(url, on_broken=giving_way)
@@ -145,7 +139,6 @@ def test_a_job_goes_on_in_a_redis_that_lost_rows(
 
 
 def test_a_row_that_is_gone_is_missed_unless_the_log_has_it(server: Server, client: redis.Redis) -> None:
-    """Of rows that were changed after the last flush the log has the newest values: nothing is lost with them."""
     url = f"{server.url}?partitions=1&flush=100000"
     with open_store(url) as store:
         created(store, (DYNAMIC,))
@@ -226,20 +219,16 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_job_goes_on_in_files_that_are_damaged(damage: str, tmp_path: Path) -> None:
-    url = f"file://{tmp_path / 'store'}"
+@pytest.mark.parametrize(
+    ("store", "damage"), [*(("file://", damage) for damage in DAMAGES), ("memory?log=", "the only log")]
+)
+def test_a_job_goes_on_in_files_that_are_damaged(store: str, damage: str, tmp_path: Path) -> None:
+    url = f"{store}{tmp_path / 'store'}"
     expected = trained_in(url, tmp_path / "kept")
-    DAMAGES[damage](tmp_path / "store")
-    with pytest.raises(StoreBroken):
-        open_store(url)
-    goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)
-
-
-def test_a_job_goes_on_in_memory_with_a_damaged_log(tmp_path: Path) -> None:
-    url = f"memory?log={tmp_path / 'log'}"
-    expected = trained_in(url, tmp_path / "kept")
-    flip(next((tmp_path / "log").glob("*.log")))
+    if damage in DAMAGES:
+        DAMAGES[damage](tmp_path / "store")
+    else:
+        flip(next((tmp_path / "store").glob("*.log")))
     with pytest.raises(StoreBroken):
         open_store(url)
     goes_on_from_the_checkpoint(url, tmp_path / "kept", expected)

@@ -1,7 +1,5 @@
 """Jobs whose rows follow every step, killed and resumed: to the bit those that were never killed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,8 +26,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("version", "workers", "store"),
-    [(5, 2, "memory"), (15, 1, "encoding:memory,file://{home}/rows,memory")],
+    ("version", "workers", "store"), [(5, 2, "memory"), (15, 1, "encoding:memory,file://{home}/rows,memory")]
 )
 def test_a_killed_job_ends_with_the_same_bits(
     version: int, workers: int, store: str, whole: Path, tmp_path: Path

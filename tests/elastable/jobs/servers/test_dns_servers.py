@@ -1,7 +1,5 @@
 """Store servers behind one name: found once all have an address, and in the order of their tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Store servers that `elastable train` starts belong to its run: other users of the host reach the port and no more."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

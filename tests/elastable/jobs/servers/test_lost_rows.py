@@ -1,7 +1,5 @@
 """A server whose rows are lost ends and says so: whoever starts it again has it begin with what is there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

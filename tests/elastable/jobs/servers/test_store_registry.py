@@ -1,7 +1,5 @@
 """Store servers that register in a real Redis: numbers under leases, where they are, who is missing."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 
