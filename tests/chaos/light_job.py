@@ -50,6 +50,7 @@ def model() -> SimpleNamespace:
         compute_loss=None,
         stop_training=False,
         optimizer=SimpleNamespace(use_ema=False),
+        compiled=False,
         _flatten_layers=lambda **how: [],
     )
 
