@@ -1,7 +1,6 @@
 """Settings defined once: a field of a frozen dataclass carries its help, its bounds and its name on the command line.
 
-    @dataclass(frozen=True, slots=True)
-    class TrainOptions:
+    @dataclass(frozen=True, slots=True) class TrainOptions:
         epochs: int = setting(1, Option("Passes over the training data.", at_least=1))
 
         def __post_init__(self) -> None:

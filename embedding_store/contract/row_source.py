@@ -20,8 +20,7 @@ class LookupRequest:
     Attributes:
         table: Its name.
         ids: int64 `[m]`, contiguous.
-        out: float32 `[n, dim]` to write into, without bags n = m. Rows may lie
-            apart, columns may not.
+        out: float32 `[n, dim]` to write into, without bags n = m. Rows may lie apart, columns may not.
         offsets: int64 `[n + 1]`, contiguous; None: a row for each id.
         weights: float32 `[m]`, contiguous, or None.
         combiner: "sum", "mean" or "sqrtn", where there are bags.

@@ -81,10 +81,9 @@ def _rateless(config: object) -> object:
 class AdmissionSpec:
     """When an id of a dynamic table gets its row.
 
-    An id is sighted once by each commit that has a gradient for it. Sightings
-    are counted in a sketch of fixed size, so an id may be admitted a little
-    early where others fell on its counters, never late. Until then its
-    gradients are dropped, and it reads its initial value.
+    An id is sighted once by each commit that has a gradient for it. Sightings are counted in a sketch of fixed size, so
+    an id may be admitted a little early where others fell on its counters, never late. Until then its gradients are
+    dropped, and it reads its initial value.
 
     Attributes:
         sightings: Which sighting admits it; 1 admits at once.
@@ -106,17 +105,15 @@ class AdmissionSpec:
 class EvictionSpec:
     """Which rows of a dynamic table are given up, and when.
 
-    Looked at at the end of every commit whose version is a multiple of
-    `every`. A row is touched by a commit that has a gradient for it. An
-    evicted row loses weights and slots, and reads its initial value.
+    Looked at at the end of every commit whose version is a multiple of `every`. A row is touched by a commit that has a
+    gradient for it. An evicted row loses weights and slots, and reads its initial value.
 
     With `ttl`, what a table holds depends on when versions were committed (`Commit.time`), and on nothing else of the
     clock: a commit that is replayed or repeated keeps its time.
 
     Attributes:
         max_age: Rows not touched for more than so many versions go; None: none go for age.
-        min_frequency: Rows touched less often than this since they were last
-            looked at go; None: none go for frequency.
+        min_frequency: Rows touched less often than this since they were last looked at go; None: none go for frequency.
         max_rows: At most so many rows stay, those touched last (of equal
             ones those with the smaller id); None: no budget.
         every: Versions from one look to the next.

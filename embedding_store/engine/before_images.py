@@ -33,9 +33,8 @@ class BeforeImages:
             table whose rows follow steps.
         admission_counts: The table's admission sketch as it was; None: as it is now.
         touch_times: When versions were committed, of a table whose rows go with time; None: as it is now.
-        frequencies: How often rows were touched, by position, before an
-            eviction last began to count anew, and the number of that change in
-            the table's sequence; None: no eviction has.
+        frequencies: How often rows were touched, by position, before an eviction last began to count anew, and the
+            number of that change in the table's sequence; None: no eviction has.
     """
 
     def __init__(self, new_memory: Callable[[], ImageRows], count: int, steps: TableSteps | None = None) -> None:
@@ -282,9 +281,8 @@ _OVERHEAD = 65  # bytes of an image besides its row, at most
 class TableVersions:
     """Before-images of one table, by pinned version. Callers do the locking.
 
-    A row is saved for the newest pinned version, once; a version reads what
-    was saved for it, else what was saved for the next one, and at last the
-    table itself.
+    A row is saved for the newest pinned version, once; a version reads what was saved for it, else what was saved for
+    the next one, and at last the table itself.
 
     Attributes:
         sequence: Counts changes of rows of which images were taken.

@@ -30,9 +30,8 @@ _MOST_DECAY = 1e15  # in logarithms: beyond it another step would be lost in rou
 class CatchUpOptimizer(RowOptimizer):
     """Another optimizer's step on rows that are brought to the present first.
 
-    Beside the other's slots a row has one more, the last: the step up to which
-    it is caught up, an int32 whose bits are in a float32; 0 of a row that was
-    never updated. It is seen by nobody but the table.
+    Beside the other's slots a row has one more, the last: the step up to which it is caught up, an int32 whose bits are
+    in a float32; 0 of a row that was never updated. It is seen by nobody but the table.
 
     Args:
         inner: The optimizer; its kernels look at the slots that they know, whatever comes after them.
@@ -78,9 +77,8 @@ def stamped(slots: Float32, step: int) -> Float32:
 class ReplayedRows(TableRows):
     """Other rows, with the slot that says up to which step each is caught up.
 
-    What is read (`read`, `block`) is of the present, and nothing is written by
-    reading it. What is written is taken to be of the present. The slot is seen
-    in what `copy` gives alone.
+    What is read (`read`, `block`) is of the present, and nothing is written by reading it. What is written is taken to
+    be of the present. The slot is seen in what `copy` gives alone.
 
     Args:
         inner: The rows, whose optimizer is a `CatchUpOptimizer`.

@@ -85,8 +85,7 @@ class MemoryStore(BaseStore):
                 Results do not depend on it.
             before_image_bytes: Of memory, for rows as they were at pinned versions; where they would take more, the
                 oldest pin is given up. None: a quarter of the memory here.
-            timeout_s: Seconds that a lookup waits for a commit, or a commit
-                for lookups, before `DeadlineExceeded`.
+            timeout_s: Seconds that a lookup waits for a commit, or a commit for lookups, before `DeadlineExceeded`.
         """
         self._tables: dict[str, MemoryTable] = {}
         self._gone: dict[str, int] = {}  # name -> `MemoryTable.written_once_gone` of a table that was dropped

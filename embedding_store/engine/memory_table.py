@@ -60,10 +60,9 @@ class MemoryTable(TableReader):
 
     A commit calls `stage`, `claim`, `apply`, then `follow` or `stay`, and `evict`.
 
-    A fixed table whose rows all fit into `direct_bytes` keeps row i at
-    position i. Any other keeps rows in first-come order behind a hash index,
-    so that memory grows with the rows that were touched and not with the pages
-    that they would be strewn over.
+    A fixed table whose rows all fit into `direct_bytes` keeps row i at position i. Any other keeps rows in first-come
+    order behind a hash index, so that memory grows with the rows that were touched and not with the pages that they
+    would be strewn over.
 
     Attributes:
         directory: Where the rows lie.

@@ -87,8 +87,7 @@ class PinnedTable(TableReader):
             limit: At least 1.
 
         Returns:
-            The rows, None at the end; and the next cursor, which is above the
-            positions of all rows so far.
+            The rows, None at the end; and the next cursor, which is above the positions of all rows so far.
         """
         ids, positions, cursor = self._current.scan(cursor, limit)
         if not len(ids):

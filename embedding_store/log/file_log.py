@@ -82,9 +82,8 @@ Each of them keeps every entry when the process is killed; they differ in what a
 class FileLog(Log):
     """Entries in segment files of one folder, one process at a time.
 
-    A torn entry at the very end, which a process leaves that dies while it
-    appends, is dropped when the log is opened, with a warning. A corrupt entry
-    with intact ones behind it is an error: it was acknowledged once.
+    A torn entry at the very end, which a process leaves that dies while it appends, is dropped when the log is opened,
+    with a warning. A corrupt entry with intact ones behind it is an error: it was acknowledged once.
     """
 
     def __init__(

@@ -43,10 +43,9 @@ _FEWEST_AHEAD, _MOST_AHEAD = 8, 48
 def kernel(function: F) -> F:
     """Compiles `function` at its first call, or loads what an earlier process compiled.
 
-    Arithmetic is IEEE, in the order written (no fast-math, no fused
-    multiply-add), so results do not depend on the machine. Division by zero
-    gives Inf or NaN, as in numpy. `NUMBA_CACHE_DIR` names another folder for
-    the compiled code, which need not be writable if it holds the kernels already.
+    Arithmetic is IEEE, in the order written (no fast-math, no fused multiply-add), so results do not depend on the
+    machine. Division by zero gives Inf or NaN, as in numpy. `NUMBA_CACHE_DIR` names another folder for the compiled
+    code, which need not be writable if it holds the kernels already.
     """
     return _compiled(function, fastmath=False)
 
@@ -54,10 +53,9 @@ def kernel(function: F) -> F:
 def summing_kernel(function: F) -> F:
     """As `kernel`, but sums are taken in any order, in as many lanes as the processor has.
 
-    NaN and Inf stay what they are. How the sum over one pair of vectors is
-    taken does not depend on which others are in the call, so a pair has the
-    same sum to the bit wherever it is computed, on machines of one kind; other
-    processors may differ in the last bit, as with any BLAS.
+    NaN and Inf stay what they are. How the sum over one pair of vectors is taken does not depend on which others are in
+    the call, so a pair has the same sum to the bit wherever it is computed, on machines of one kind; other processors
+    may differ in the last bit, as with any BLAS.
     """
     return _compiled(function, fastmath=_ANY_ORDER)
 

@@ -139,8 +139,7 @@ class RangePool:
             minimum: A range is not cut into parts shorter than this.
 
         Raises:
-            StoreFailed: a thread did not end. An error of `work` passes
-                through, after every part has ended.
+            StoreFailed: a thread did not end. An error of `work` passes through, after every part has ended.
         """
         parts = 1 if self._closed else min(self.threads, count // max(1, minimum))
         self._do(work, [count * part // parts for part in range(parts + 1)] if parts > 1 else [0, count])

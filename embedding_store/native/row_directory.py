@@ -53,10 +53,9 @@ class RowDirectory(ABC):
     def slabs(self) -> tuple[Slab, ...]:
         """What `find` reads, in the order in which the constructor asks for it.
 
-        Another process finds ids through its own directory, made over
-        the very same slabs, while `claim` may be running here. So there is
-        nothing else that `find` needs, the constructor writes nothing, and a
-        `find` that meets half of a change ends, with whatever positions.
+        Another process finds ids through its own directory, made over the very same slabs, while `claim` may be running
+        here. So there is nothing else that `find` needs, the constructor writes nothing, and a `find` that meets half
+        of a change ends, with whatever positions.
         """
 
     @abstractmethod
@@ -91,8 +90,7 @@ class RowDirectory(ABC):
         """Up to `limit` (>= 1) ids that have a row, from `cursor` on, which starts at 0.
 
         Returns:
-            ids int64 `[n]`, positions int64 `[n]`, and the next cursor; no ids
-            mean that there are no more.
+            ids int64 `[n]`, positions int64 `[n]`, and the next cursor; no ids mean that there are no more.
         """
 
     @abstractmethod

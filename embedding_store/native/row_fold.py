@@ -28,10 +28,9 @@ def fold_bags(
 ) -> bool:
     """out[b] = the rows of bag b, each times its weight, summed and divided as the combiner says.
 
-    Every sum is a left fold in float32 from zero, in the order of positions;
-    a weighted row is rounded before it is added. `mean` divides by the number
-    of rows or the sum of their weights, `sqrtn` by the root of the number or
-    of the sum of squared weights. An empty bag, or a divisor of zero, gives zeros.
+    Every sum is a left fold in float32 from zero, in the order of positions; a weighted row is rounded before it is
+    added. `mean` divides by the number of rows or the sum of their weights, `sqrtn` by the root of the number or of the
+    sum of squared weights. An empty bag, or a divisor of zero, gives zeros.
 
     Args:
         rows: float32 `[m, dim]`.

@@ -17,9 +17,8 @@ _HUGE_PAGE = 2 << 20
 class Slab:
     """A growing array `[rows, columns]` in anonymous memory.
 
-    A fresh slab costs address space only. Large ones ask for huge pages, since
-    rows are read at random. Growing moves page tables, not bytes; it needs
-    that no view of `array` is kept, and copies where one is.
+    A fresh slab costs address space only. Large ones ask for huge pages, since rows are read at random. Growing moves
+    page tables, not bytes; it needs that no view of `array` is kept, and copies where one is.
     """
 
     def __init__(self, rows: int, columns: int, dtype: npt.DTypeLike = np.float32) -> None:

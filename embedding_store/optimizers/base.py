@@ -89,9 +89,8 @@ class RowOptimizer(ABC):
         slots: Its slots, side by side in this order.
         fused: Whether `apply` updates rows in place at any positions, from
             any thread, and cannot fail; else a store hands it a gathered block.
-        cross_column: Whether a column's step depends on other columns of the
-            gradient. Where only some columns of a row are available,
-            `TableUpdate.row_squares` stand for the others: see `UpdateBatch.squares`.
+        cross_column: Whether a column's step depends on other columns of the gradient. Where only some columns of a row
+            are available, `TableUpdate.row_squares` stand for the others: see `UpdateBatch.squares`.
         whole_rows: Whether a row's columns can only be updated together.
         default_learning_rate: For commits that name none.
         hyperparameters: All by name, defaults included; of fused ones.

@@ -258,8 +258,7 @@ _AMSGRAD = update_kernel(_amsgrad_step, 3)
 class Adam(KernelOptimizer):
     """`m += (g - m)(1 - b1); v += (g² - v)(1 - b2); w -= m alpha / (sqrt(v) + epsilon)`.
 
-    `alpha = lr sqrt(1 - b2^t) / (1 - b1^t)`, t = step + 1. AMSGrad divides by
-    the largest v seen.
+    `alpha = lr sqrt(1 - b2^t) / (1 - b1^t)`, t = step + 1. AMSGrad divides by the largest v seen.
     """
 
     defaults = hyperparameters(
@@ -492,8 +491,7 @@ _RMSPROP = {  # by whether there is momentum, and whether it is centered
 class RMSprop(KernelOptimizer):
     """`v = rho v + (1 - rho) g²; w -= lr g / sqrt(v + epsilon)`.
 
-    Centered subtracts the square of the averaged gradient from v; momentum
-    averages the steps.
+    Centered subtracts the square of the averaged gradient from v; momentum averages the steps.
     """
 
     defaults = hyperparameters(learning_rate=0.001, rho=0.9, momentum=0.0, epsilon=1e-7, centered=0.0, weight_decay=0.0)

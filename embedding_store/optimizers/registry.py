@@ -14,8 +14,7 @@ _registered: dict[str, Factory] = {}
 def register_row_optimizer(name: str, factory: Factory) -> None:
     """Makes `row_optimizer` use `factory` for specs of that name.
 
-    The factory raises `BadSpec` for hyperparameters it does not know.
-    Registering a name again replaces it.
+    The factory raises `BadSpec` for hyperparameters it does not know. Registering a name again replaces it.
     """
     _registered[name] = factory
     row_optimizer.cache_clear()
@@ -31,8 +30,7 @@ def row_optimizer(spec: OptimizerSpec) -> RowOptimizer:
     """The optimizer that a spec describes.
 
     Raises:
-        BadSpec: unknown name or hyperparameter (the known ones are listed), or
-            a value out of range.
+        BadSpec: unknown name or hyperparameter (the known ones are listed), or a value out of range.
         Unsupported: `lazy=False` of an optimizer that has no dense form.
     """
     factory = _registered.get(spec.name) or FUSED.get(spec.name)

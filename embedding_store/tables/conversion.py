@@ -23,9 +23,8 @@ class Conversion:
         weight_bytes: Bytes of these rows' weights in the new dtype.
         weight_bytes_before: And in the old one.
         largest_error: Largest |weight there - weight here|.
-        error_bound: What no error can exceed: for int8 half of the largest
-            row's scale (the largest weight of a row / 127), otherwise half the
-            distance of neighbouring numbers at the largest weight; 0 for float32.
+        error_bound: What no error can exceed: for int8 half of the largest row's scale (the largest weight of a row /
+            127), otherwise half the distance of neighbouring numbers at the largest weight; 0 for float32.
     """
 
     spec: TableSpec
@@ -41,10 +40,9 @@ def convert_table(
 ) -> Conversion:
     """Makes `table` in `target`, with the rows that it has in `source`, rounded to `dtype`.
 
-    Slots go along, and what is counted for admission and eviction; not so for
-    int8, whose tables are not trained: the table gets an optimizer without
-    slots, and no admission or eviction. Nothing may be committed to `source`
-    meanwhile. The version of `target` is the caller's to set (`reset_version`).
+    Slots go along, and what is counted for admission and eviction; not so for int8, whose tables are not trained: the
+    table gets an optimizer without slots, and no admission or eviction. Nothing may be committed to `source` meanwhile.
+    The version of `target` is the caller's to set (`reset_version`).
 
     Args:
         source: Where the table is.

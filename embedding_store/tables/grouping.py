@@ -1,8 +1,7 @@
 """Sums of the gradients of each id, over one batch or many.
 
-Ids are in first-seen order and every sum is a left
-fold in the order of occurrence, in float32. Threads own disjoint ranges of
-unique ids, so results are the same to the bit for any number of threads.
+Ids are in first-seen order and every sum is a left fold in the order of occurrence, in float32. Threads own disjoint
+ranges of unique ids, so results are the same to the bit for any number of threads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,9 +50,8 @@ class Grouping:
 class Indexer:
     """Groups one batch of ids after the other in the same memory.
 
-    Memory is as much as the largest batch needed: about 50 bytes an id. One
-    thread at a time may use an indexer; `group` and `unique` let go of what
-    the call before returned.
+    Memory is as much as the largest batch needed: about 50 bytes an id. One thread at a time may use an indexer;
+    `group` and `unique` let go of what the call before returned.
     """
 
     def __init__(self) -> None:
@@ -67,9 +65,8 @@ class Indexer:
     def all_different(self, ids: Int64) -> bool:
         """Whether each of `ids` int64 `[n]` is known to occur once, at a third of the cost of `unique`.
 
-        False also where that cannot be known at this cost: ids that lie further
-        apart than bits would stay in a cache, or are few for that. Of ids that
-        repeat, the first repetition ends the search.
+        False also where that cannot be known at this cost: ids that lie further apart than bits would stay in a cache,
+        or are few for that. Of ids that repeat, the first repetition ends the search.
 
         Raises:
             BadIds: as `unique`.
@@ -135,9 +132,8 @@ def _require_groupable(ids: Int64) -> None:
 def _bits_of_cells(ids: int) -> int:
     """The logarithm of how many cells so many ids are searched in.
 
-    At most a quarter of them are taken, or half where a quarter would not stay
-    in the processor's second cache: of half-full cells every other search
-    meets a taken one, which the processor does not foresee (measured: 65,536
+    At most a quarter of them are taken, or half where a quarter would not stay in the processor's second cache: of
+    half-full cells every other search meets a taken one, which the processor does not foresee (measured: 65,536
     different ids take twice the time).
     """
     quarter, half = (4 * ids - 1).bit_length(), (2 * ids - 1).bit_length()
@@ -252,16 +248,14 @@ def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> Ta
     then added: the result is the left fold over all occurrences of an id.
 
     Args:
-        parts: At least one (ids int64 `[n]`, gradients float32 `[n, dim]`,
-            scale); the same dim in all.
+        parts: At least one (ids int64 `[n]`, gradients float32 `[n, dim]`, scale); the same dim in all.
         pool: Threads to sum with.
 
     Returns:
         The sums; where there is nothing to sum, the ids and gradients handed in.
 
     Raises:
-        BadGradient: no parts, not one gradient row for each id, or pushes of
-            different dims.
+        BadGradient: no parts, not one gradient row for each id, or pushes of different dims.
     """
     return Coalescer().coalesce_many(parts, pool)
 
@@ -269,8 +263,7 @@ def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> Ta
 class Coalescer:
     """Sums one batch of gradients after the other in the same memory.
 
-    One thread at a time may use a coalescer; each call lets go of what the
-    call before returned.
+    One thread at a time may use a coalescer; each call lets go of what the call before returned.
     """
 
     def __init__(self) -> None:
@@ -418,8 +411,7 @@ def _add_scaled(
 ) -> int:
     """Adds the gradients of groups start..stop; groups below `seen` have a value already.
 
-    Groups are numbered in first-seen order, so a group is met for the first
-    time exactly when it equals `seen`.
+    Groups are numbered in first-seen order, so a group is met for the first time exactly when it equals `seen`.
     """
     dim = gradients.shape[1]
     for i in range(len(inverse)):

@@ -1,13 +1,10 @@
 """Initial values of rows: a pure function of (seed, table name, id, column).
 
-Bits come from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", SC 2011): the key is the BLAKE2b digest of seed and table name,
-the counter is (id, block of four columns), one word a column; ids and columns
-are those of the whole table, where the table is a shard. Normal values
-are the inverse distribution function by algorithm AS 241 (Wichura 1988), in
-additions, multiplications, divisions and square roots alone, which IEEE 754
-fixes to the bit: no value depends on a machine's math library, on the batch,
-on the order or on threads.
+Bits come from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the key is the
+BLAKE2b digest of seed and table name, the counter is (id, block of four columns), one word a column; ids and columns
+are those of the whole table, where the table is a shard. Normal values are the inverse distribution function by
+algorithm AS 241 (Wichura 1988), in additions, multiplications, divisions and square roots alone, which IEEE 754 fixes
+to the bit: no value depends on a machine's math library, on the batch, on the order or on threads.
 """
 
 import hashlib
@@ -29,9 +26,8 @@ def initial_rows(spec: TableSpec, ids: Int64, out: Float32 | None = None) -> Flo
     """The rows that `ids` read before they are ever updated.
 
     Args:
-        spec: The table; its name, seed, dim, initializer and origin count (a
-            shard's rows are the whole table's, cut to its ids and columns), and
-            a float16 or bfloat16 dtype, to which values are rounded.
+        spec: The table; its name, seed, dim, initializer and origin count (a shard's rows are the whole table's, cut to
+            its ids and columns), and a float16 or bfloat16 dtype, to which values are rounded.
         ids: int64 `[n]`, any values, duplicates allowed.
         out: float32 `[n, dim]`, C-contiguous, to write into; made if None.
 

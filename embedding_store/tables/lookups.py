@@ -19,12 +19,10 @@ class Bags:
 
     Attributes:
         ids: Integers `[n, bag]`: n bags of equal size; or `[m]` with offsets.
-        combiner: "sum", "mean" (divided by the number of ids, or the sum of
-            their weights) or "sqrtn" (divided by the root of the number, or
-            of the sum of the squared weights).
-        offsets: Integers `[n + 1]`, ascending from 0 to m, as in CSR: bag b is
-            `ids[offsets[b]:offsets[b + 1]]`. (PyTorch's `EmbeddingBag` means
-            the same with `include_last_offset=True`.)
+        combiner: "sum", "mean" (divided by the number of ids, or the sum of their weights) or "sqrtn" (divided by the
+            root of the number, or of the sum of the squared weights).
+        offsets: Integers `[n + 1]`, ascending from 0 to m, as in CSR: bag b is `ids[offsets[b]:offsets[b + 1]]`.
+            (PyTorch's `EmbeddingBag` means the same with `include_last_offset=True`.)
         weights: float32, of the ids' shape: multiplies each id's row.
     """
 

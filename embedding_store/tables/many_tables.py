@@ -61,20 +61,16 @@ def lookup_many(
 
     Args:
         tables: Of one store or of several; a table may be named more than once.
-        ids: For each table ids `[n]`, or `Bags`; one n for all tables where
-            the results are side by side. Or one array for all tables, such as
-            the index matrix `[n, tables]` of a batch, one column a table.
-        strategy: "preallocated": all results in one buffer; tables of a store
-            are looked up together, at one version, their rows shared out over
-            threads. "sequential": one table after the other, each on all
-            threads. "one-thread-per-table": all tables at the same time.
+        ids: For each table ids `[n]`, or `Bags`; one n for all tables where the results are side by side. Or one array
+            for all tables, such as the index matrix `[n, tables]` of a batch, one column a table.
+        strategy: "preallocated": all results in one buffer; tables of a store are looked up together, at one version,
+            their rows shared out over threads. "sequential": one table after the other, each on all threads.
+            "one-thread-per-table": all tables at the same time.
         out: The buffer, float32 `[n, prepend_columns + sum of dims]`,
             C-contiguous; or, for the other strategies, an array for each table.
-        prepend_columns: Columns left free before those of the first table, for
-            the output of a dense network: as they were in `out`, zeros in a
-            new buffer.
-        axis: Of one array for all tables, the axis that counts tables: 1, as in
-            `[n, tables]`; 0 for `[tables, n]`.
+        prepend_columns: Columns left free before those of the first table, for the output of a dense network: as they
+            were in `out`, zeros in a new buffer.
+        axis: Of one array for all tables, the axis that counts tables: 1, as in `[n, tables]`; 0 for `[tables, n]`.
         version: When given, the version that must be current in every store.
 
     Returns:

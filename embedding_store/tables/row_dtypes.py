@@ -124,10 +124,9 @@ _of_thread = _Scratch()
 class HalfRows(RowValues):
     """float16 or bfloat16 numbers, as uint16.
 
-    Reading is exact. Writing rounds to nearest, so that rows read and written
-    back are the same. An update computes in float32 and rounds randomly, by
-    bits that belong to (seed, table, id, column, step): nearest rounding would
-    lose every step smaller than half the distance to the next number.
+    Reading is exact. Writing rounds to nearest, so that rows read and written back are the same. An update computes in
+    float32 and rounds randomly, by bits that belong to (seed, table, id, column, step): nearest rounding would lose
+    every step smaller than half the distance to the next number.
     """
 
     def __init__(self, spec: TableSpec, slab: Slab) -> None:
@@ -304,9 +303,8 @@ _AHEAD = 16
 class Int8Rows(RowValues):
     """Each row as integers q from -127 to 127 and one scale: the row reads q * scale.
 
-    The scale is the largest size in the row by 127, cut to 17 significant bits,
-    so that q * scale is exact in float32: a row that is read and written back
-    stays as it was. No value is off by more than half a scale. Rows lie as dim
+    The scale is the largest size in the row by 127, cut to 17 significant bits, so that q * scale is exact in float32:
+    a row that is read and written back stays as it was. No value is off by more than half a scale. Rows lie as dim
     bytes of q and 4 bytes of scale, so that one miss of the cache fetches both.
 
     Such tables are not trained: `elastable.embedding_store.tables.checks.require_update` refuses it.

@@ -55,10 +55,8 @@ class EmbeddingTable:
     ) -> Float32:
         """The rows of ids, or of bags of ids with a combiner.
 
-        A row that was never updated reads its initial value, and reading it
-        writes nothing. A bag is summed in float32 in the order of its ids,
-        beginning with zero, whatever the store and its threads; an empty bag
-        gives zeros.
+        A row that was never updated reads its initial value, and reading it writes nothing. A bag is summed in float32
+        in the order of its ids, beginning with zero, whatever the store and its threads; an empty bag gives zeros.
 
         Args:
             ids: Integers: of any shape without a combiner; `[n, bag]` or, with
@@ -120,9 +118,8 @@ class EmbeddingTable:
     def update(self, optimizer: OptimizerSpec | None, slices: SparseGradient, *, step: int | None = None) -> int:
         """One optimizer step on the rows of a gradient, which are written in one commit.
 
-        Gradients of one id are summed in their order, then the id
-        takes one step. Nothing of the size of the gradient is allocated once
-        batches have settled.
+        Gradients of one id are summed in their order, then the id takes one step. Nothing of the size of the gradient
+        is allocated once batches have settled.
 
         Args:
             optimizer: The table's own, perhaps with another learning rate; None: as the table has it.

@@ -67,9 +67,8 @@ class TableSlices:
 def update_tables(store: EmbeddingStore, updates: Sequence[TableSlices], *, step: int | None = None) -> int:
     """One optimizer step on the rows of several tables of one store, all or nothing.
 
-    Each id's gradients are summed as a left fold in the order of occurrence;
-    then each id takes one step. Sums are held in memory of the calling thread
-    that the next call uses again.
+    Each id's gradients are summed as a left fold in the order of occurrence; then each id takes one step. Sums are held
+    in memory of the calling thread that the next call uses again.
 
     Args:
         store: Where the tables are.

@@ -26,15 +26,13 @@ _HEAD = 3  # numbers before the steps of a saved replay epoch
 class TableSteps:
     """Counts the steps of a table from 1, and remembers what they were, in replay epochs.
 
-    A row that is behind is brought to the end of each replay epoch in turn, rounded
-    to float32 there, and from the last end to the present: as if it had been
-    written to a checkpoint and restored whenever a replay epoch ended. A replay epoch ends
-    where a commit says so, and by itself after a quarter of `most` steps.
+    A row that is behind is brought to the end of each replay epoch in turn, rounded to float32 there, and from the last
+    end to the present: as if it had been written to a checkpoint and restored whenever a replay epoch ended. A replay
+    epoch ends where a commit says so, and by itself after a quarter of `most` steps.
 
-    Rows may be read and caught up by many threads at once, with what `at`
-    gives; whatever counts, forgets or restores steps is done by one alone.
-    Every number is a function of the steps taken and of where replay epochs ended,
-    and of nothing else, such as who read what when.
+    Rows may be read and caught up by many threads at once, with what `at` gives; whatever counts, forgets or restores
+    steps is done by one alone. Every number is a function of the steps taken and of where replay epochs ended, and of
+    nothing else, such as who read what when.
 
     Attributes:
         form: What a step does to a row without a gradient.

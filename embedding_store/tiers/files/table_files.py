@@ -38,9 +38,8 @@ _OWNERS_READ = 1 << 18  # at a time
 class TableFiles:
     """Records by position in `<number>.rows`, their owners in `<number>.ids`.
 
-    An owner is 16 bytes: the id, and a stamp of id and position; a stamp of 0 says that there is no record. A record
-    is written before its owner, and an owner erased before its record. Reads may run on many threads while one
-    writes.
+    An owner is 16 bytes: the id, and a stamp of id and position; a stamp of 0 says that there is no record. A record is
+    written before its owner, and an owner erased before its record. Reads may run on many threads while one writes.
 
     Where the process or the machine died after the last save, records written since then may be torn, and after a
     loss of power an id may own two positions. Both are mended by whoever writes these records again; `doubtful` says

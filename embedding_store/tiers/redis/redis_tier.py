@@ -31,9 +31,8 @@ class RedisTier(Tier):
 
     Opening it takes nothing over; the first change does, and `take_over`.
 
-    Every partition has a stamp: the sequence of its last write. Whatever reads or
-    writes it compares the stamp with what was confirmed before, and `tables`
-    compares all of them with what `put_state` recorded. So a server that comes
+    Every partition has a stamp: the sequence of its last write. Whatever reads or writes it compares the stamp with
+    what was confirmed before, and `tables` compares all of them with what `put_state` recorded. So a server that comes
     back with less than it confirmed is an error, and never "no record".
     """
 

@@ -1,19 +1,17 @@
 """The Redis key schema, number 2. It is an API: whatever speaks Redis may read tables by it.
 
-A store lives under a namespace `N` (default "elastable"), so that several jobs
-may share one server. A table `T` has `P` partitions (a power of two, fixed when
-the table is created); the record of `id` is in partition
-`mix64(id) & (P - 1)`. The text in braces is the hash tag of Redis Cluster: the
-keys of one tag are on one node and change in one transaction.
+A store lives under a namespace `N` (default "elastable"), so that several jobs may share one server. A table `T` has
+`P` partitions (a power of two, fixed when the table is created); the record of `id` is in partition `mix64(id) & (P -
+1)`. The text in braces is the hash tag of Redis Cluster: the keys of one tag are on one node and change in one
+transaction.
 
     key                type    field -> value
     {N}:tier:tables    hash    table name (UTF-8) -> JSON {"schema": 2, "partitions": P, "record_bytes": W,
                                "description": base64 of the engine's bytes, "dropped": true while it is deleted}
     {N}:tier:state     hash    "state" -> what the engine keeps: version, steps, specs; "check" -> its CRC-32, uint32
-                               "sequence" -> the greatest stamp so far, int64
-                               "stamps:" and the table's name -> int64 [P]: stamps that were acknowledged before
-                               the state was written
-                               "lost:" and the table's name -> partition in decimal, which a writer found lost
+                               "sequence" -> the greatest stamp so far, int64 "stamps:" and the table's name -> int64
+                               [P]: stamps that were acknowledged before the state was written "lost:" and the table's
+                               name -> partition in decimal, which a writer found lost
     {N}:owner          string  who may write: "<host>:<process>:<random>:<phase>"
     {N}:log            stream  what was changed, in order, until the records hold it; the entries are described in
                                `elastable.embedding_store.tiers.redis.streams.stream_records`
@@ -21,21 +19,17 @@ keys of one tag are on one node and change in one transaction.
                                dtype stores them, then the optimizer's slots, then what the engine adds
                                "stamp", 5 bytes -> int64, 8 bytes
 
-Numbers are little-endian. Weights of a row are `dim` numbers: 4 bytes each in a
-float32 table, 2 in a float16 or bfloat16 one; of an int8 table `dim` bytes q and
-the row's scale, float32, number j being q[j] * scale. A reader of weights needs
-the first bytes of a record only.
+Numbers are little-endian. Weights of a row are `dim` numbers: 4 bytes each in a float32 table, 2 in a float16 or
+bfloat16 one; of an int8 table `dim` bytes q and the row's scale, float32, number j being q[j] * scale. A reader of
+weights needs the first bytes of a record only.
 
-The stamp of a partition is 0 before its first write, and then 2^20 times the
-sequence number of the last log entry whose changes its last write included,
-plus a number by which it is greater than the stamp of any earlier write: every
-write has another one. It changes at once with the records of the partition. It
-exists from the creation of the table on, in every partition, and never
-decreases. A partition without a stamp, or with a smaller one than the state has
-recorded, was lost by the server, wholly or in part (a restart without
-persistence, the tail of an append-only file, an eviction, a failover to a
-replica that lagged). An id without a field has no record: the row was never
-updated, and reads its initial value.
+The stamp of a partition is 0 before its first write, and then 2^20 times the sequence number of the last log entry
+whose changes its last write included, plus a number by which it is greater than the stamp of any earlier write: every
+write has another one. It changes at once with the records of the partition. It exists from the creation of the table
+on, in every partition, and never decreases. A partition without a stamp, or with a smaller one than the state has
+recorded, was lost by the server, wholly or in part (a restart without persistence, the tail of an append-only file, an
+eviction, a failover to a replica that lagged). An id without a field has no record: the row was never updated, and
+reads its initial value.
 """
 
 import binascii

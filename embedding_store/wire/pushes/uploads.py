@@ -131,8 +131,7 @@ class SharedUpload(Generic[Message, Reply]):
     def share_memory(self) -> None:
         """From now on arrays are laid down in memory where the server can map it: with it a socket's copies are saved.
 
-        A server on another host, in another network namespace or whose store
-        shares no memory gets frames, as before.
+        A server on another host, in another network namespace or whose store shares no memory gets frames, as before.
         """
         self._sharing = True
 

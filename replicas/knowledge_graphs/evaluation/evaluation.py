@@ -218,8 +218,7 @@ class TopAnswers:
 class AllScores:
     """Everyone's queries against all entities: queries are gathered, scored on each shard, and small results returned.
 
-    Every member of the group calls the same methods with its own part of the
-    same batch of queries (`QueryBatches`).
+    Every member of the group calls the same methods with its own part of the same batch of queries (`QueryBatches`).
 
     Args:
         model: This worker's part of the model.

@@ -1,8 +1,7 @@
 """One worker's part of one step, from samplers to schemes, array by array.
 
 Letters: n workers (and as many shards), p triples of each shardpair (shard of
-the head, shard of the tail) in a step, so that a worker scores `n * p` triples;
-m candidates from each shard.
+the head, shard of the tail) in a step, so that a worker scores `n * p` triples; m candidates from each shard.
 
 A worker's triples are those whose head is on its shard, in n blocks of p: block j holds those whose tail is on shard j.
 "Triple b of a worker" counts through the blocks, `b = j * p + k`. Worker and shard are the same number.

@@ -208,8 +208,7 @@ class LinkPredictor:
             among: The entities that may answer; all by default.
 
         Raises:
-            BadInput: an unknown name (with similar ones), or k below 1; with `new`, the
-                graph has moved or changed.
+            BadInput: an unknown name (with similar ones), or k below 1; with `new`, the graph has moved or changed.
         """
         if k < 1:
             raise BadInput(f"the best {k} answers: ask for at least 1")

@@ -22,8 +22,7 @@ class Requests(ABC):
     """Requests to one server, encoded as they are needed.
 
     Attributes:
-        moved: int64 `[commands]`: about how many bytes each command moves, in
-            its request and its reply.
+        moved: int64 `[commands]`: about how many bytes each command moves, in its request and its reply.
     """
 
     moved: Int64
@@ -41,8 +40,7 @@ class Replies(ABC):
     """Replies that are still to come on one connection.
 
     Attributes:
-        failures: Command -> the error line that the server answered, without
-            its `-`.
+        failures: Command -> the error line that the server answered, without its `-`.
         completed: Commands that have been answered, whole.
         done: All replies have come.
     """

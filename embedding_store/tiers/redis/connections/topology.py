@@ -419,8 +419,7 @@ def change_if_unchanged(
         topology: The servers.
         watched: Keys that nobody may change meanwhile, all in one hash slot.
         questions: Commands that read.
-        change: From their answers to the commands that write; none: nothing is
-            left to do. What it raises is passed on.
+        change: From their answers to the commands that write; none: nothing is left to do. What it raises is passed on.
         deadline: Of everything together.
 
     Raises:

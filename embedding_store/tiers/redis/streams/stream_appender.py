@@ -1,15 +1,13 @@
 """Appends to the log of a store in Redis: one round trip an entry, each entry exactly once, and by one process only.
 
-The connection that appends watches the owner's key (`WATCH`), so that Redis
-itself refuses a transaction of a process that is not the owner any more. What
-watches for the next append is sent with the one before:
+The connection that appends watches the owner's key (`WATCH`), so that Redis itself refuses a transaction of a process
+that is not the owner any more. What watches for the next append is sent with the one before:
 
     MULTI  XADD ...  EXEC  WATCH <owner>  GET <owner>
 
-If the connection breaks before EXEC was answered, nobody knows whether the
-entry is there, or will be yet. The owner's key is written anew then, with the
-same value: what the server still has to execute of that connection fails by
-its WATCH. After that the stream's newest entry tells.
+If the connection breaks before EXEC was answered, nobody knows whether the entry is there, or will be yet. The owner's
+key is written anew then, with the same value: what the server still has to execute of that connection fails by its
+WATCH. After that the stream's newest entry tells.
 """
 
 import math

@@ -24,11 +24,9 @@ _ROUNDINGS = 8.0
 class Comparison:
     """Scores of queries against candidates, and the gradients of both, by two kernels.
 
-    Candidates are rows of an array, named by their places, so that they are
-    never copied out for each query. They come in groups: the queries of a batch,
-    in order, are cut into as many equal groups as there are groups of
-    candidates. One group is "shared by all"; as many groups as queries is
-    "candidates of each its own".
+    Candidates are rows of an array, named by their places, so that they are never copied out for each query. They come
+    in groups: the queries of a batch, in order, are cut into as many equal groups as there are groups of candidates.
+    One group is "shared by all"; as many groups as queries is "candidates of each its own".
 
     Threads share the queries forward, and the columns backward, so that nobody meets.
 

@@ -275,9 +275,8 @@ def _lengths(rows: Float32) -> Float32:
 def boxes(norm: int) -> Comparison:
     """`-|D(e + x, v)| - |D(f + y, w)|`; a row is `[e, f]`, a query `[x, v, y, w]`.
 
-    `D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a
-    box of width w: `|z| / (w + 1)` inside, that is where `|z| <= w / 2`, and
-    `|z| (w + 1) - w (w + 1 - 1 / (w + 1)) / 2` outside.
+    `D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a box of width w: `|z| / (w + 1)` inside,
+    that is where `|z| <= w / 2`, and `|z| (w + 1) - w (w + 1 - 1 / (w + 1)) / 2` outside.
 
     Raises:
         BadInput: another norm than 1 or 2.
