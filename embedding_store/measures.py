@@ -1,7 +1,5 @@
 """What a process measures of itself: counters, histograms of a store's phases, and spans of traces."""
 
-from __future__ import annotations
-
 import threading
 import time
 from bisect import bisect_left
@@ -79,13 +77,13 @@ class Durations:
         self._count(label, time.monotonic() - begun)
 
     @contextmanager
-    def timing_version(self, begun: float, trace: VersionTrace) -> Iterator[None]:
+    def timing_version(self, begun: float, trace: "VersionTrace") -> Iterator[None]:
         """Adds how long a version takes since `begun` (monotonic seconds): the trace of that version."""
         with nullcontext() if PROCESS.tracer is None else PROCESS.tracer.version(trace, begun):
             yield
         self._count("version", time.monotonic() - begun)
 
-    def histograms(self) -> dict[str, Histogram]:
+    def histograms(self) -> "dict[str, Histogram]":
         """Label -> what was observed."""
         with self._lock:
             return {label: Histogram(tuple(counts), self._seconds[label]) for label, counts in self._counts.items()}
@@ -145,7 +143,7 @@ class Histogram:
         return next((bound for bound, upto in zip(bounds, accumulate(self.counts), strict=True) if upto >= wanted), 0.0)
 
     @classmethod
-    def of_all(cls, each: Iterable[Histogram]) -> Histogram:
+    def of_all(cls, each: "Iterable[Histogram]") -> "Histogram":
         """All of them as one."""
         there = list(each)
         counts = tuple(map(sum, zip(*(one.counts for one in there), strict=True))) if there else cls().counts
@@ -168,7 +166,7 @@ class StoreMeasures:
     rows_read: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of_all(cls, each: Sequence[StoreMeasures]) -> StoreMeasures:
+    def of_all(cls, each: "Sequence[StoreMeasures]") -> "StoreMeasures":
         """Of several stores together."""
         phases = dict.fromkeys(phase for one in each for phase in one.commits)
         return cls(

@@ -4,8 +4,6 @@ In this process a step applies a gradient at once: variables by the Keras optimi
 the same optimizer's numbers.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -158,7 +156,7 @@ class TapeStep:
     _scope: TapeScope = field(default_factory=TapeScope)
     _open: ExitStack = field(default_factory=ExitStack)
 
-    def __enter__(self) -> TapeStep:
+    def __enter__(self) -> "TapeStep":
         self._scope = TapeScope()
         self._open.enter_context(entered(self._scope))
         return self
@@ -221,7 +219,7 @@ class CollectedStep:
     model: keras.Model
     collector: Collector
 
-    def __enter__(self) -> CollectedStep:
+    def __enter__(self) -> "CollectedStep":
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -1,7 +1,5 @@
 """Workers and store servers on this machine, started and ended with a job."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import subprocess
@@ -133,7 +131,7 @@ class LocalStores(_Processes):
         ElastableError: a server did not start; with the end of its log.
     """
 
-    def __init__(self, count: int, options: StoreServerOptions, logs: Path, access: StoreAccess) -> None:
+    def __init__(self, count: int, options: StoreServerOptions, logs: Path, access: "StoreAccess") -> None:
         each = [replace(options, store=url_of_server(options.store, number)) for number in range(count)]
         environment = {"PYTHONUNBUFFERED": "1", **access.servers}
         try:

@@ -1,7 +1,5 @@
 """What the members of a replica group run: a Python file, a module, or the `elastable` command itself."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +27,7 @@ class Program:
     arguments: tuple[str, ...]
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> Program:
+    def of(cls, words: Sequence[str]) -> "Program":
         """Of a command line.
 
         Raises:

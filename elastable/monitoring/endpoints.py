@@ -1,7 +1,5 @@
 """What a process answers over HTTP: metrics, health, the live page and its events."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
@@ -190,7 +188,7 @@ class LivePage:
     policy: str
 
     @classmethod
-    def of(cls, html: str) -> LivePage:
+    def of(cls, html: str) -> "LivePage":
         """With the policy that fits its script and style."""
         script, style = (_hash(html, tag) for tag in ("script", "style"))
         rules = (

@@ -1,7 +1,5 @@
 """Every metric of Elastable, and where its values come from: state that a process has anyway, read when asked."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +49,7 @@ class Metric:
     meaning: str
     labels: tuple[str, ...] = ()
 
-    def __call__(self, value: float | Histogram, *labels: str) -> Sample:
+    def __call__(self, value: float | Histogram, *labels: str) -> "Sample":
         """A value of it, with a value for each of its labels."""
         assert len(labels) == len(self.labels), self.name
         return Sample(self, value, labels)
@@ -111,7 +109,7 @@ _PUSHES = _counter("elastable_pushes_total", "pushes", "Pushes: accepted, duplic
 _REFUSED_PUSHES = _counter("elastable_refused_pushes_total", "pushes", "Pushes refused, by error.", "error")
 
 
-def job_source(master: Master) -> Iterator[Sample]:
+def job_source(master: "Master") -> Iterator[Sample]:
     """Of one job."""
     status, measures = master.status(), master.measures
     yield _JOB(1, status.job, status.mode, status.store)
@@ -350,7 +348,7 @@ _WORKER_PHASE_S = _histogram(
 _SESSIONS = _counter("elastable_worker_sessions_total", "sessions", "Sessions opened with a master.")
 
 
-def worker_source(measures: WorkerMeasures) -> Iterator[Sample]:
+def worker_source(measures: "WorkerMeasures") -> Iterator[Sample]:
     """Of one worker."""
     for (kind, outcome), total in measures.micro_batches.totals().items():
         yield _MICRO_BATCHES(total, kind, outcome)

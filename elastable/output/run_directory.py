@@ -1,7 +1,5 @@
 """What a run leaves behind: results, metrics, a picture of its curves, checkpoint, exported model."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile
@@ -64,7 +62,7 @@ class RunDirectory:
         self._started = time.time()
 
     @classmethod
-    def create(cls, home: Path) -> RunDirectory:
+    def create(cls, home: Path) -> "RunDirectory":
         """A new directory in `home`, named after the time.
 
         Raises:
@@ -202,7 +200,7 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
 
 
 def _plot(
-    panel: Axes, lines: Sequence[Mapping[str, object]], kinds: Sequence[str], name: str, style: str, label: str
+    panel: "Axes", lines: Sequence[Mapping[str, object]], kinds: Sequence[str], name: str, style: str, label: str
 ) -> None:
     # Sorted: an evaluation during training ends when later versions have been noted.
     points = sorted((line["version"], line[name]) for line in lines if line["kind"] in kinds and name in line)

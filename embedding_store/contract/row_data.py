@@ -1,7 +1,5 @@
 """What stores are given and give: blocks of rows, gradients of tables, commits, statistics."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,7 +189,7 @@ class FlushStatus:
     failure: str | None
 
     @classmethod
-    def of_all(cls, of_each: Sequence[FlushStatus | None]) -> FlushStatus | None:
+    def of_all(cls, of_each: "Sequence[FlushStatus | None]") -> "FlushStatus | None":
         """Of several stores together: sums, and the earliest versions; None where no store has a tier."""
         there = [status for status in of_each if status is not None]
         if not there:
@@ -248,7 +246,7 @@ class UpdateBatch:
         """The first arguments of every kernel: weights, where they are, slots, where they are, gradients."""
         return weights, self.weight_positions, slots, self.positions, self.gradients
 
-    def part(self, start: int, stop: int) -> UpdateBatch:
+    def part(self, start: int, stop: int) -> "UpdateBatch":
         """The rows from `start` to `stop`; arrays are views."""
         if start == 0 and stop >= len(self):
             return self
@@ -259,11 +257,11 @@ class UpdateBatch:
         ids, positions, gradients = self.ids[piece], self.positions[piece], self.gradients[piece]
         return UpdateBatch(ids, positions, gradients, self.step, self.rate, squares, weights_at, frames)
 
-    def chosen(self, indices: Int64, positions: Int64) -> UpdateBatch:
+    def chosen(self, indices: Int64, positions: Int64) -> "UpdateBatch":
         """The rows at `indices` int64 `[n]`, which are at `positions` int64 `[n]`."""
         squares = None if self.squares is None else self.squares[indices]
         return UpdateBatch(self.ids[indices], positions, self.gradients[indices], self.step, self.rate, squares)
 
-    def at(self, positions: Int64, weights_at: Int64 | None = None) -> UpdateBatch:
+    def at(self, positions: Int64, weights_at: Int64 | None = None) -> "UpdateBatch":
         """The same rows at other positions."""
         return replace(self, positions=positions, weights_at=weights_at, frames=None)

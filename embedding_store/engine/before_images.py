@@ -1,7 +1,5 @@
 """The pinned versions of one table: what is kept of each, and what is not needed any more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -37,7 +35,7 @@ class BeforeImages:
             number of that change in the table's sequence; None: no eviction has.
     """
 
-    def __init__(self, new_memory: Callable[[], ImageRows], count: int, steps: TableSteps | None = None) -> None:
+    def __init__(self, new_memory: "Callable[[], ImageRows]", count: int, steps: TableSteps | None = None) -> None:
         """`new_memory`: makes room, empty, when the first image is taken; the others as the attributes."""
         self.count = count
         self.memory: ImageRows | None = None
@@ -98,7 +96,7 @@ class BeforeImages:
 
         pool.run(copy, stop - start, _COPIED_A_THREAD)
 
-    def take_over(self, newer: BeforeImages) -> None:
+    def take_over(self, newer: "BeforeImages") -> None:
         """Keeps what only the pin after this one has, which is gone, and what this one needs.
 
         Raises:
@@ -120,7 +118,7 @@ class BeforeImages:
         if self.frequencies is None:
             self.frequencies = newer.frequencies
 
-    def _begun(self) -> ImageRows:
+    def _begun(self) -> "ImageRows":
         if self.memory is None:
             self.memory = self._new_memory()
         return self.memory

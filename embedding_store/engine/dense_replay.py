@@ -1,7 +1,5 @@
 """What a table in memory has where steps without a gradient move its rows, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -91,7 +89,7 @@ class ReplayedRows(TableRows):
         # Where moments alone decay, weights are current, and are read as any others.
         self._moving = steps.form.moves_weights
 
-    def as_of(self, step: int | None) -> ReplayedRows:
+    def as_of(self, step: int | None) -> "ReplayedRows":
         """The same rows, to be read as of a step that is remembered."""
         return ReplayedRows(self._inner, self._steps, step)
 

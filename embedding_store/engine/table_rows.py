@@ -1,7 +1,5 @@
 """The rows of a table by position: weights and slots side by side, wherever they lie."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -39,7 +37,7 @@ class TableRows(ABC):
         """What the initial values of rows that were never updated are multiplied by."""
         return np.float32(1)
 
-    def as_of(self, step: int | None) -> TableRows:
+    def as_of(self, step: int | None) -> "TableRows":
         """The same rows, to be read as they were at a step (None: the present one)."""
         return self
 

@@ -1,7 +1,5 @@
 """The changes of a store as entries of its log: what each holds, as bytes and back."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -182,7 +180,7 @@ def _encode_commit(commit: CommitImages) -> list[Buffer]:
     return encode_payload(fields, arrays)
 
 
-def _decoded(payload: Payload) -> Change:
+def _decoded(payload: "Payload") -> Change:
     fields, arrays = payload.fields, iter(payload.arrays)
     kind = fields["kind"]
     if kind == "commit":

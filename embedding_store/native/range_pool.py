@@ -5,8 +5,6 @@ long to hand half a lookup over and back as to fold a thousand bags. numba's thr
 several Python threads at once, as a server does.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -203,7 +201,7 @@ class RangePool:
         job.take()
         job.wait()
 
-    def _helpers(self) -> _Queue | None:
+    def _helpers(self) -> "_Queue | None":
         """Where helpers take jobs from, once they run; None: there are none."""
         if self._queue is None and self.threads > 1:
             with self._starting:

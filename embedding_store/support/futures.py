@@ -1,7 +1,5 @@
 """Results that come later, and actions at given times."""
 
-from __future__ import annotations
-
 import heapq
 import logging
 import threading
@@ -46,7 +44,7 @@ class Timer:
 
     __slots__ = ("_action", "_timers")
 
-    def __init__(self, timers: Timers, action: Callable[[], object]) -> None:
+    def __init__(self, timers: "Timers", action: Callable[[], object]) -> None:
         self._timers = timers
         self._action: Callable[[], object] | None = action
 

@@ -4,8 +4,6 @@ Python's own `mmap` maps where the system likes, and a range is only ever backed
 offset agree modulo 2 MiB. Here every mapping begins on such a boundary.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os
@@ -63,7 +61,7 @@ class FileMapping:
         self._prefer_huge_pages(length)
 
     @classmethod
-    def grown(cls, page: int, size: int, reserve: int, keeps: object) -> FileMapping:
+    def grown(cls, page: int, size: int, reserve: int, keeps: object) -> "FileMapping":
         """The memory from the first byte of a writable `page_mapping` on, whatever its seals forbid by now.
 
         Args:

@@ -1,7 +1,5 @@
 """Checkpoints listed and opened: their tensors and rows, an increment's with those of what it builds upon."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +43,7 @@ class Checkpoint:
     home: CheckpointFiles
     name: str
     manifest: Manifest
-    base: Checkpoint | None = None
+    base: "Checkpoint | None" = None
 
     @property
     def address(self) -> str:
@@ -94,7 +92,7 @@ class Checkpoint:
                 raise CheckpointError(f"{self.home.at(f'{self.name}/{entry.state}')}: it does not hold a table's state")
             return TableState(counts, None if decay is None else float(decay[0]), tensors.get("touch_times"))
 
-    def chain(self) -> tuple[Checkpoint, ...]:
+    def chain(self) -> "tuple[Checkpoint, ...]":
         """This one, and what it builds upon, the newest first; the last is full."""
         chain = [self]
         while (base := chain[-1].base) is not None:

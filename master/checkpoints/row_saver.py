@@ -1,7 +1,5 @@
 """How a store server writes its rows into a checkpoint of its job, as the job's master asks."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +98,7 @@ class CheckpointRowSaver(RowSaver):
         if attempt is not None:
             attempt.stop()
 
-    def _begun(self, save: RowSave, source: Snapshot) -> _Attempt:
+    def _begun(self, save: RowSave, source: Snapshot) -> "_Attempt":
         specs = source.specs()
         for of in save.tables:
             if of.table not in specs:

@@ -1,7 +1,5 @@
 """What a master asks of the dense part of a model. No Keras here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +24,7 @@ class OptimizerStep:
     number: int | None = None
     rate: float | None = None
     clipping: Clipping = field(default_factory=Clipping)
-    own: Mapping[str, OptimizerStep] = field(default_factory=dict)
+    own: "Mapping[str, OptimizerStep]" = field(default_factory=dict)
     places: tuple[int, ...] | None = None
     tables: tuple[str, ...] | None = None
 

@@ -1,7 +1,5 @@
 """The rows' part of a version's gradient, wherever its shards are: measured, clipped and committed exactly once."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +51,7 @@ class RowGradients:
     """
 
     def __init__(
-        self, shard: ShardStore | EmbeddedShard, sums: RowSums, tables: Sequence[str], deadline_s: float
+        self, shard: "ShardStore | EmbeddedShard", sums: RowSums, tables: Sequence[str], deadline_s: float
     ) -> None:
         self._shard, self.sums = shard, sums
         self._deadline_s = deadline_s

@@ -1,7 +1,5 @@
 """Row optimizers around another one: moving averages (`use_ema`) and constraints."""
 
-from __future__ import annotations
-
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -174,7 +172,9 @@ _SUPPORTED = "NonNeg, and MaxNorm, MinMaxNorm and UnitNorm with axis=1"
 Constrain = Callable[[Float32], Float32]
 
 
-def constrained(layer: str, optimizer: OptimizerSpec, constraint: keras.constraints.Constraint | None) -> OptimizerSpec:
+def constrained(
+    layer: str, optimizer: OptimizerSpec, constraint: "keras.constraints.Constraint | None"
+) -> OptimizerSpec:
     """The optimizer that also keeps `constraint` on the rows it touches.
 
     Unlike Keras, rows without a gradient are left alone, so that a row's

@@ -1,7 +1,5 @@
 """How far a job is: what a checkpoint holds besides tensors and rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,7 +49,7 @@ class Progress:
         return json.dumps(fields, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Progress:
+    def from_json(cls, text: str) -> "Progress":
         """What `to_json` wrote.
 
         Raises:

@@ -1,7 +1,5 @@
 """The workers of a job: sessions, what each has done and how fast, who failed or left."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,7 @@ class _Record:
     heard: float
     micro_batches: int = 0
     records: int = 0
-    throughput: Throughput = field(default_factory=lambda: Throughput(_POINTS))
+    throughput: "Throughput" = field(default_factory=lambda: Throughput(_POINTS))
 
 
 class WorkerRecords:

@@ -1,7 +1,5 @@
 """A master in another process, over gRPC."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
@@ -100,7 +98,7 @@ class MasterClient(MasterApi, Closing):
         """The rows that the master serves, over this connection; only a bare master's may be changed."""
         return self._store
 
-    def join(self, worker: WorkerIdentity) -> RemoteSession:
+    def join(self, worker: WorkerIdentity) -> "RemoteSession":
         request = master_pb2.JoinRequest(incarnation=worker.incarnation, host=worker.host, pid=worker.pid)
         return self._connection.call(lambda timeout: RemoteSession(self._join(request), self.address, timeout))
 

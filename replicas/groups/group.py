@@ -1,7 +1,5 @@
 """The interface of every replica group: collectives on NumPy arrays."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
@@ -153,7 +151,7 @@ class ReplicaGroup(ABC):
         """Returns once every member has called it."""
         self.all_gather(np.zeros((), np.uint8))
 
-    def subgroup(self, comm_group: CommGroup | ReplicaGrouping) -> ReplicaGroup:
+    def subgroup(self, comm_group: CommGroup | ReplicaGrouping) -> "ReplicaGroup":
         """The subgroup that this member belongs to; every member calls it.
 
         Raises:
@@ -168,7 +166,7 @@ class ReplicaGroup(ABC):
         return part
 
     @property
-    def outermost(self) -> ReplicaGroup:
+    def outermost(self) -> "ReplicaGroup":
         """The group that contains this one and is not itself a subgroup."""
         return self if self._outer is None else self._outer.outermost
 
@@ -202,7 +200,7 @@ class ReplicaGroup(ABC):
         """Copies `send[j]` of member i to `receive[i]` of member j. Raises BadInput if `what` differs."""
 
     @abstractmethod
-    def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
+    def _part(self, what: str, members: Sequence[int]) -> "ReplicaGroup":
         """The subgroup of these ranks, of which this member is one; every member calls it."""
 
     def _all_to_all(self, what: str, mine: npt.NDArray[Number]) -> npt.NDArray[Number]:

@@ -1,7 +1,5 @@
 """How replicas are divided into groups: by stride and size, as PopART's `ReplicaGrouping` and `CommGroup`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadInput
@@ -54,7 +52,7 @@ class ReplicaGrouping:
         first = group % self.stride + group // self.stride * self.stride * self.group_size
         return tuple(first + place * self.stride for place in range(self.group_size))
 
-    def transposed(self) -> ReplicaGrouping:
+    def transposed(self) -> "ReplicaGrouping":
         """The grouping of replicas with the same position in their groups. Raises BadInput if their stride varies."""
         if self.group_size == self.replicas:
             return ReplicaGrouping(self.replicas, 1, 1)

@@ -1,7 +1,5 @@
 """`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -51,7 +49,7 @@ def create_host_embedding(
     token_exchange: str = "rows",
     seed: int = 0,
     threads: int | None = None,
-) -> HostEmbedding:
+) -> "HostEmbedding":
     """Creates an embedding that all members of a group look up and train; every member calls it with the same options.
 
     Args:

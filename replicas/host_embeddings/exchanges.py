@@ -1,7 +1,5 @@
 """Exchanges of a host embedding's rows: by remote buffers, or by callbacks to an embedding store."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,11 +41,11 @@ class RowExchange(ABC):
         self.dim = spec.dim
 
     @abstractmethod
-    def lookup(self, batch: GatheredIds) -> Float32:
+    def lookup(self, batch: "GatheredIds") -> Float32:
         """float32 `[counts[rank], dim]`: the rows of this member's ids."""
 
     @abstractmethod
-    def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
+    def parts(self, batch: "GatheredIds", gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
         """The part of everyone's gradients that this member sums.
 
         Args:

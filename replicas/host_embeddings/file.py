@@ -1,7 +1,5 @@
 """A host embedding's state in a safetensors file: whole rows in order, with a checksum."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 _FORMAT = "elastable host embedding 1"
 
 
-def save_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.PathLike[str]) -> None:
+def save_host_embedding(embedding: "HostEmbedding | HostTable", path: str | os.PathLike[str]) -> None:
     """Writes weights, slots and progress; every replica calls it, and rank 0 writes.
 
     An existing file is replaced once the new one is complete.
@@ -40,7 +38,7 @@ def save_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.Pat
             _write(Path(path), table.spec.name, state)
 
 
-def load_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.PathLike[str]) -> None:
+def load_host_embedding(embedding: "HostEmbedding | HostTable", path: str | os.PathLike[str]) -> None:
     """Loads what `save_host_embedding` wrote; every replica calls it and reads the file.
 
     Raises:
@@ -54,7 +52,7 @@ def load_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.Pat
     table.restore(state)
 
 
-def _table(embedding: HostEmbedding | HostTable) -> HostTable:
+def _table(embedding: "HostEmbedding | HostTable") -> HostTable:
     return embedding if isinstance(embedding, HostTable) else embedding.table
 
 

@@ -1,7 +1,5 @@
 """A replica group whose members are processes started by MPI."""
 
-from __future__ import annotations
-
 import os
 import struct
 import time
@@ -32,13 +30,13 @@ class MpiGroup(ReplicaGroup):
     wait ends at the deadline, or when the connection to the awaited member ends.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int], channel: MpiChannel, monitor: PeerMonitor) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], channel: "MpiChannel", monitor: PeerMonitor) -> None:
         super().__init__(rank, ranks)
         self.monitor = monitor
         self._channel = channel
 
     @classmethod
-    def of(cls, comm: MPI.Intracomm, ranks: Sequence[int], deadline_s: float) -> MpiGroup:
+    def of(cls, comm: MPI.Intracomm, ranks: Sequence[int], deadline_s: float) -> "MpiGroup":
         """The group of some MPI processes, each of which calls it.
 
         Args:
@@ -95,7 +93,7 @@ class MpiGroup(ReplicaGroup):
         return MpiGroup(rank, names, part, self.monitor)
 
 
-def _gathered(channel: MpiChannel, what: str, mine: UInt8) -> UInt8:
+def _gathered(channel: "MpiChannel", what: str, mine: UInt8) -> UInt8:
     """`[members, bytes]`: everyone's bytes, by rank."""
     size = len(channel.addresses)
     found = np.zeros((size, len(mine)), np.uint8)
@@ -103,13 +101,13 @@ def _gathered(channel: MpiChannel, what: str, mine: UInt8) -> UInt8:
     return found
 
 
-def _gather_texts(channel: MpiChannel, what: str, mine: bytes) -> list[bytes]:
+def _gather_texts(channel: "MpiChannel", what: str, mine: bytes) -> list[bytes]:
     """Everyone's short text, by rank."""
     found = _gathered(channel, what, np.frombuffer(mine.ljust(_ADDRESS_BYTES, b"\0"), np.uint8))
     return [row.tobytes().rstrip(b"\0") for row in found]
 
 
-def _channel_number(channel: MpiChannel, what: str) -> int:
+def _channel_number(channel: "MpiChannel", what: str) -> int:
     """Takes a channel number that is free in all members; every member calls it."""
     global _next_channel
     number = int(_gathered(channel, what, np.array([_next_channel]).view(np.uint8)).view(np.int64).max())
@@ -133,7 +131,7 @@ _SLEEP_S = (20e-6, 1e-3)
 _ASK_S = 1.0
 _HEARD_S = 5.0  # for the connection of a dead process to end
 
-_abandoned: list[tuple[MpiChannel, Sequence[MPI.Request]]] = []
+_abandoned: "list[tuple[MpiChannel, Sequence[MPI.Request]]]" = []
 """Requests and buffers of failed exchanges: a late member may still write into them."""
 
 

@@ -1,7 +1,5 @@
 """Connects the members of a group by TCP, and detects those that leave or die."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -249,7 +247,7 @@ class MemberAddress:
         return json.dumps([self.hosts, self.port, self.token]).encode()
 
     @classmethod
-    def from_bytes(cls, text: bytes) -> MemberAddress:
+    def from_bytes(cls, text: bytes) -> "MemberAddress":
         hosts, port, token = json.loads(text)
         return cls(tuple(hosts), port, token)
 

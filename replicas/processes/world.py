@@ -1,7 +1,5 @@
 """The replica group of all processes that MPI started, from its creation to the exit of the process."""
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import os
@@ -30,7 +28,7 @@ DEADLINE_VARIABLE = "ELASTABLE_REPLICAS_DEADLINE"
 _DEADLINE_S = 60.0
 _END_S = 60.0
 
-_groups: list[MpiGroup] = []
+_groups: "list[MpiGroup]" = []
 _failed = False
 
 
@@ -76,10 +74,10 @@ def leave_all(why: str) -> None:
         group.leave(why)
 
 
-_world: MPI.Intracomm | None = None
+_world: "MPI.Intracomm | None" = None
 
 
-def world_communicator(deadline_s: float) -> MPI.Intracomm:
+def world_communicator(deadline_s: float) -> "MPI.Intracomm":
     """Our own communicator of all processes; the first call, which all must make, starts MPI.
 
     Raises:
@@ -94,7 +92,7 @@ def world_communicator(deadline_s: float) -> MPI.Intracomm:
     return _world
 
 
-def _start(deadline_s: float) -> MPI.Intracomm:
+def _start(deadline_s: float) -> "MPI.Intracomm":
     try:
         from elastable.replicas.processes.mpi_library import MPI
     except ImportError as error:  # mpi4py, or the MPI library that it loads

@@ -1,7 +1,5 @@
 """`et.Embedding`: a Keras layer whose table lives in an embedding store."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Splits a traced loss into terms, and finds what each was divided by."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -41,7 +39,7 @@ class LossTerm:
     where: str = ""
     mixes: bool = False
 
-    def scaled(self, factor: float) -> LossTerm:
+    def scaled(self, factor: float) -> "LossTerm":
         """The term times a constant."""
         return self if factor == 1 else replace(self, value=self.value * factor)
 
@@ -70,7 +68,7 @@ def _settled(loss: RecordedLoss, origins: Origins) -> RecordedLoss:
     return loss
 
 
-def _term(leaf: _Leaf, loss: tf.Tensor, origins: Origins) -> LossTerm:
+def _term(leaf: "_Leaf", loss: tf.Tensor, origins: Origins) -> LossTerm:
     value = leaf.tensor if leaf.tensor.shape.rank == 0 else tf.reduce_sum(leaf.tensor)
     # A scalar added to a value per record would count once per record.
     known = leaf.kind is not None and (loss.shape.rank == 0 or leaf.tensor.shape.rank == loss.shape.rank)

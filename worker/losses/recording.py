@@ -1,7 +1,5 @@
 """Records what Keras does while a step is traced: reductions of its losses, calls of its layers, updates of metrics."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +61,7 @@ class LayerCall:
     inputs: tuple[tf.Tensor, ...]
     outputs: tuple[tuple[tf.Tensor, str], ...]
     since: int
-    inside: tuple[LayerCall, ...] = ()
+    inside: "tuple[LayerCall, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)

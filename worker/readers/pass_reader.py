@@ -1,7 +1,5 @@
 """A finite stream as `model.fit` reads it: again for each pass, in its own order and batches."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading
@@ -82,7 +80,7 @@ class PassReader(StreamReader):
 class _Later(Reader):
     """One pass after the first."""
 
-    def __init__(self, whole: PassReader, passes: _LaterPasses, number: int) -> None:
+    def __init__(self, whole: PassReader, passes: "_LaterPasses", number: int) -> None:
         self._whole, self._passes = whole, passes
         self.batches = len(whole.sizes)
         self._start = number * self.batches
@@ -154,7 +152,7 @@ def _passes(data: object, count: int | None, shuffle: bool, goes_on: bool) -> It
             yield _of_stream(data, count, once_more=not goes_on and is_endless(data) is False)
 
 
-def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, first: bool) -> Iterator[object]:
+def _of_py_dataset(data: "keras.utils.PyDataset", shuffle: bool, first: bool) -> Iterator[object]:
     if first:
         # Keras does so, too, in case these calls change what the data set returns.
         for number in range(min(_LOOKED_AT, data.num_batches)):

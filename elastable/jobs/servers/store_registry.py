@@ -1,7 +1,5 @@
 """Store servers in Redis: each holds a number under a lease and says where it is, so that masters find all of them."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time
@@ -52,7 +50,7 @@ class StoreRegistry(Closing):
         self._topology = Topology(self.url)
         self._known = f"{{{self.url.namespace}}}:stores".encode()
 
-    def take(self, number: int | None, host: str, lease_s: float = LEASE_S) -> Registration:
+    def take(self, number: int | None, host: str, lease_s: float = LEASE_S) -> "Registration":
         """Takes a number.
 
         Args:

@@ -1,7 +1,5 @@
 """What the live page shows, as plain JSON values."""
 
-from __future__ import annotations
-
 import math
 import socket
 import time
@@ -67,7 +65,7 @@ class JobView:
         host: Name of this one.
     """
 
-    master: Master
+    master: "Master"
     store: EmbeddingStore
     not_ready: Callable[[], str | None]
     checkpoints: CheckpointLog
@@ -192,7 +190,7 @@ def _progress(status: JobStatus) -> dict[str, object]:
     }
 
 
-def _phases(master: Master, commits: Mapping[str, Histogram]) -> list[dict[str, object]]:
+def _phases(master: "Master", commits: Mapping[str, Histogram]) -> list[dict[str, object]]:
     """The time of a version by phase, that of the whole version first; that of "rows" also by phase of the commit."""
     measures = master.measures
     found = {"version": measures.versions.histograms().get("version", Histogram())}

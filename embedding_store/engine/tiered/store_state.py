@@ -1,7 +1,5 @@
 """What a store keeps in its tier besides rows: tables, version, and up to which entry of the log rows are there."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -104,7 +102,7 @@ class StoreState:
         return zlib.crc32(payload).to_bytes(_CRC_BYTES, "little") + bytes(_CRC_BYTES) + payload
 
     @classmethod
-    def from_bytes(cls, content: bytes, place: str) -> StoreState:
+    def from_bytes(cls, content: bytes, place: str) -> "StoreState":
         """Reads what `to_bytes` wrote. Raises `StoreBroken`, which names the place."""
         payload = content[2 * _CRC_BYTES :]
         if zlib.crc32(payload) != int.from_bytes(content[:_CRC_BYTES], "little"):

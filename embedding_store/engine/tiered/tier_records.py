@@ -1,7 +1,5 @@
 """Rows as records of a tier: weights first, then slots, then when the row was touched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -207,7 +205,7 @@ class StoredTouches:
     counted: int = 0
     unsettled: bool = False
 
-    def copy(self, unsettled: bool | None = None) -> StoredTouches:
+    def copy(self, unsettled: bool | None = None) -> "StoredTouches":
         """The same, now; `unsettled`: where the table itself knows."""
         return StoredTouches(list(self.settled), self.counted, self.unsettled if unsettled is None else unsettled)
 

@@ -1,7 +1,5 @@
 """One table with a tier behind: what is brought into memory before a change, and what is written behind after it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -80,7 +78,7 @@ class Captured:
         gone: ids and positions, int64 `[n]` each, of rows that were deleted.
     """
 
-    table: TieredTable
+    table: "TieredTable"
     behind: TierRecords
     described: TierTable
     records: Records

@@ -1,7 +1,5 @@
 """The rows of a table as of one step: caught up in place, or read as if they were; for Adam in one pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -49,8 +47,8 @@ class StepsAt:
         step: int,
         kept: float,
         room: tuple[Float32, UInt8],
-        fill: Callable[[StepsAt, Int64], None],
-        before: tuple[StepsAt, ...] = (),
+        fill: "Callable[[StepsAt, Int64], None]",
+        before: "tuple[StepsAt, ...]" = (),
     ) -> None:
         """Coefficients of no step are known yet.
 

@@ -1,7 +1,5 @@
 """The tier that keeps records in files of one folder, by position."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -203,7 +201,7 @@ class FileTier(Tier):
                 if _FILES_OF_A_TABLE.fullmatch(path.name) and path.stem not in numbers:
                     path.unlink()
 
-    def _replace(self, manifest: TierManifest) -> None:
+    def _replace(self, manifest: "TierManifest") -> None:
         write_tier_manifest(self._folder, manifest, self._fsync)
         self._manifest = manifest
 
@@ -228,12 +226,12 @@ class FileTier(Tier):
             raise TableNotFound(f"{self._folder} holds no table {name!r}")
         return files
 
-    def _require_sound(self) -> SequenceMark:
+    def _require_sound(self) -> "SequenceMark":
         if self._failure is not None:
             raise StoreBroken(f"{self._folder} failed before: {self._failure}; restore a checkpoint") from self._failure
         return self._require_open()
 
-    def _require_open(self) -> SequenceMark:
+    def _require_open(self) -> "SequenceMark":
         if self._closed or self._mark is None:
             raise StoreFailed(f"the file tier {self._folder} is closed")
         return self._mark

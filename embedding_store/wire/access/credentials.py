@@ -1,7 +1,5 @@
 """Who may talk with whom over gRPC, and who may make which call: certificates, tokens, roles."""
 
-from __future__ import annotations
-
 import hmac
 import os
 import re
@@ -119,7 +117,7 @@ class Callers:
             set; elsewhere everybody is a worker.
     """
 
-    def __init__(self, credentials: Credentials, anonymous: Role | None = None) -> None:
+    def __init__(self, credentials: "Credentials", anonymous: Role | None = None) -> None:
         self._tokens = [(token.encode("ascii"), role) for token, role in credentials.tokens.items()]
         self._names = credentials.roles_of_names
         #: Whether nobody gets in without a token, or a certificate that has a role.

@@ -1,7 +1,5 @@
 """Limits of a gRPC server's calls: threads, waits, bytes and rates, and who has to leave where there is no room."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
@@ -68,7 +66,7 @@ class CallRoom:
         spare: Calls that may be under way above `limits.threads`: health checks, and refusals.
     """
 
-    def __init__(self, limits: CallLimits, spare: int) -> None:
+    def __init__(self, limits: "CallLimits", spare: int) -> None:
         self._limits = limits
         self.health = Kind("health checks", max(1, spare // 2))
         self.rare = Kind("questions about services", max(1, spare // 4))

@@ -1,7 +1,5 @@
 """A gRPC server as Elastable runs it: bounded, watched, and open to inspection."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading
@@ -88,7 +86,7 @@ class Service:
     sessions: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     brief: frozenset[str] = frozenset()
-    not_ready: NotReady = lambda: None
+    not_ready: "NotReady" = lambda: None
 
 
 class GrpcServer:

@@ -1,7 +1,5 @@
 """gRPC handlers of a servicer's methods: decode the request, call the method, encode the reply."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,7 +47,7 @@ class _AtOnce(ThreadPoolExecutor):
         super().__init__(max_workers=1)
         self._done = at_once(None)
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: "Callable[..., T]", /, *args: Any, **kwargs: Any) -> "Future[T]":
         """Calls it; what it returns is not kept, and it catches what it raises."""
         fn(*args, **kwargs)
         return self._done  # type: ignore[return-value]
@@ -149,9 +147,9 @@ class Later(Generic[T]):
     """
 
     result: Future[T]
-    then: Callable[[T], Answer]
+    then: "Callable[[T], Answer]"
     first: tuple[Body, ...] = ()
-    light: Light[T] = False
+    light: "Light[T]" = False
 
 
 Light = bool | Callable[[T], bool]

@@ -1,7 +1,5 @@
 """Memory that its maker alone can write, in a descriptor that can be given away (why so: docs/decisions.md)."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
@@ -63,7 +61,7 @@ class SealedMemory:
         self._ends: dict[int, int] = {}  # bytes that were ever mapped to write, by extent in use
         self._changing = threading.Lock()
 
-    def extent(self) -> Extent | None:
+    def extent(self) -> "Extent | None":
         """A zeroed extent that nobody else uses, None where there is none left."""
         try:
             number = self._free.popleft()
@@ -71,7 +69,7 @@ class SealedMemory:
             return None
         return Extent(self, number)
 
-    def mapped(self, extent: Extent, size: int, reserve: int) -> FileMapping:
+    def mapped(self, extent: "Extent", size: int, reserve: int) -> FileMapping:
         """The first `size` bytes of an extent, to write, with `reserve` bytes of address space to grow into.
 
         Raises:

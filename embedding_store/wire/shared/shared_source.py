@@ -1,7 +1,5 @@
 """Rows of a store in another process, read from its memory where that is on this host, else over gRPC."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select
@@ -138,7 +136,7 @@ class SharedSource(RowSource):
             attachment.close()
         self._remote.close()
 
-    def _near(self, ask: Callable[[Attachment], Answer | None]) -> Answer | None:
+    def _near(self, ask: "Callable[[Attachment], Answer | None]") -> Answer | None:
         """What the attachment answers; None where there is none, or it does not know."""
         attachment = self._current()
         if attachment is None:
@@ -151,7 +149,7 @@ class SharedSource(RowSource):
             self._remote.version()
             return None
 
-    def _current(self) -> Attachment | None:
+    def _current(self) -> "Attachment | None":
         """The attachment, made now where it is time to try."""
         if self._attachment is not None or self._closed or time.monotonic() < self._look_again:
             return self._attachment
@@ -170,11 +168,11 @@ class SharedSource(RowSource):
                         _LOG.info("rows of the store at %s are read over gRPC: %s", self._remote.address, error)
         return self._attachment
 
-    def _attach(self) -> Attachment:
+    def _attach(self) -> "Attachment":
         name, token = self._remote.attach()
         return Attachment(name, token, self._threads, self._ahead)
 
-    def _leave(self, attachment: Attachment) -> None:
+    def _leave(self, attachment: "Attachment") -> None:
         """The owner is gone, or has closed its store."""
         with self._attaching:
             if self._attachment is attachment:
@@ -307,7 +305,7 @@ class Attachment:
             self._notifications.close()
 
     def _answer_at(
-        self, sequence: int, requests: Sequence[LookupRequest], held: Mapping[str, AttachedTable], pool: RangePool
+        self, sequence: int, requests: Sequence[LookupRequest], held: "Mapping[str, AttachedTable]", pool: RangePool
     ) -> bool:
         """Whether the requests were answered from that state alone."""
 
@@ -371,7 +369,7 @@ class Attachment:
         if any(event & _HUNG_UP for _, event in poll.poll(timeout_s * 1000)):
             raise Detached
 
-    def _layout(self, generation: int) -> tuple[int, dict[str, AttachedTable]]:
+    def _layout(self, generation: int) -> "tuple[int, dict[str, AttachedTable]]":
         """The tables of a generation, or of a later one."""
         if self._laid_out[0] == generation:
             return self._laid_out

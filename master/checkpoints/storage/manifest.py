@@ -1,7 +1,5 @@
 """The manifest of a checkpoint: what is in it, of which files, and what it is based on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -50,7 +48,7 @@ class TableEntry:
     whole: bool = True
     live: tuple[str, ...] | None = None
     state: str | None = None
-    aged: AgedTouches | None = None
+    aged: "AgedTouches | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class Manifest:
         return json.dumps({**self._fields(), "checksum": self.checksum}, indent=1) + "\n"
 
     @classmethod
-    def from_json(cls, text: bytes) -> Manifest:
+    def from_json(cls, text: bytes) -> "Manifest":
         """What `to_json` wrote.
 
         Raises:
@@ -184,7 +182,7 @@ def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
     )
 
 
-def _aged(fields: DocumentFields | None) -> AgedTouches | None:
+def _aged(fields: DocumentFields | None) -> "AgedTouches | None":
     if fields is None:
         return None
     return AgedTouches(None if fields["first"] is None else int(fields["first"]), bool(fields["counted"]))
@@ -210,12 +208,12 @@ class AgedTouches:
     counted: bool = False
 
     @classmethod
-    def of_trained(cls, spec: TableSpec, before: int, version: int) -> AgedTouches:
+    def of_trained(cls, spec: TableSpec, before: int, version: int) -> "AgedTouches":
         """Of a table that was not frozen in any version from `before` + 1 to `version`."""
         every = 1 if spec.eviction is None else spec.eviction.every
         return cls(before + 1 if version > before else None, version // every > before // every)
 
-    def then(self, newer: AgedTouches) -> AgedTouches:
+    def then(self, newer: "AgedTouches") -> "AgedTouches":
         """Of both times together, this one first."""
         return AgedTouches(newer.first if self.first is None else self.first, self.counted or newer.counted)
 

@@ -1,7 +1,5 @@
 """Triple classification: a threshold of each relation, chosen on validation triples, tells true triples from false."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +25,7 @@ class ClassificationMetrics:
     triples: int
 
     @classmethod
-    def of(cls, predicted: Bools, labels: Bools) -> ClassificationMetrics:
+    def of(cls, predicted: Bools, labels: Bools) -> "ClassificationMetrics":
         """Compares predictions with labels, bool `[N]` each. Raises BadInput if there are none."""
         if not len(labels):
             raise BadInput("there are no triples to classify")
@@ -51,7 +49,7 @@ class Thresholds:
     common: float
 
     @classmethod
-    def choose(cls, relation: npt.NDArray[np.integer], scores: Float32, labels: Bools, relations: int) -> Thresholds:
+    def choose(cls, relation: npt.NDArray[np.integer], scores: Float32, labels: Bools, relations: int) -> "Thresholds":
         """Chooses the thresholds with the best accuracy on validation triples.
 
         Args:

@@ -1,7 +1,5 @@
 """Ranks of true answers among all entities: queries and their candidates, scores in windows, filtered metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,7 +86,7 @@ class Candidates:
     members: UInt8 | None = None
 
     @classmethod
-    def of_list(cls, entities: npt.ArrayLike, count: int) -> Candidates:
+    def of_list(cls, entities: npt.ArrayLike, count: int) -> "Candidates":
         """A list of global ids, each counted once.
 
         Args:
@@ -107,7 +105,7 @@ class Candidates:
         return cls(entities=given.astype(np.int64))
 
     @classmethod
-    def of_types(cls, types: npt.ArrayLike, count: int, further: Int32 | None = None) -> Candidates:
+    def of_types(cls, types: npt.ArrayLike, count: int, further: Int32 | None = None) -> "Candidates":
         """Entities of the answer's type, or of one of its types.
 
         Args:
@@ -163,7 +161,7 @@ class TripleCandidates:
     tails: Int64
 
     @classmethod
-    def of(cls, heads: npt.ArrayLike, tails: npt.ArrayLike, count: int) -> TripleCandidates:
+    def of(cls, heads: npt.ArrayLike, tails: npt.ArrayLike, count: int) -> "TripleCandidates":
         """Checked lists.
 
         Args:
@@ -457,7 +455,7 @@ class Evaluation:
         found.sums = self._model.group.all_reduce(found.sums)
         return found.result()
 
-    def ranks(self, triples: Int32) -> QueryRanks:
+    def ranks(self, triples: Int32) -> "QueryRanks":
         """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker.
 
         Raises:
@@ -524,7 +522,7 @@ class QueryRanks:
     def __len__(self) -> int:
         return len(self.triple)
 
-    def part(self, which: Bools) -> QueryRanks:
+    def part(self, which: Bools) -> "QueryRanks":
         """The queries that `which` (bool `[Q]`) selects."""
         ranks = Ranks(self.ranks.optimistic[which], self.ranks.pessimistic[which])
         return QueryRanks(self.triple[which], self.side[which], ranks)

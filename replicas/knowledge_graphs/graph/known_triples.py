@@ -1,7 +1,5 @@
 """Known triples: the tails of every (head, relation) and the heads of every (relation, tail)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,7 +55,7 @@ class KnownTriples:
     _placed: dict[Side, tuple[Sharding, Int64]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def create(cls, entities: int, relations: int, *triples: npt.ArrayLike) -> KnownTriples:
+    def create(cls, entities: int, relations: int, *triples: npt.ArrayLike) -> "KnownTriples":
         """Indexes triples: four bytes per triple and end, sixteen per pair that occurs, and temporary memory.
 
         Args:
@@ -84,7 +82,7 @@ class KnownTriples:
 
     def exclusions(
         self, side: Side, given: Int64, relation: npt.NDArray[np.integer], answer: Int64, sharding: Sharding
-    ) -> Exclusions:
+    ) -> "Exclusions":
         """What a filtered evaluation does not rank: all known answers of each query, and its own answer.
 
         The first call for a side and a sharding sorts all answers by their

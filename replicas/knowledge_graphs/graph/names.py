@@ -1,7 +1,5 @@
 """Names of entities or relations, with ids in order of first occurrence."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterable, Sequence
@@ -74,7 +72,7 @@ class Names(Sequence[str]):
         draft.replace(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], what: str = "entity") -> Names:
+    def load(cls, path: str | os.PathLike[str], what: str = "entity") -> "Names":
         """Reads what `save` wrote. Raises BadInput for a missing or malformed file."""
         try:
             text = Path(path).read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """Which shard and row hold an entity, each type spread evenly; and triples grouped by the shards of their ends."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +46,7 @@ class Sharding:
     @classmethod
     def create(
         cls, entities: int, shards: int, *, seed: int = 0, entity_types: npt.ArrayLike | None = None
-    ) -> Sharding:
+    ) -> "Sharding":
         """Deals out the entities, shuffled within each type, type after type, to the shards in turn.
 
         Args:
@@ -78,7 +76,7 @@ class Sharding:
         return cls._of(seed, shards, shard_of, row_of, types)
 
     @classmethod
-    def _of(cls, seed: int, shards: int, shard_of: Int32, row_of: Int32, types: Int32) -> Sharding:
+    def _of(cls, seed: int, shards: int, shard_of: Int32, row_of: Int32, types: Int32) -> "Sharding":
         entities = len(shard_of)
         kinds = int(types.max()) + 1
         counts = np.bincount(shard_of, minlength=shards)
@@ -150,7 +148,7 @@ class Sharding:
         draft.replace(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Sharding:
+    def load(cls, path: str | os.PathLike[str]) -> "Sharding":
         """Reads what `save` wrote. Raises BadInput for a missing or malformed file."""
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as saved:
@@ -215,7 +213,7 @@ class PartitionedTriples:
     offsets: Int64
 
     @classmethod
-    def create(cls, triples: npt.ArrayLike, sharding: Sharding, mode: PartitionMode = "pair") -> PartitionedTriples:
+    def create(cls, triples: npt.ArrayLike, sharding: Sharding, mode: PartitionMode = "pair") -> "PartitionedTriples":
         """Groups triples.
 
         Args:

@@ -1,7 +1,5 @@
 """Files of triples: text, CSV and Parquet by name, OGB's NumPy files by id; files of entity types; damaged files."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os
@@ -58,7 +56,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
     return found
 
 
-def _encoded(table: pa.Table, columns: tuple[str, ...]) -> tuple[NamedColumns, list[bool]]:
+def _encoded(table: "pa.Table", columns: tuple[str, ...]) -> tuple[NamedColumns, list[bool]]:
     """The columns, and whether every row of each has a name."""
     encoded = [table[name].combine_chunks().dictionary_encode() for name in columns]
     names = [column.dictionary.to_pylist() for column in encoded]
@@ -143,7 +141,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.removesuffix("\n")
 
 
-def _parsed(file: Path, columns: tuple[str, ...]) -> pa.Table:
+def _parsed(file: Path, columns: tuple[str, ...]) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.csv
 
@@ -210,7 +208,7 @@ def _require_columns(file: Path, present: list[str], columns: tuple[str, ...]) -
             )
 
 
-def _csv(file: Path, columns: tuple[str, ...], header: bool) -> pa.Table:
+def _csv(file: Path, columns: tuple[str, ...], header: bool) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.csv
 
@@ -222,7 +220,7 @@ def _csv(file: Path, columns: tuple[str, ...], header: bool) -> pa.Table:
     return table.select(list(columns))
 
 
-def _parquet(file: Path, columns: tuple[str, ...]) -> pa.Table:
+def _parquet(file: Path, columns: tuple[str, ...]) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -232,7 +230,7 @@ def _parquet(file: Path, columns: tuple[str, ...]) -> pa.Table:
     return pa.table({name: _as_text(file, name, table[name]) for name in columns})
 
 
-def _as_text(file: Path, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+def _as_text(file: Path, name: str, values: "pa.ChunkedArray") -> "pa.ChunkedArray":
     """Names as text: of floats, as pandas makes them of integers with nulls, the integers' digits."""
     import pyarrow as pa
 

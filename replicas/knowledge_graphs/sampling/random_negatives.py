@@ -1,7 +1,5 @@
 """Random candidates: of any entity, of the type of what they replace, and the tails of the step's other triples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +137,7 @@ class TypeMembers:
     ends: Int64
 
     @classmethod
-    def create(cls, sharding: Sharding, further: Int32 | None = None) -> TypeMembers:
+    def create(cls, sharding: Sharding, further: Int32 | None = None) -> "TypeMembers":
         """Lists members.
 
         Args:

@@ -1,7 +1,5 @@
 """Schemes of losses with candidates: workers exchange embeddings or scores; scores of triples; dropout of queries."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,7 +68,7 @@ class Scheme(ABC):
     """
 
     def __init__(
-        self, group: ReplicaGroup, score: ScoreFunction, pool: RangePool = SERIAL, dropout: Dropout | None = None
+        self, group: ReplicaGroup, score: ScoreFunction, pool: RangePool = SERIAL, dropout: "Dropout | None" = None
     ) -> None:
         self.group, self.score, self.pool, self._dropout = group, score, pool, dropout
 
@@ -104,7 +102,7 @@ class Scheme(ABC):
         require_own(batch, self.group)
         return batch.negatives
 
-    def _triples(self, batch: StepBatch, entities: Float32, tails: Float32, relations: Float32) -> TripleScores:
+    def _triples(self, batch: StepBatch, entities: Float32, tails: Float32, relations: Float32) -> "TripleScores":
         asked = asked_sides(self._negatives(batch).corruption, *batch.head.shape)
         heads, relation = entities[batch.head.reshape(-1)], batch.relation.reshape(-1).astype(np.int64)
         masks = None if self._dropout is None else partial(self._dropout.masks, batch)
@@ -174,7 +172,7 @@ class EmbeddingMoving(Scheme):
         return StepGradients(rows, entities, relations, dense)
 
 
-def _received_places(negatives: Negatives, part: Asked) -> Int64:
+def _received_places(negatives: Negatives, part: "Asked") -> Int64:
     """int64 `[g, n * m]`: positions of these triples' candidates in what was received, `[n, B, m]`."""
     every: Int64 = np.arange(negatives.rows.size).reshape(negatives.rows.shape)
     if negatives.per_triple:
@@ -243,7 +241,7 @@ class ScoreMoving(Scheme):
         return StepGradients(rows, entities, relations, dense)
 
 
-def _local_places(negatives: Negatives, part: Asked, targets: Int64) -> Int64:
+def _local_places(negatives: Negatives, part: "Asked", targets: Int64) -> Int64:
     """int64 `[g, m']`: the local candidates of everyone's queries `[n * q]`."""
     if negatives.per_triple:
         return np.ascontiguousarray(targets[:, part.triples]).reshape(-1, targets.shape[2])
@@ -309,7 +307,7 @@ class TripleScores:
         relation: Int64,
         tails: Float32,
         relations: Float32,
-        masks: Callable[[Side, Float32, Float32], QueryMasks] | None = None,
+        masks: "Callable[[Side, Float32, Float32], QueryMasks] | None" = None,
     ) -> None:
         self.asked = asked
         self._masks: list[QueryMasks | None] = []
@@ -368,7 +366,7 @@ class TripleScores:
         return heads, tails, to_relations, dense
 
 
-def masked(given: Float32, relation: Float32, masks: QueryMasks | None) -> tuple[Float32, Float32]:
+def masked(given: Float32, relation: Float32, masks: "QueryMasks | None") -> tuple[Float32, Float32]:
     """Both, multiplied by the masks of dropout, if there are any."""
     return (given, relation) if masks is None else (given * masks.given, relation * masks.relation)
 

@@ -1,7 +1,5 @@
 """ConvE (Dettmers et al., 2018): a convolution over head and relation, in TensorFlow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -77,7 +75,7 @@ class ConvE(ScoreFunction):
             "hidden_bias": np.zeros(dim, np.float32),
         }
 
-    def _compiled(self) -> tuple[Callable[..., tf.Tensor], Compiled]:
+    def _compiled(self) -> "tuple[Callable[..., tf.Tensor], Compiled]":
         if self._steps is None:
             self._steps = _compile(self._height)
         return self._steps
@@ -88,7 +86,7 @@ def _scaled(draw: np.random.Generator, shape: tuple[int, ...], inputs: int) -> F
     return values
 
 
-def _compile(height: int) -> tuple[Callable[..., tf.Tensor], Compiled]:
+def _compile(height: int) -> "tuple[Callable[..., tf.Tensor], Compiled]":
     import tensorflow as tf
 
     def normalised(x: tf.Tensor, axes: list[int]) -> tf.Tensor:

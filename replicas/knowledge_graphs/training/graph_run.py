@@ -1,7 +1,5 @@
 """A knowledge-graph run on every worker of a group: how it begins, trains, evaluates, saves and stops."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import threading
@@ -73,7 +71,7 @@ def graph_identity(graph: KnowledgeGraph, source: str) -> dict[str, object]:
     }
 
 
-def train_graph(group: ReplicaGroup, run: GraphRun, tell: ProgressListener) -> dict[str, object]:
+def train_graph(group: ReplicaGroup, run: GraphRun, tell: "ProgressListener") -> dict[str, object]:
     """Trains on one worker; every member of the group calls it.
 
     The final model is the one with the best validation MRR.

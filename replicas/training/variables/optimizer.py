@@ -1,7 +1,5 @@
 """A Keras optimizer of parts of variables, and clipping where no replica holds all gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -211,7 +209,7 @@ class GradientClipping:
     clipvalue: float | None = None
 
     @classmethod
-    def of(cls, optimizer: keras.optimizers.Optimizer) -> GradientClipping:
+    def of(cls, optimizer: keras.optimizers.Optimizer) -> "GradientClipping":
         """The clipping options of a Keras optimizer, for gradients of the scaled loss, which Keras unscales first."""
         scale = float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
         names = ("clipnorm", "global_clipnorm", "clipvalue")

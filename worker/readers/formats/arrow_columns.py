@@ -1,7 +1,5 @@
 """Converts Arrow columns to arrays of records: exactly, or not at all; errors name file, record, column and value."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +42,7 @@ class At:
     def __call__(self, record: int) -> str:
         return f"{self.place(record)}: column {self.column!r}"
 
-    def of(self, record: Callable[[int], int]) -> At:
+    def of(self, record: Callable[[int], int]) -> "At":
         """The same for other numbers: `record` maps them to records."""
         return At(self.column, lambda number: self.place(record(number)))
 

@@ -1,7 +1,5 @@
 """Ragged and sparse arrays: records of different lengths, without padding and without TensorFlow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +24,7 @@ class RaggedArray:
         BadInput: splits that do not match the values.
     """
 
-    values: Array | RaggedArray
+    values: "Array | RaggedArray"
     splits: Int64
 
     def __post_init__(self) -> None:
@@ -42,7 +40,7 @@ class RaggedArray:
         object.__setattr__(self, "splits", splits)
 
     @classmethod
-    def of_lengths(cls, values: Array | RaggedArray, lengths: Array) -> RaggedArray:
+    def of_lengths(cls, values: "Array | RaggedArray", lengths: Array) -> "RaggedArray":
         """Records of `lengths` `[records]` elements each."""
         return cls(values, splits_of(np.asarray(lengths, np.int64)))
 

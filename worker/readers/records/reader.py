@@ -1,7 +1,5 @@
 """The Reader class: numbered records, any of which can be fetched."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,11 +58,11 @@ class Reader(ABC):
         """Batch `number` of a reader that makes them itself."""
         raise NotImplementedError(f"{type(self).__name__} makes no batches")
 
-    def of_pass(self, number: int) -> Reader:
+    def of_pass(self, number: int) -> "Reader":
         """The records of a pass, counted from 0: the same each time, unless it is a stream."""
         return self
 
-    def for_inputs(self, inputs: ModelInputs) -> Reader:
+    def for_inputs(self, inputs: ModelInputs) -> "Reader":
         """The same records for a model with these inputs: of files, each column is read as its input wants it."""
         return self
 

@@ -1,7 +1,5 @@
 """Reads a stream of batches once, so that any of its records can be fetched afterwards."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
@@ -283,12 +281,12 @@ def is_endless(data: object) -> bool | None:
     return False
 
 
-def is_dataset(data: object) -> TypeGuard[tf.data.Dataset]:
+def is_dataset(data: object) -> "TypeGuard[tf.data.Dataset]":
     """Whether it is a `tf.data.Dataset`."""
     return "tensorflow.DatasetV2" in _kinds_of(data)
 
 
-def is_py_dataset(data: object) -> TypeGuard[keras.utils.PyDataset]:
+def is_py_dataset(data: object) -> "TypeGuard[keras.utils.PyDataset]":
     """Whether it is a `keras.utils.PyDataset`."""
     return "keras.PyDataset" in _kinds_of(data)
 

@@ -1,7 +1,5 @@
 """Which server owns which hash slot, and how a redirected command finds its way."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -110,7 +108,7 @@ class Topology:
                 if tried == len(candidates):
                     raise
 
-    def _ask_master(self, address: Address, deadline: Deadline) -> SlotMap:
+    def _ask_master(self, address: Address, deadline: Deadline) -> "SlotMap":
         """Makes sure that the server which the Sentinels name is a master by now; it may not know yet."""
         (answer,) = self.call_at(address, [("INFO", "replication")], deadline)
         if isinstance(answer, hiredis.ReplyError):
@@ -119,7 +117,7 @@ class Topology:
             raise NotReady(f"redis at {address}, which the Sentinels of {self.url} name, is no master (yet)")
         return SlotMap.of_one(address)
 
-    def _ask(self, address: Address, deadline: Deadline) -> SlotMap:
+    def _ask(self, address: Address, deadline: Deadline) -> "SlotMap":
         answer, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
         if isinstance(answer, hiredis.ReplyError):
             raise reply_error(f"redis at {address} does not say what it is", str(answer), self.url)

@@ -12,8 +12,6 @@ HSTRLEN tells whether the partition was still there. Where a node is asked out o
 each of HMGET, HSTRLEN, MULTI and a HSET without MULTI.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import cast
 
@@ -51,7 +49,7 @@ class Keys:
     at: Int64
 
     @classmethod
-    def of(cls, keys: list[bytes]) -> Keys:
+    def of(cls, keys: list[bytes]) -> "Keys":
         """Encodes the keys, in order."""
         encoded = [b"$%d\r\n%s\r\n" % (len(key), key) for key in keys]
         at = np.zeros(len(keys) + 1, np.int64)

@@ -1,7 +1,5 @@
 """Records of many tables read from and written to the servers in one batch, following redirections."""
 
-from __future__ import annotations
-
 import base64
 import json
 import secrets
@@ -126,7 +124,7 @@ class LostPartition(StoreBroken):
         self.table, self.partition = table, partition
 
     @classmethod
-    def of(cls, server: object, table: RecordTable, partition: int, stamp: int, known: int) -> LostPartition:
+    def of(cls, server: object, table: RecordTable, partition: int, stamp: int, known: int) -> "LostPartition":
         """The error for a stamp that is behind the known one."""
         gone = "its hash has no stamp"
         older = f"its last write is that of {stamp_name(stamp)}, and one of {stamp_name(known)} was confirmed"
@@ -137,7 +135,7 @@ class LostPartition(StoreBroken):
 class _Share:
     """The parts of a batch that one server has."""
 
-    batch: Batch
+    batch: "Batch"
     items: Int64  # of the batch's parts
     parts: Parts
 
@@ -145,7 +143,7 @@ class _Share:
 class _Shares:
     """The parts of all batches, numbered through."""
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
+    def __init__(self, batches: "Sequence[Batch]") -> None:
         self._batches = [batch for batch in batches if len(batch.parts)]
         self._starts = np.cumsum([0, *(len(batch.parts) for batch in self._batches)])
         slots = [batch.table.hash_slots[batch.parts["partition"]] for batch in self._batches]
@@ -172,7 +170,7 @@ def _within(shares: Sequence[_Share], start: int, stop: int) -> Iterator[tuple[_
         before += len(share.parts)
 
 
-def read_records(topology: Topology, batches: Sequence[Batch], deadline: Deadline) -> None:
+def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadline) -> None:
     """Reads all records of some batches in one round.
 
     Args:
@@ -238,7 +236,7 @@ class _Reads(Requests):
         return out[:at]
 
 
-def write_records(topology: Topology, batches: Sequence[Batch], stamp: int, deadline: Deadline) -> None:
+def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, deadline: Deadline) -> None:
     """Deletes and writes all records of some batches, each partition at once or not at all.
 
     Before a connection writes to a partition for the first time, the stamp is

@@ -1,7 +1,5 @@
 """The tables of a tier in Redis, whether all of their partitions are there, and what was confirmed of them."""
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,7 +64,7 @@ class TierRegistry:
         known = self._tables.get(table.table.name)
         return known is not None and known.made == table.made
 
-    def _require_all(self, table: RecordTable, stamps: Int64, state: TierState) -> None:
+    def _require_all(self, table: RecordTable, stamps: Int64, state: "TierState") -> None:
         """Raises `LostPartition` unless all partitions are there and as new as was confirmed."""
         name = table.table.name
         known = state.known(table)
@@ -82,7 +80,7 @@ class TierRegistry:
                 self._place.url, name, state.lost[name], "a writer found it gone, and wrote to it since"
             )
 
-    def _require_state(self, state: TierState, entries: Mapping[str, RecordTable]) -> None:
+    def _require_state(self, state: "TierState", entries: Mapping[str, RecordTable]) -> None:
         """Raises `StoreBroken` where registry and state do not know the same: one of them was lost, or both were."""
         # Who drops a table takes it out of the state, and leaves its greatest stamp there.
         vanished = [name for name in self._tables if name not in entries]
@@ -154,7 +152,7 @@ class TierRegistry:
         tables = [entry for entry in self._entries(deadline).values() if not entry.dropped]
         return max([0, *(int(found.max()) for found in self._stamps(tables, deadline))])
 
-    def state(self, deadline: Deadline) -> TierState:
+    def state(self, deadline: Deadline) -> "TierState":
         """The state as it is now."""
         key = self._state_key
         return TierState.of(self._place.topology.call([(key, ("HGETALL", key))], deadline)[0])

@@ -15,8 +15,6 @@ and the last part has one more, by which it is known to be the last:
 All parts are added in one transaction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +56,7 @@ class NewEntry:
     previous: int
 
     @classmethod
-    def of(cls, sequence: int, version: int, parts: Sequence[Buffer], begin: int, previous: int) -> NewEntry:
+    def of(cls, sequence: int, version: int, parts: Sequence[Buffer], begin: int, previous: int) -> "NewEntry":
         """The entry with this payload, which is not copied."""
         views = [memoryview(part).cast("B") for part in parts]
         return cls(sequence, version, views, sum(len(view) for view in views), begin, previous)
@@ -241,7 +239,7 @@ class StreamEnd:
     id: bytes = b"0-0"
 
     @classmethod
-    def of(cls, part: StreamPart) -> StreamEnd:
+    def of(cls, part: StreamPart) -> "StreamEnd":
         """The end of a log whose newest entry ends with this part."""
         assert part.header is not None
         return cls(part.sequence, part.header.check, part.end, part.id)
