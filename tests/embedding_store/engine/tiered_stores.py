@@ -15,8 +15,6 @@ from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
 
-__all__ = ["crowded_store", "flushed", "tiered_store", "tiered_stores"]
-
 
 def tiered_store(
     tier: Tier,
