@@ -19,8 +19,6 @@ from tests.chaos.run import Run, run_schedules
 from tests.chaos.sabotage import PROOFS, SABOTAGES
 from tests.chaos.schedules import KINDS, schedule_of
 
-__all__ = ["fast_folder", "main"]
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the schedules asked for; 1 if any of them diverged, or an error on purpose did not."""

@@ -28,8 +28,6 @@ from tests.chaos.sabotage import SABOTAGES
 if TYPE_CHECKING:
     from elastable.embedding_store.contract.row_source import RowSource
 
-__all__ = ["ChildPlan", "fork_child", "import_everything"]
-
 _PR_SET_PDEATHSIG = 1
 _FRAMES_BYTES = 4096
 _DISK_BYTES = 512
@@ -41,34 +39,22 @@ class ChildPlan:
     """What one process is to be.
 
     Attributes:
-        role: "master", "worker", "store" or "shard".
-        model: As of `tests.chaos.schedules.Shape`.
-        arguments: Of the command.
-        log: File that gets what it writes.
-        environment: Added to the parent's.
-        armed: Gates it waits at.
-        folders: Whose file operations are gates.
         ports: Ports in URLs of stores that this process replaces by others: its own links.
-        sabotage: Name of what it does wrong on purpose; "": nothing.
     """
 
-    role: str
-    model: str
-    arguments: Sequence[str]
-    log: Path
-    environment: Mapping[str, str]
-    armed: frozenset[tuple[str, int]]
-    folders: Sequence[Path]
+    role: str  # "master", "worker", "store" or "shard"
+    model: str  # as of `tests.chaos.schedules.Shape`
+    arguments: Sequence[str]  # of the command
+    log: Path  # file that gets what it writes
+    environment: Mapping[str, str]  # added to the parent's
+    armed: frozenset[tuple[str, int]]  # gates it waits at
+    folders: Sequence[Path]  # whose file operations are gates
     ports: Mapping[int, int] = field(default_factory=dict)
-    sabotage: str = ""
+    sabotage: str = ""  # name of what it does wrong on purpose; "": nothing
 
 
 def import_everything() -> None:
-    """Imports what any process needs. To be called before the first fork, in a process of one thread.
-
-    Raises:
-        RuntimeError: something that was imported has started a thread.
-    """
+    """Imports what any process needs, before the first fork; `RuntimeError`: that has started a thread."""
     from elastable.process.quiet import import_tensorflow
 
     os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)

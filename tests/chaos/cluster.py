@@ -34,8 +34,6 @@ from tests.chaos.stores import (
 )
 from tests.untyped import Parsed
 
-__all__ = ["Cluster", "Failed", "Process"]
-
 
 class Failed(Exception):
     """The schedule cannot go on; says why."""
@@ -43,28 +41,15 @@ class Failed(Exception):
 
 @dataclass
 class Process:
-    """One life of one process of the cluster.
-
-    Attributes:
-        role: "master", "worker", "store" or "shard", a store server.
-        number: Which one of its role.
-        pid: Its process id.
-        control: To its gates; None: it has closed its end.
-        pidfd: Becomes readable when it ends.
-        saved: The newest version in a whole checkpoint when it was started.
-        killed: Whether it was, by a fault, or has been given up for another in its place.
-        at_work: Of a master: whether its job has begun.
-    """
-
-    role: str
-    number: int
-    pid: int
-    control: socket.socket | None
-    pidfd: int
-    saved: int
-    killed: bool = False
+    role: str  # "master", "worker", "store" or "shard", a store server
+    number: int  # which one of its role
+    pid: int  # its process id
+    control: socket.socket | None  # to its gates; None: it has closed its end
+    pidfd: int  # becomes readable when it ends
+    saved: int  # the newest version in a whole checkpoint when it was started
+    killed: bool = False  # whether it was, by a fault, or has been given up for another in its place
     superseded: bool = False
-    at_work: bool = False
+    at_work: bool = False  # of a master: whether its job has begun
 
     @property
     def name(self) -> str:
@@ -85,17 +70,7 @@ def arguments_of(
     addresses: Mapping[str, str],
     saved: int,
 ) -> list[str]:
-    """The words behind `elastable`.
-
-    Args:
-        schedule: What is run.
-        role: "master", "worker", "store" or "shard".
-        number: Which one of its role.
-        home: The schedule's folder.
-        links: By name.
-        addresses: Of servers, by name, through the master's links.
-        saved: The newest version in a checkpoint.
-    """
+    """The words behind `elastable`; `addresses` are through the master's links, `saved` is the newest checkpoint."""
     transport = ["--transport", schedule.transport]
     if role == "worker":
         address = f"127.0.0.1:{links['worker-master'][number].port}"
@@ -133,21 +108,8 @@ _PLAIN_OUTPUT = {"NO_COLOR": "1", "COLUMNS": "200"}
 class Cluster:
     """Starts what a schedule needs, starts again what ended, and hears what gates say.
 
-    Args:
-        schedule: What is run.
-        home: Folder for all that is written.
-        sabotage: Name of an error put into the product.
-        reached: Called with (gate, number, process) when a process waits at a gate; of a gate that a proxy
-            watches, the process is None.
-        most_lives: Of one process, before the schedule has failed.
-
-    Attributes:
-        over: Whether a master has ended well.
-        acknowledged: The newest version that a master has reported.
-        redis: The Redis servers, by name.
-        redis_group: What they are together; None: there are none.
-        lost: Promises that were broken, in words.
-        gave_up: "role code" of processes that ended by themselves before the job did.
+    `reached` is called with (gate, number, process) when a process waits at a gate; of a gate that a proxy watches, the
+    process is None.
     """
 
     def __init__(
@@ -164,12 +126,12 @@ class Cluster:
         self.timers = Timers()
         self.processes: dict[int, Process] = {}
         self.links: dict[str, list[Link]] = {}
-        self.redis: dict[str, RedisServer] = {}
-        self.redis_group: RedisGroup | None = None
-        self.over = False
-        self.acknowledged = 0
-        self.lost: list[str] = []
-        self.gave_up: Counter[str] = Counter()
+        self.redis: dict[str, RedisServer] = {}  # the Redis servers, by name
+        self.redis_group: RedisGroup | None = None  # what they are together; None: there are none
+        self.over = False  # whether a master has ended well
+        self.acknowledged = 0  # the newest version that a master has reported
+        self.lost: list[str] = []  # promises that were broken, in words
+        self.gave_up: Counter[str] = Counter()  # "role code" of processes that ended by themselves before the job did
         self.armed = {(fault.gate, fault.number) for fault in schedule.faults}
         self._lives: Counter[str] = Counter()
         home.mkdir(parents=True)
@@ -177,7 +139,6 @@ class Cluster:
 
     @property
     def checkpoints(self) -> Path:
-        """Where masters save."""
         return self.home / "checkpoints"
 
     @property
@@ -232,8 +193,7 @@ class Cluster:
                 "CHAOS_LIFE": str(life),
                 "CHAOS_PAUSE": str(self.schedule.pause_s),
                 "ELASTABLE_TOKEN_FILE": str(self._token),
-                "NO_COLOR": "1",
-                "COLUMNS": "200",
+                **_PLAIN_OUTPUT,
             },
             armed=frozenset(self.armed),
             folders=(self.checkpoints, self.home / "rows"),

@@ -18,9 +18,6 @@ from tests.chaos.stores import PRIMARY_AND_REPLICA, REDIS_SERVERS, filled_in, fo
 from tests.chaos.strikes import STRIKES
 from tests.chaos.verdict import Ending, divergences, ending_of, store_differs
 
-__all__ = ["LIMIT_S", "Outcome", "conduct"]
-
-
 LIMIT_S = 600.0
 """A schedule that takes longer has failed."""
 
@@ -32,20 +29,15 @@ class Outcome:
     """How a schedule ended.
 
     Attributes:
-        divergences: What is not as it must be; none: all is well.
-        struck: "action target" of every fault that took place.
-        missed: Faults whose place the job did not pass.
         gave_up: "role code" of processes that ended by themselves before the job did, and how often.
-        seconds: It took.
-        ending: What the job left, where it ended.
     """
 
-    divergences: list[str] = field(default_factory=list)
-    struck: list[str] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
+    divergences: list[str] = field(default_factory=list)  # what is not as it must be; none: all is well
+    struck: list[str] = field(default_factory=list)  # "action target" of every fault that took place
+    missed: list[str] = field(default_factory=list)  # faults whose place the job did not pass
     gave_up: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    ending: Ending | None = None
+    seconds: float = 0.0  # it took
+    ending: Ending | None = None  # what the job left, where it ended
 
 
 def conduct(
@@ -53,12 +45,7 @@ def conduct(
 ) -> Outcome:
     """Runs the schedule in this process, which must have a single thread.
 
-    Args:
-        schedule: What to run.
-        home: A separate folder, for everything it writes.
-        expected: What an undisturbed job leaves; None: this is the undisturbed one.
-        sabotage: Name of an error put into the product.
-        limit_s: After which it has failed.
+    `expected` is what an undisturbed job leaves; None: this is the undisturbed one.
     """
     began = time.monotonic()
     outcome = Outcome()
@@ -85,11 +72,7 @@ class _Conductor:
         self._cluster = Cluster(schedule, home, sabotage, self._strike)
 
     def run(self, limit_s: float) -> None:
-        """Until the master has ended well and everybody has left.
-
-        Raises:
-            Failed: it did not come to that.
-        """
+        """Until the master has ended well and everybody has left; raises `Failed` where it does not come to that."""
         give_up = time.monotonic() + limit_s
         self._cluster.begin(give_up)
         while not self._cluster.over:
@@ -161,13 +144,7 @@ _CHUNK = 1 << 16
 
 
 def in_a_fork(look: Callable[[], list[str]], selector: selectors.BaseSelector, turn: Callable[[], None]) -> list[str]:
-    """What `look` says in a fork, while bytes go on passing the links here.
-
-    Args:
-        look: Called in a separate process; its error is what it says, where it raises one.
-        selector: The conductor's.
-        turn: Turns the conductor's loop once.
-    """
+    """What `look` says in a fork, or its error, while bytes go on passing the links here."""
     heard, said = os.pipe()
     pid = os.fork()
     if not pid:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from elastable.embedding_store.contract.row_data import Commit
     from elastable.worker.runtime.compute import Prepared
 
-__all__ = ["GATES", "Gates", "lay_gates"]
-
 _LIMIT_S = 120.0
 _MESSAGE_BYTES = 1 << 16
 
@@ -55,12 +53,7 @@ GATES = {
 
 
 class Gates:
-    """One process's side of its gates. Any thread may reach one.
-
-    Args:
-        control: To the conductor, of kind SOCK_SEQPACKET.
-        armed: Gates that are waited at, once each.
-    """
+    """One process's side of its gates, of which each of `armed` is waited at once. Any thread may reach one."""
 
     def __init__(self, control: socket.socket, armed: Iterable[tuple[str, int]]) -> None:
         self._control = control
@@ -69,7 +62,6 @@ class Gates:
         self._turn = threading.Lock()
 
     def reach(self, name: str, number: int) -> None:
-        """Waits where the gate is armed."""
         if (name, number) not in self._armed:
             return
         with self._turn:
@@ -80,7 +72,6 @@ class Gates:
                     os._exit(1)  # the conductor is gone
 
     def waits_at(self, name: str, number: int) -> bool:
-        """Whether somebody will wait there."""
         return (name, number) in self._armed
 
     def tell(self, **what: object) -> None:
@@ -93,13 +84,7 @@ class Gates:
 
 
 def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
-    """Lays the gates of a role around the product's methods, in this process.
-
-    Args:
-        gates: Where they lead.
-        role: "master", "worker", "store" or "shard".
-        folders: Those whose file operations count as "disk".
-    """
+    """Lays a role's gates around the product's methods, here; operations on files in `folders` count as "disk"."""
     if role == "worker":
         _lay_worker(gates)
     else:

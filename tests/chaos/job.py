@@ -17,8 +17,6 @@ import elastable as et
 from elastable.worker.readers.records.reader import Batch
 from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
 
-__all__ = ["data", "model"]
-
 
 def _falling() -> keras.optimizers.schedules.ExponentialDecay:
     return keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from elastable.worker.runtime.compute import Prepared
     from elastable.worker.step.train_step import StepResult
 
-__all__ = ["Computer", "data", "model", "use_light_model"]
-
 _USER, _WORDS = 4, 3
 _DROPPED = 0.2
 _MOMENTUM = np.float32(0.9)

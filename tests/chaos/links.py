@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["Link", "Timers"]
-
 _CHUNK = 1 << 16
 _MOST_WAITING = 1 << 22
 _EXEC = b"*1\r\n$4\r\nEXEC\r\n"
@@ -25,8 +23,6 @@ _SETTLE_S = 0.02
 
 
 class Timers:
-    """What is to be done later, in order of time."""
-
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -61,31 +57,21 @@ class _End:
 
 
 class Link:
-    """Forwards 127.0.0.1:`port` to a port here that may change; without one it refuses.
+    """Forwards 127.0.0.1:`port` to a `target` port here that may change; without one it refuses.
 
-    Args:
-        selector: The conductor's; its data is what is called with the events.
-        timers: The conductor's.
-        target: The port; None: nobody listens yet.
-
-    Attributes:
-        port: Where it listens.
-        target: Where it leads.
-        transactions: How many EXEC of clients have passed since one was awaited.
-        awaited: Numbers of transactions behind which something is to strike.
-        on_transaction: Called with the number of one that is awaited, after it took effect and before the next one.
+    `on_transaction` is called with the number of one that is awaited, after it took effect and before the next one.
     """
 
     def __init__(self, selector: selectors.BaseSelector, timers: Timers, target: int | None = None) -> None:
         self._selector, self._timers = selector, timers
-        self.target = target
+        self.target = target  # where it leads
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
+        self.port: int = self._listener.getsockname()[1]  # where it listens
         self._ends: set[_End] = set()
         self._delay_s = 0.0
-        self.transactions = 0
-        self.awaited: set[int] = set()
+        self.transactions = 0  # how many EXEC of clients have passed since one was awaited
+        self.awaited: set[int] = set()  # numbers of transactions behind which something is to strike
         self.on_transaction: Callable[[int], None] = lambda number: None
         selector.register(self._listener, selectors.EVENT_READ, lambda _: self._accept())
 

@@ -6,21 +6,6 @@ import numpy as np
 
 from elastable.master.tasks.record_order import record_order
 
-__all__ = [
-    "ACCUMULATOR",
-    "BETA_1",
-    "MICRO_BATCH",
-    "MOMENTUM",
-    "RATE",
-    "RECORDS",
-    "RHO",
-    "SEED",
-    "VALIDATION",
-    "records_of",
-    "trainings",
-    "trainings_followed",
-]
-
 RECORDS = 256
 VALIDATION = 48
 MICRO_BATCH = 8
@@ -47,13 +32,7 @@ def records_of(split: str) -> tuple[dict[str, object], object]:
 def trainings(optimizer: str, weights: np.ndarray, slots: np.ndarray, grads_to_wait: int) -> np.ndarray:
     """How often each record was trained, of its row in "counted": float64 `[n]`, exact for "sgd"; NaN for nonsense.
 
-    Every training of a record adds the same gradient to its row.
-
-    Args:
-        optimizer: The value of CHAOS_OPTIMIZER.
-        weights: float32 `[n, 1]`.
-        slots: float32 `[n, slots]`.
-        grads_to_wait: Micro-batches of a version.
+    Every training of a record adds the same gradient to its row, `weights` `[n, 1]` and `slots` `[n, slots]`.
     """
     gradient = 1.0 / (MICRO_BATCH * grads_to_wait)
     wide = slots.astype(np.float64)

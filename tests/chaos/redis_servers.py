@@ -18,14 +18,10 @@ from tests.chaos.stores import CLUSTER, PRIMARY_AND_REPLICA, SERVICE
 from tests.ports import free_port
 from tests.servers import Server, join_cluster, redis_binary, valkey_binary
 
-__all__ = ["RedisGroup", "RedisServer", "is_server"]
-
-
 _RESTART_S = 0.05
 
 
 def server_binary() -> Path:
-    """The server program of this machine."""
     binary = redis_binary() or valkey_binary()
     assert binary is not None, "no redis-server and no valkey-server"
     return binary
@@ -56,18 +52,7 @@ class ConfiguredServer(Server):
 
 
 class RedisServer:
-    """One server, which keeps what it confirmed.
-
-    Args:
-        folder: For its files; made here.
-        selector, timers: The conductor's.
-        options: Besides those of a file that keeps what is confirmed.
-        lines: Of its configuration, which the server may rewrite; none: it has no such file.
-
-    Attributes:
-        server: The server itself.
-        pause_s: From its next death until it is started again.
-    """
+    """One server, which keeps what it confirmed; with `lines` it has a configuration file, which it may rewrite."""
 
     def __init__(
         self,
@@ -81,12 +66,12 @@ class RedisServer:
         self._folder, self._selector, self._timers = folder, selector, timers
         if lines:
             lines = ("appendonly yes", "appendfsync always", *lines)
-            self.server: Server = ConfiguredServer(server_binary(), folder, lines=lines)
+            self.server: Server = ConfiguredServer(server_binary(), folder, lines=lines)  # the server itself
         else:
             kept = ("--appendonly", "yes", "--appendfsync", "always")
             self.server = Server(server_binary(), folder, (*kept, *options))
         self._fd = -1
-        self.pause_s = _RESTART_S
+        self.pause_s = _RESTART_S  # from its next death until it is started again
         self._start()
 
     @property
@@ -139,16 +124,7 @@ _SENTINELS = 3
 class RedisGroup:
     """Servers by name, each behind a link, which is what it calls itself to others: all traffic passes the links.
 
-    Args:
-        names: Of the servers.
-        line: For the configuration of those that Sentinels watch; "": none.
-        links: To each of them.
-        home: Folder for all that they write.
-        selector, timers: The conductor's.
-
-    Attributes:
-        servers: By name.
-        sentinels: Addresses by name; empty where nobody watches.
+    `line` is for the configuration of those that Sentinels watch; `sentinels` is empty where nobody watches.
     """
 
     def __init__(
@@ -162,7 +138,7 @@ class RedisGroup:
     ) -> None:
         self._line, self._links, self._home = line, links, home
         self._sentinels: list[ConfiguredServer] = []
-        self.servers: dict[str, RedisServer] = {}
+        self.servers: dict[str, RedisServer] = {}  # by name
         for name in names:
             options, lines = self._settings(name)
             self.servers[name] = RedisServer(home / name, selector, timers, options, lines)

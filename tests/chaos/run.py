@@ -21,8 +21,6 @@ from tests.chaos.schedules import Schedule, Shape
 from tests.chaos.stores import patient, redis_of
 from tests.chaos.verdict import Ending
 
-__all__ = ["Run", "run_schedules", "run_undisturbed"]
-
 _CALM = "memory"
 
 
@@ -40,7 +38,6 @@ class Run:
     seconds: float
 
     def line(self) -> str:
-        """What was done, and how it ended."""
         description = f"{self.seconds:6.1f} s  {self.schedule}"
         if self.gave_up:
             description += f"; gave up: {dict(self.gave_up)}"
@@ -50,16 +47,7 @@ class Run:
 def run_schedules(
     asked: Sequence[tuple[Schedule, str]], home: Path, jobs: int, limit_s: float = LIMIT_S
 ) -> Iterator[Run]:
-    """Runs schedules as they come, undisturbed jobs of their shapes before them, and on their stores.
-
-    Args:
-        asked: Schedules, each with the name of an error put into the product ("": none).
-        home: Folder for all that they write.
-        jobs: Schedules at a time.
-        limit_s: After which a schedule has failed.
-
-    Yields:
-        Each as it ends.
+    """Runs pairs of a schedule and an error on purpose (or ""), undisturbed jobs of their shapes first; yields each.
 
     Raises:
         RuntimeError: an undisturbed job failed.

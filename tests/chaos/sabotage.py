@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from elastable.master.api import Push, PushReply
     from elastable.master.commits.push_protocol import Ticket, Verdict
 
-__all__ = ["PROOFS", "SABOTAGES"]
-
 
 def _of(role: str) -> Callable[[Callable[[], None]], Callable[[str], None]]:
     """An error of processes of that role alone."""

@@ -18,9 +18,6 @@ from tests.chaos.stores import (
     store_of,
 )
 
-__all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
-
-
 KINDS = (
     "memory", "redis", "served", "files", "shards", "flushed", "every", "logged", "every-redis", "cluster",
     "sentinel", "servers", "async",
@@ -41,31 +38,23 @@ class Shape:
     """What is computed; schedules of one shape end with the same numbers.
 
     Attributes:
-        model: "light" (NumPy, `tests.chaos.light_job`) or "keras" (`tests.chaos.job`).
-        optimizer: The value of CHAOS_OPTIMIZER of `tests.chaos.job`.
-        grads_to_wait: Micro-batches of a version.
-        epochs: Passes over the records.
-        lazy: Whether a step moves the rows alone that its batch touches.
-        replay_epoch: Versions between the rounding of rows that follow every step: those between checkpoints.
         mode: As of `elastable master`; asynchronous jobs never repeat exactly, and keep the count of trainings alone.
     """
 
-    model: str
-    optimizer: str
-    grads_to_wait: int
-    epochs: int = 2
-    lazy: bool = True
-    replay_epoch: int = 0
+    model: str  # "light" (NumPy, `tests.chaos.light_job`) or "keras" (`tests.chaos.job`)
+    optimizer: str  # as in CHAOS_OPTIMIZER of `tests.chaos.job`
+    grads_to_wait: int  # micro-batches of a version
+    epochs: int = 2  # passes over the records
+    lazy: bool = True  # whether a step moves the rows alone that its batch touches
+    replay_epoch: int = 0  # versions between the rounding of rows that follow every step: those between checkpoints
     mode: str = "sync"
 
     @property
     def micro_batches(self) -> int:
-        """Of the whole job."""
         return self.epochs * RECORDS // MICRO_BATCH
 
     @property
     def versions(self) -> int:
-        """Of the whole job."""
         return self.micro_batches // self.grads_to_wait
 
 
@@ -80,17 +69,15 @@ class Fault:
 
     Attributes:
         gate, number: Where; see `tests.chaos.gates`.
-        action: One of `tests.chaos.strikes.STRIKES`.
         target: "master", "worker" (the one at the gate, or any), "service" (whichever Redis server is the primary),
             a server by its name in `tests.chaos.stores`, or a link as "worker-master".
-        seconds: How long it lasts; of a killed process, until it is started again.
     """
 
     gate: str
     number: int
-    action: str
+    action: str  # one of `tests.chaos.strikes.STRIKES`
     target: str
-    seconds: float
+    seconds: float  # how long it lasts; of a killed process, until it is started again
 
     def __str__(self) -> str:
         return f"{self.action} {self.target} at {self.gate} {self.number} ({self.seconds:.2f} s)"
@@ -98,33 +85,17 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One job and its faults.
-
-    Attributes:
-        kind: One of `KINDS`.
-        seed: That it was made from.
-        shape: What is computed.
-        workers: How many there are.
-        checkpoint_every: Versions between checkpoints.
-        evaluate_every: Versions between evaluations during training.
-        transport: As of `elastable master`.
-        faults: In no particular order.
-        keep: Checkpoints that stay; 0: all.
-        pause_s: That reading a micro-batch takes longer.
-        store: Where rows are, as `tests.chaos.stores` has it.
-    """
-
-    kind: str
-    seed: int
-    shape: Shape
-    workers: int
-    checkpoint_every: int
-    evaluate_every: int
-    transport: str
-    faults: tuple[Fault, ...]
-    keep: int = 0
-    pause_s: float = 0.0
-    store: str = "memory"
+    kind: str  # one of `KINDS`
+    seed: int  # that it was made from
+    shape: Shape  # what is computed
+    workers: int  # how many there are
+    checkpoint_every: int  # versions between checkpoints
+    evaluate_every: int  # versions between evaluations beside training
+    transport: str  # as of `elastable master`
+    faults: tuple[Fault, ...]  # in no particular order
+    keep: int = 0  # checkpoints that stay; 0: all
+    pause_s: float = 0.0  # that reading a micro-batch takes longer
+    store: str = "memory"  # where rows are, as `tests.chaos.stores` has it
 
     def __str__(self) -> str:
         description = "; ".join(map(str, self.faults)) or "no fault"
@@ -145,14 +116,7 @@ _COUNTED_BY_VERSION = ("commit", "rows", "version", "stored", "half", "logged")
 
 
 def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | None = None) -> Schedule:
-    """The schedule of that kind and seed.
-
-    Args:
-        kind: One of `KINDS`.
-        seed: Any number.
-        model: As of `Shape`; None: one in ten is of Keras.
-        faults: How many; None: one to four.
-    """
+    """The schedule of that kind and seed; where it is not said, one in ten is of Keras, with one to four faults."""
     # A string: the hash of a tuple differs between processes.
     chance = random.Random(f"{kind}/{seed}")
     drawn = "keras" if chance.random() < _KERAS_OF_ALL else "light"

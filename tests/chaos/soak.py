@@ -24,8 +24,6 @@ from tests.chaos.schedules import KINDS, Schedule, Shape
 from tests.chaos.stores import store_of
 from tests.chaos.verdict import divergences, ending_of
 
-__all__ = ["main"]
-
 _KINDS = [kind for kind in KINDS if not kind.startswith(("every", "async"))]  # Adagrad's rows are the same in "every"
 _PAUSE_S = 0.06
 _PACE_VERSIONS = 1920  # of a job without kills, by which the machine's pace is taken; its start counts little
@@ -42,21 +40,16 @@ class Sample:
     """One look at the master.
 
     Attributes:
-        seconds: Since the beginning.
-        megabytes: It holds resident.
         threads, descriptors: It has.
-        workers: Processes that run.
-        version: The newest acknowledged.
-        killed: Workers, so far.
     """
 
-    seconds: float
-    megabytes: float
+    seconds: float  # since the beginning
+    megabytes: float  # it holds resident
     threads: int
     descriptors: int
-    workers: int
-    version: int
-    killed: int
+    workers: int  # processes that run
+    version: int  # the newest acknowledged
+    killed: int  # workers, so far
 
 
 def main(words: Sequence[str] | None = None) -> int:

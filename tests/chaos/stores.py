@@ -6,25 +6,6 @@ import random
 import re
 from collections.abc import Mapping
 
-__all__ = [
-    "CLUSTER",
-    "PRIMARY_AND_REPLICA",
-    "REDIS_SERVERS",
-    "SERVICE",
-    "filled_in",
-    "forgets",
-    "in_files",
-    "lasts",
-    "on_store_servers",
-    "patient",
-    "processes_of",
-    "redis_of",
-    "server_line",
-    "servers_of",
-    "shard_store",
-    "store_of",
-]
-
 REDIS_SERVERS = ("redis", "redis2")
 """Names of single Redis servers that a template may hold; "store" is a bare parameter server."""
 

@@ -13,8 +13,6 @@ from tests.chaos.cluster import Cluster, Process
 from tests.chaos.links import Link
 from tests.chaos.schedules import Fault
 
-__all__ = ["STRIKES"]
-
 _UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 _LEAST_FULL_S = 0.2
 

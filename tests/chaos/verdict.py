@@ -16,21 +16,17 @@ from tests.chaos.schedules import Schedule, Shape
 from tests.chaos.stores import SERVICE, forgets
 from tests.equality.jobs import trained_numbers
 
-__all__ = ["Ending", "divergences", "ending_of", "store_differs"]
-
 
 @dataclass(frozen=True)
 class Ending:
     """All that a job leaves.
 
     Attributes:
-        numbers: Every row, slot and dense tensor by name.
-        progress: Its place and its metrics, as JSON.
-        evaluations: What was measured of a version during training, by version, as JSON; for each time it was.
+        evaluations: What was measured of a version beside training, by version, as JSON; for each time it was.
     """
 
-    numbers: dict[str, np.ndarray]
-    progress: str
+    numbers: dict[str, np.ndarray]  # every row, slot and dense tensor by name
+    progress: str  # its place and its metrics, as JSON
     evaluations: list[tuple[int, str]]
 
 

@@ -30,8 +30,6 @@ from tests.consistency.workers import work
 from tests.consistency.world import Broken, Store, World, applied, recovered
 from tests.consistency.writers import commit, flush
 
-__all__ = ["WITHOUT", "steps"]
-
 WITHOUT = {
     "watch": "Redis executes an append although the owner's key was written since",
     "owner check": "a new connection, or a change of the state, does not look who the owner is",

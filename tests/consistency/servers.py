@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from tests.consistency.world import Head, Message, Store, with_cell
 
-__all__ = ["cut", "execute", "lose", "trimmed"]
-
 
 def execute(store: Store, without: str) -> Iterator[Store]:
     """The stores after one of the requests on their way was executed, or got lost with its connection."""

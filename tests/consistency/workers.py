@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from tests.consistency.world import Worker, World, Writer
 
-__all__ = ["work"]
-
 _LOGGING = ("connect", "send", "wait", "settle", "look")
 _SERVING = (*_LOGGING, "idle")
 

@@ -4,24 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = [
-    "Broken",
-    "Cells",
-    "Entry",
-    "Head",
-    "Message",
-    "Partition",
-    "Stamp",
-    "Store",
-    "Worker",
-    "World",
-    "Writer",
-    "applied",
-    "entry_of",
-    "recovered",
-    "whole_entries",
-]
-
 
 class Broken(AssertionError):
     """A promise is broken in a state that can be reached."""
@@ -43,40 +25,24 @@ Watched = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of the log: the commit of version `sequence`, and the rows that it has made.
+    """An entry of the log: the commit of version `sequence`, and the rows that it has made."""
 
-    Attributes:
-        sequence: Its number.
-        commit: Its name; another attempt at the version, and another process, make another commit of it.
-        parts: In how many stream entries it lies.
-        images: (number, row) of the rows that it has changed, as they are after it.
-        based_on: The commit of the version that its gradient was computed on; "": nobody asks.
-    """
-
-    sequence: int
-    commit: str
-    parts: int
-    images: tuple[tuple[int, Row], ...]
-    based_on: str = ""
+    sequence: int  # its number
+    commit: str  # its name; another attempt at the version, and another process, make another commit of it
+    parts: int  # in how many stream entries it lies
+    images: tuple[tuple[int, Row], ...]  # (number, row) of the rows that it has changed, as they are after it
+    based_on: str = ""  # the commit of the version that its gradient was computed on; "": nobody asks
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The server with the log, the tier's state and the owner.
+    """The server with the log, the tier's state and the owner."""
 
-    Attributes:
-        stream: Parts of entries: sequence number, part, entry.
-        owner: Who may write, and how many times that was written.
-        flushed: The tier's state: rows include the entries up to this one.
-        stamp: The tier's state: the partition's stamp then.
-        starts: How many times the server has started: watching ends with it.
-    """
-
-    stream: tuple[tuple[int, int, Entry], ...] = ()
-    owner: tuple[str, int] = ("A", 1)
-    flushed: int = 0
-    stamp: Stamp = (0, 0)
-    starts: int = 1
+    stream: tuple[tuple[int, int, Entry], ...] = ()  # parts of entries: sequence number, part, entry
+    owner: tuple[str, int] = ("A", 1)  # who may write, and how many times that was written
+    flushed: int = 0  # the tier's state: rows include the entries up to this one
+    stamp: Stamp = (0, 0)  # the tier's state: the partition's stamp then
+    starts: int = 1  # how many times the server has started: watching ends with it
 
     @property
     def watched(self) -> Watched:
@@ -98,15 +64,13 @@ class Message:
 
     Attributes:
         writer, life: Whose, and on which of its connections.
-        watched: The owner's key as it was when it was watched.
-        entry: To append; None: a row is to be written.
         cell, row, stamp, known: The row, the partition's stamp from then on, and those that it may have before.
     """
 
     writer: str
     life: int
-    watched: Watched = ("", 0, 0)
-    entry: Entry | None = None
+    watched: Watched = ("", 0, 0)  # the owner's key as it was when it was watched
+    entry: Entry | None = None  # to append; None: a row is to be written
     cell: int = 0
     row: Row = ()
     stamp: Stamp = (0, 0)

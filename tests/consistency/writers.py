@@ -8,8 +8,6 @@ from dataclasses import replace
 from tests.consistency.servers import cut, trimmed
 from tests.consistency.world import Broken, Entry, Message, Stamp, Store, Writer, applied, entry_of, recovered
 
-__all__ = ["commit", "flush"]
-
 Step = tuple[Store, Writer]
 
 

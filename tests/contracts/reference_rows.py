@@ -124,19 +124,8 @@ def rowwise_adagrad(
     return w - (rate / (np.sqrt(a[0]) + F(h["epsilon"]))) * g, [a]
 
 
-RULES: Mapping[str, Rule] = {
-    "adadelta": adadelta,
-    "adagrad": adagrad,
-    "adam": adam,
-    "adamax": adamax,
-    "adamw": adam,
-    "ftrl": ftrl,
-    "lion": lion,
-    "nadam": nadam,
-    "rmsprop": rmsprop,
-    "rowwise_adagrad": rowwise_adagrad,
-    "sgd": sgd,
-}
+_NAMED = (adadelta, adagrad, adam, adamax, ftrl, lion, nadam, rmsprop, rowwise_adagrad, sgd)
+RULES: Mapping[str, Rule] = {"adamw": adam, **{rule.__name__: rule for rule in _NAMED}}
 
 
 def stepped(

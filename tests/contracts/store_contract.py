@@ -32,8 +32,9 @@ from tests.contracts.store_dtypes import DtypeContract
 from tests.contracts.store_lookups import LookupContract
 from tests.contracts.store_membership import MembershipContract
 from tests.contracts.store_pins import PinContract
-from tests.contracts.store_samples import JOIN_S, MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.contracts.store_updates import UpdateContract
+from tests.threads import on_threads
 from tests.untyped import Keywords
 
 
@@ -168,61 +169,34 @@ class StoreContract(
 
     # -- many at once, and the end
 
-    def test_lookups_beside_commits_see_no_half_commit(self, store: EmbeddingStore) -> None:
+    @pytest.mark.parametrize("named", [False, True])
+    def test_lookups_beside_commits_see_one_version_whole(self, store: EmbeddingStore, named: bool) -> None:
+        """The one that they name, or fail; without a name none before that of the last lookup."""
         zeros = InitializerSpec("zeros")
         store.create_table(TableSpec("t", 8, 256, initializer=zeros, optimizer=OptimizerSpec.of("sgd")))
-        ids, versions = np.arange(256), 30
-        done, failures = threading.Event(), list[str]()
+        ids, versions, done = np.arange(256), 30, threading.Event()
 
         def read() -> None:
             newest = 0.0
             while not done.is_set():
-                rows = store.lookup({"t": ids})["t"]
-                if (rows != rows[0, 0]).any():
-                    failures.append(f"torn: values from {rows.min()} to {rows.max()}")
-                if rows.min() < newest:
-                    failures.append(f"went back from {newest} to {rows.min()}")
-                newest = float(rows.min())
-
-        readers = [threading.Thread(target=read, daemon=True) for _ in range(2)]
-        for reader in readers:
-            reader.start()
-        try:
-            for _ in range(versions):
-                commit(store, {"t": TableUpdate(ids, np.full((256, 8), -1, np.float32))}, rate=1.0)
-        finally:
-            done.set()
-        for reader in readers:
-            reader.join(JOIN_S)
-            assert not reader.is_alive()
-        assert failures == []
-        assert (store.lookup({"t": ids}, version=versions)["t"] == versions).all()
-
-    def test_lookups_that_name_a_version_see_it_or_fail(self, store: EmbeddingStore) -> None:
-        zeros = InitializerSpec("zeros")
-        store.create_table(TableSpec("t", 8, 256, initializer=zeros, optimizer=OptimizerSpec.of("sgd")))
-        ids, done, failures = np.arange(256), threading.Event(), list[str]()
-
-        def read() -> None:
-            while not done.is_set():
-                version = store.version()
+                version = store.version() if named else None
                 try:
                     rows = store.lookup({"t": ids}, version)["t"]
                 except StaleVersion:
+                    assert named
                     continue
-                if (rows != version).any():
-                    failures.append(f"version {version} read values from {rows.min()} to {rows.max()}")
+                assert (rows == rows[0, 0]).all(), f"torn: values from {rows.min()} to {rows.max()}"
+                assert rows[0, 0] >= newest, f"went back from {newest} to {rows[0, 0]}"
+                assert version is None or rows[0, 0] == version
+                newest = float(rows[0, 0])
 
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
-        try:
-            for _ in range(30):
+        def train() -> None:
+            for _ in range(versions):
                 commit(store, {"t": TableUpdate(ids, np.full((256, 8), -1, np.float32))}, rate=1.0)
-        finally:
             done.set()
-        reader.join(JOIN_S)
-        assert not reader.is_alive()
-        assert failures == []
+
+        on_threads([train, read, read], done)
+        assert (store.lookup({"t": ids}, version=versions)["t"] == versions).all()
 
     def test_closing_twice_is_harmless(self, make_store: MakeStore) -> None:
         store = make_store()

@@ -14,8 +14,6 @@ from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, int6
 
 
 class DeletionContract:
-    """Part of `StoreContract`."""
-
     @pytest.mark.parametrize("spec", [fixed("t", 4), dynamic("t", 4)], ids=["fixed", "dynamic"])
     def test_deleted_rows_read_their_initial_values(self, store: EmbeddingStore, spec: TableSpec) -> None:
         spec = TableSpec("t", 4, spec.vocabulary_size, optimizer=OptimizerSpec.of("adam"), seed=2)

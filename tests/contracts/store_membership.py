@@ -20,8 +20,6 @@ TIMED = TableSpec("timed", 4, optimizer=OptimizerSpec.of("adagrad"), eviction=Ev
 
 
 class MembershipContract:
-    """Part of `StoreContract`."""
-
     def test_ids_are_admitted_at_the_sighting_that_was_asked_for(self, store: EmbeddingStore) -> None:
         store.create_table(ADMITTING)
         commit(store, {"admits": update(int64(1, 2, 3), 4)})

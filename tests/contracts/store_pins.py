@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.tables.lookups import Bags
-from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update
+from tests.threads import on_threads
 from tests.waiting import until
 
 CITIES = fixed(optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
@@ -37,7 +39,6 @@ PLACES, FOLK = np.arange(100), np.arange(-60, 60) * 10**15
 
 
 def read(source: Snapshot, version: int | None = None) -> dict[str, bytes]:
-    """What lookups of the sample tables give."""
     return {name: rows.tobytes() for name, rows in source.lookup({"cities": PLACES, "people": FOLK}, version).items()}
 
 
@@ -58,8 +59,6 @@ def whole(source: Snapshot, tables: Iterable[str] = ("cities", "people")) -> dic
 
 
 class PinContract:
-    """Part of `StoreContract`."""
-
     @pytest.fixture
     def pinning(self, store: EmbeddingStore) -> EmbeddingStore:
         """The store, two tables with rows in it, at version 2."""
@@ -299,37 +298,28 @@ class PinContract:
         store.create_table(
             TableSpec("t", 8, 256, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
         )
-        ids, done, failures = np.arange(256), threading.Event(), list[str]()
+        ids, done = np.arange(256), threading.Event()
 
         def step() -> None:
             commit(store, {"t": TableUpdate(ids, np.full((256, 8), -1, np.float32))}, rate=1.0)
 
         def look(pin: Snapshot) -> None:
-            try:
-                while not done.is_set():
-                    for rows in (pin.lookup({"t": ids})["t"], store.lookup({"t": ids}, pin.version())["t"]):
-                        if (rows != pin.version()).any():
-                            failures.append(f"version {pin.version()} read from {rows.min()} to {rows.max()}")
-                    blocks = [block.weights for block in pin.scan("t", 100)]
-                    if (np.concatenate(blocks) != pin.version()).any() or sum(map(len, blocks)) != 256:
-                        failures.append(f"version {pin.version()} was not scanned whole")
-            except Exception as error:  # noqa: BLE001 - reported by the test
-                failures.append(repr(error))
+            while not done.is_set():
+                for rows in (pin.lookup({"t": ids})["t"], store.lookup({"t": ids}, pin.version())["t"]):
+                    assert (rows == pin.version()).all(), f"{pin.version()} read from {rows.min()} to {rows.max()}"
+                blocks = [block.weights for block in pin.scan("t", 100)]
+                assert sum(map(len, blocks)) == 256
+                assert (np.concatenate(blocks) == pin.version()).all()
 
-        step()
-        readers, pins = [], []
-        try:
-            for number in range(12):
-                if number % 4 == 0:
-                    pins.append(store.pin())
-                    readers.append(threading.Thread(target=look, args=(pins[-1],), daemon=True))
-                    readers[-1].start()
+        def train() -> None:
+            for _ in range(10):
                 step()
-        finally:
             done.set()
-        for reader in readers:
-            reader.join(JOIN_S)
-            assert not reader.is_alive()
-        assert failures == []
+
+        pins = []
+        for _ in range(3):
+            step()
+            pins.append(store.pin())
+        on_threads([train, *(partial(look, pin) for pin in pins)], done)
         for pin in pins:
             pin.close()

@@ -21,8 +21,6 @@ def slices(ids: np.ndarray, dim: int, seed: int = 0) -> IndexedSlices:
 
 
 class UpdateContract:
-    """Part of `StoreContract`."""
-
     def test_sgd_example_of_embedding_tables_jl(self, store: EmbeddingStore) -> None:
         # Source: the tests of EmbeddingTables.jl: learning rate 0.1 on zeros, rows 0, 2 and 3.
         spec = TableSpec("t", 4, 4, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))

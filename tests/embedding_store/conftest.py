@@ -1,8 +1,9 @@
-"""Servers for one test, to be killed and restarted."""
+"""What tests hold until their end: servers to be killed and restarted, and anything else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ import pytest
 from tests.servers import Server, running_server
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
 
 
 @pytest.fixture

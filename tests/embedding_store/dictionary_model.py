@@ -15,13 +15,9 @@ Row = tuple[np.ndarray, np.ndarray]
 
 @dataclass
 class ModelTable:
-    """A table: id -> (weights, slots), for ids that hold a value of their own.
+    """A table: id -> (weights, slots), for ids that hold a value of their own."""
 
-    Attributes:
-        spec: What it is.
-    """
-
-    spec: TableSpec
+    spec: TableSpec  # what it is
     rows: dict[int, Row] = field(default_factory=dict)
     sighted: dict[int, int] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
@@ -29,7 +25,6 @@ class ModelTable:
     times: dict[int, int] = field(default_factory=dict)
 
     def read(self, one: int) -> np.ndarray:
-        """The row that an id reads."""
         return self.row(one)[0]
 
     def row(self, one: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -37,7 +32,6 @@ class ModelTable:
         return self.rows.get(one) or (initial_rows(self.spec, np.array([one], np.int64))[0], None)
 
     def bytes_by_id(self) -> dict[int, tuple[bytes, bytes]]:
-        """As `store_samples.rows_by_id` gives them."""
         return {one: (weights.tobytes(), slots.tobytes()) for one, (weights, slots) in self.rows.items()}
 
     def commit(self, version: int, pairs: list[tuple[int, np.ndarray]], step: int) -> None:
@@ -69,13 +63,11 @@ class ModelTable:
         self.touches.clear()
 
     def delete(self, one: int) -> None:
-        """The id reads its initial value again."""
         self.rows.pop(one, None)
         self.touched.pop(one, None)
         self.touches.pop(one, None)
 
     def clear(self) -> None:
-        """All ids do."""
         self.rows.clear()
         self.touched.clear()
         self.touches.clear()

@@ -8,6 +8,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from tests.contracts.store_samples import rows_by_id
 
 SPECS = {
     "adam": TableSpec("adam", 6, None, optimizer=OptimizerSpec.of("adam", learning_rate=0.1)),
@@ -28,15 +29,7 @@ def commit_of(version: int, tables: tuple[str, ...] = ("adam", "adagrad", "sgd")
 
 
 def everything(store: EmbeddingStore) -> dict[str, dict[int, tuple[bytes, bytes]]]:
-    """Table -> id -> the bytes of weights and slots."""
-    return {
-        name: {
-            int(one): (weights.tobytes(), slots.tobytes())
-            for block in store.scan(name)
-            for one, weights, slots in zip(block.ids, block.weights, block.slots, strict=True)
-        }
-        for name in SPECS
-    }
+    return {name: rows_by_id(store, name) for name in SPECS}
 
 
 def undisturbed(versions: int) -> MemoryStore:

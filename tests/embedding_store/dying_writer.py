@@ -13,8 +13,6 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
 from tests.redis_done import until_done
 
-__all__ = ["Died", "Writes", "abandon", "die", "dying_after"]
-
 _WRITES = {b"SET", b"DEL", b"HSET", b"HSETNX", b"HDEL", b"UNLINK", b"EXEC"}
 
 
@@ -23,14 +21,10 @@ class Died(BaseException):
 
 
 class Writes:
-    """Writes that have been sent; a transaction is one.
-
-    Attributes:
-        count: How many.
-    """
+    """Writes that have been sent; a transaction is one."""
 
     def __init__(self, most: int | None) -> None:
-        self.count = 0
+        self.count = 0  # how many
         self._most = most
         self._streams: dict[Connection, _Commands] = {}
 
@@ -52,8 +46,6 @@ class Writes:
 
 
 class _Commands:
-    """The commands that go out on one connection."""
-
     def __init__(self) -> None:
         self._tail = b""
         self._queueing = False
@@ -63,7 +55,6 @@ class _Commands:
         return self._parse(more)[0]
 
     def take(self, more: bytes) -> list[int]:
-        """As `writes_in`, and goes on behind it."""
         writes, self._tail, self._queueing = self._parse(more)
         return writes
 

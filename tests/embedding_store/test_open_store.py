@@ -11,7 +11,6 @@ from elastable.embedding_store.composite.locations import storage_of_url
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.embedding_store.store_reader import StoreReader
@@ -22,11 +21,6 @@ IDS = np.array([3, 9, 3], np.int64)
 
 def commit(version: int) -> Commit:
     return Commit(version, {"t": TableUpdate(IDS[:2], np.ones((2, 4), np.float32))}, version - 1, {})
-
-
-def test_memory() -> None:
-    with open_store("memory", threads=1) as store:
-        assert isinstance(store, MemoryStore)
 
 
 @pytest.mark.parametrize("url", ["", "disk", "http://me:secret@h:1", "rediss//h", "memory://"])
@@ -120,12 +114,6 @@ def test_shards_are_closed_where_one_of_them_fails(tmp_path: Path) -> None:
         open_store(f"token:file://{tmp_path}/one,disk://two")
     with open_store(f"token:file://{tmp_path}/one,memory") as store:  # nobody has the folder
         assert isinstance(store, PartitionedStore)
-
-
-@pytest.mark.parametrize("fsync", ["always", "never"])
-def test_the_server_decides_how_durable_a_log_in_redis_is(redis_url: str, fsync: str) -> None:
-    with pytest.raises(BadInput, match=rf"fsync={fsync}: the server decides how durable a log in Redis is"):
-        open_store(f"{redis_url}?fsync={fsync}")
 
 
 # Readers

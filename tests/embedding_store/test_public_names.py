@@ -5,15 +5,6 @@ import sys
 
 import pytest
 
-from elastable import embedding_store
-
-
-def test_every_public_name_is_there() -> None:
-    for name in embedding_store.__all__:
-        assert getattr(embedding_store, name) is not None
-        assert name in dir(embedding_store)
-    assert len(set(embedding_store.__all__)) == len(embedding_store.__all__)
-
 
 @pytest.mark.process
 def test_importing_is_cheap_and_never_loads_tensorflow() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
+from tests.threads import on_threads
 
 _OF = OptimizerSpec.of
 SPECS = [
@@ -55,6 +56,8 @@ class Written:
         self.url, self._place = url, RedisPlace(url)
         self.store = MemoryStore(threads=1)
         self.store.keep_tier(StoreTier(RedisTier(self._place), RedisLog(self._place), 1 << 20), every_s=every_s)
+        for spec in SPECS:
+            self.store.create_table(spec)
 
     def close(self) -> None:
         try:
@@ -102,8 +105,6 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def written(url: str) -> Iterator[Written]:
     made = Written(url)
-    for spec in SPECS:
-        made.store.create_table(spec)
     yield made
     made.close()
 
@@ -195,43 +196,28 @@ def test_followers_are_exact_while_rows_are_flushed_at_any_moment(url: str) -> N
         for version in range(1, 31):
             commit(plain)
             expected[version] = rows(plain, ALL)
-    written, done, failures = Written(url, every_s=0.001), threading.Event(), list[BaseException]()
-    for spec in SPECS:
-        written.store.create_table(spec)
+    written, done = Written(url, every_s=0.001), threading.Event()
 
     def write() -> None:
-        try:
-            for version in range(1, 31):
-                commit(written.store)
-                if version % 4 == 0:
-                    written.store.flush()
-        except BaseException as error:  # noqa: BLE001 - the test raises it
-            failures.append(error)
-        finally:
-            done.set()
+        for version in range(1, 31):
+            commit(written.store)
+            if version % 4 == 0:
+                written.store.flush()
+        done.set()
 
-    writer, exact = threading.Thread(target=write), 0
-    with reading(url, follow=True) as reader:
-        writer.start()
-        while not done.is_set() or exact == 0:
+    def follow() -> None:
+        while not done.is_set():
             version = reader.version()
-            try:
-                found = rows(reader, ALL, version) if version else None
-            except StaleVersion:
-                continue
-            if found is not None:
-                assert found == expected[version]
-                exact += 1
-        writer.join()
-        assert failures == []
+            with suppress(StaleVersion):
+                assert not version or rows(reader, ALL, version) == expected[version]
+
+    with closing(written), reading(url, follow=True) as reader:
+        on_threads([write, follow], done)
         assert rows(reader, ALL, 30) == expected[30]
-    written.close()
 
 
 def test_readers_take_nothing_over_and_need_no_right_to_write(redis_url: str) -> None:
     written = Written(redis_url)
-    for spec in SPECS:
-        written.store.create_table(spec)
     commit(written.store)
     written.store.flush()
     commit(written.store)
@@ -250,8 +236,6 @@ def test_readers_take_nothing_over_and_need_no_right_to_write(redis_url: str) ->
 
 def test_lost_rows_and_lost_changes_are_errors(redis_url: str) -> None:
     written = Written(redis_url)
-    for spec in SPECS:
-        written.store.create_table(spec)
     commit(written.store)
     written.store.flush()
     with redis.Redis.from_url(redis_url) as client, reading(redis_url) as flushed, reading(redis_url, True) as follows:

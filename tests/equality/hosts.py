@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["Host", "three_hosts"]
-
 _NAMES = Path("/etc/netns")  # `ip netns exec` shows the files of a folder here in /etc
 _CHILDREN_DIE_TOO = ("unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _BECOMES = 'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
@@ -26,12 +24,7 @@ exec ip netns exec $host %s sh -c '%s' $host sh -c "$*"
 
 
 class Host:
-    """One network namespace, whose processes see themselves and nothing but the network of the others.
-
-    Attributes:
-        name: By which the others know it.
-        address: Of its only interface.
-    """
+    """One network namespace, whose processes see themselves and nothing but the network of the others."""
 
     def __init__(self, name: str, address: str, shell: Path, held: ExitStack) -> None:
         self.name, self.address = name, address

@@ -54,15 +54,10 @@ def train(
     In an asynchronous job, 200 versions of one micro-batch.
 
     Args:
-        home: Directory for everything, made where there is none.
-        workers: How many.
-        optimizer: Of the model.
-        store: Of the master, where there are no `stores`.
         kill_one: Whether the first worker is killed in the middle.
         midway: Called after the second version; the job does not end before it returns.
-        stores: Addresses of store servers.
+        stores: Addresses of store servers, in the place of `store`.
         during: Called while the job runs: it may kill and start processes.
-        mode: Of the job.
         options: Further words of the master's command.
     """
     home.mkdir(exist_ok=True)
@@ -107,21 +102,11 @@ def train(
 
 @dataclass
 class Running:
-    """A job under way.
-
-    Attributes:
-        home: Directory for everything.
-        command: Of the master.
-        environment: Of all processes.
-        processes: The master, then the workers.
-        address: Of the master.
-    """
-
-    home: Path
-    command: list[str]
-    environment: dict[str, str]
-    processes: list[PreloadedProcess] = field(default_factory=list)
-    address: str = ""
+    home: Path  # directory for everything
+    command: list[str]  # of the master
+    environment: dict[str, str]  # of all processes
+    processes: list[PreloadedProcess] = field(default_factory=list)  # the master, then the workers
+    address: str = ""  # of the master
 
     def start_master(self, *more: str) -> None:
         """Starts the master, in the place of one that has ended; `more`: further words of its command."""

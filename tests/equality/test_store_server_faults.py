@@ -60,7 +60,6 @@ class Faults:
         self.master_version = 10**9
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From now on."""
         for step, version in (
             ("push_rows", lambda push, *_: push.version + 1),
             ("measure", lambda sums, *_: sums.version + 1),

@@ -25,14 +25,7 @@ START_S = 120.0
 
 
 class StoreProcess:
-    """`elastable store` as a process, which is started again where it was.
-
-    Args:
-        log: Of what it says.
-        store: URL of its rows.
-        more: Words of its command line.
-        command: `serve` for a parameter server.
-    """
+    """`elastable store` in a process, started again where it was; with the command `serve` a parameter server."""
 
     def __init__(self, log: Path, store: str, *more: str, command: str = "store") -> None:
         self._log, self._store, self._more, self._command = log, store, more, command
@@ -40,7 +33,6 @@ class StoreProcess:
         self.start()
 
     def start(self) -> None:
-        """Returns once it answers."""
         words = ["-m", "elastable", self._command, "--listen", self.address, "--store", self._store, *self._more]
         with self._log.open("ab") as output:
             self.process = PreloadedProcess(words, output, output, ROOT)
@@ -57,7 +49,6 @@ Servers = Callable[..., list[StoreProcess]]
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Servers]:
-    """Starts a store server for every URL."""
     with ExitStack() as held:
 
         def start(*urls: str) -> list[StoreProcess]:

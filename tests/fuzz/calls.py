@@ -16,9 +16,6 @@ from elastable.embedding_store.wire.messages.frames import frame_prefix
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 
-__all__ = ["Call", "CallTarget", "Seed", "made_messages"]
-
-
 Words = Callable[[Mutator, FieldDescriptor], object]
 """A value for a field, None where the field's type alone decides."""
 
@@ -70,13 +67,9 @@ def _inner(m: Mutator, message: Message, field: FieldDescriptor) -> Message | No
     if field.type != FieldDescriptor.TYPE_MESSAGE or _is_map(field):
         return None
     value = getattr(message, field.name)
-    if _is_repeated(field):
+    if field.is_repeated:
         return m.choice(value) if len(value) else None
     return value if message.HasField(field.name) else None
-
-
-def _is_repeated(field: FieldDescriptor) -> bool:
-    return bool(field.is_repeated)
 
 
 def _is_map(field: FieldDescriptor) -> bool:
@@ -96,13 +89,13 @@ def _set(m: Mutator, message: Message, field: FieldDescriptor, words: Words, dep
         if depth >= _DEPTH:
             return
         target = getattr(message, field.name)
-        if _is_repeated(field):
+        if field.is_repeated:
             for _ in range(m.small(2)):
                 filled(m, target.add(), words, depth + 1)
         else:
             target.SetInParent()
             filled(m, target, words, depth + 1)
-    elif _is_repeated(field):
+    elif field.is_repeated:
         getattr(message, field.name).extend(_value(m, field, words) for _ in range(m.small(3)))
     else:
         setattr(message, field.name, _value(m, field, words))
@@ -140,35 +133,17 @@ _COSTLY: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How one call is made.
-
-    Attributes:
-        seed: A request that may be right.
-        bulk: The message of a frame, where the call is made of frames.
-        first_reply: Only the first reply is waited for: the call lasts as long as its client.
-    """
-
-    seed: Callable[[Mutator], Seed]
-    bulk: type[Message] | None = None
-    first_reply: bool = False
+    seed: Callable[[Mutator], Seed]  # A request that may be right
+    bulk: type[Message] | None = None  # the message of a frame, where the call is made of frames
+    first_reply: bool = False  # only the first reply is waited for: the call lasts as long as its client
 
 
 class CallTarget(Target):
-    """The calls of one service.
-
-    Attributes:
-        service: Whose calls.
-        calls: Name of a call -> how it is made; the names are those of the service, each of them.
-        channel: To the server.
-        metadata: Sent with each call.
-        rare: Calls after which much has to be made anew.
-    """
-
-    service: ServiceDescriptor
-    calls: Mapping[str, Call]
-    channel: grpc.Channel
-    metadata: tuple[tuple[str, str | bytes], ...] = ()
-    rare: frozenset[str] = frozenset()
+    service: ServiceDescriptor  # whose calls
+    calls: Mapping[str, Call]  # name of a call -> how it is made; the names are those of the service, each of them
+    channel: grpc.Channel  # to the server
+    metadata: tuple[tuple[str, str | bytes], ...] = ()  # sent with each call
+    rare: frozenset[str] = frozenset()  # calls after which much has to be made anew
 
     def case(self, m: Mutator) -> str | None:
         name = m.choice(sorted(self.calls))

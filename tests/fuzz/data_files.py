@@ -20,12 +20,8 @@ from elastable.worker.readers.records.reader import ModelInputs, Reader
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 
-__all__ = ["CsvFiles", "ParquetFiles", "TripleFiles"]
-
 
 class _DataFile(Target):
-    """One file, written anew for each case."""
-
     suffix: str
 
     def open(self) -> None:
@@ -50,7 +46,6 @@ _KINDS = ("int64", "int32", "uint64", "float32", "float64", "string", "bool")
 
 
 def _inputs(m: Mutator, names: Sequence[str]) -> ModelInputs:
-    """A model of some of the columns, or none."""
     return ModelInputs({name: m.choice(_KINDS) for name in names if m.chance(0.2)}, own_step=m.chance(0.5))
 
 
@@ -130,8 +125,6 @@ def _parquet(table: pa.Table, **settings: object) -> bytes:
 
 
 class TripleFiles(_DataFile):
-    """Files of triples and of names."""
-
     name = "triples"
     share = 40
     suffix = ".txt"

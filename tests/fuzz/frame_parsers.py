@@ -35,8 +35,6 @@ from tests.fuzz.shard_calls import SHARD_CALLS, record_seed
 from tests.fuzz.store_calls import STORE_CALLS, store_words
 from tests.fuzz.target import Target
 
-__all__ = ["PARSERS", "Frames"]
-
 
 def _dense(m: Mutator) -> Seed:
     snapshot = DenseSnapshot(m.small(3), (np.ones((2, 3), np.float32),), (np.arange(3),), ("kernel",), ("count",))

@@ -33,8 +33,6 @@ from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS
 from tests.fuzz.target import Target, is_named
 
-__all__ = ["MASTER_QUESTIONS", "SHARD_QUESTIONS", "STORE_QUESTIONS", "MasterReplies", "ShardReplies", "StoreReplies"]
-
 _DEADLINE_S = 0.5  # a lie may be that there is no answer yet, which is asked again until then
 _IDS = np.array([1, 2, 3], np.int64)
 
@@ -75,15 +73,8 @@ class _Liar(grpc.GenericRpcHandler):
 
 
 class _Replies(Target):
-    """Clients of one service that a liar answers.
-
-    Attributes:
-        service: Whose calls.
-        questions: Name of a call -> what makes it, through Elastable's own client.
-    """
-
-    service: ServiceDescriptor
-    questions: dict[str, Callable[[object], object]]
+    service: ServiceDescriptor  # whose calls
+    questions: dict[str, Callable[[object], object]]  # name of a call -> what makes it, through Elastable's own client
     share = 10
 
     def open(self) -> None:
@@ -135,14 +126,8 @@ class _Replies(Target):
                     raise
 
 
-def _commit(store: RemoteStore) -> None:
-    gradients = np.ones((3, SPECS["any"].dim), np.float32)
-    store.commit(Commit(1, {"any": TableUpdate(_IDS, gradients)}, 0, {}))
-
-
-def _staged(store: RemoteStore) -> None:
-    gradients = np.ones((3, SPECS["any"].dim), np.float32)
-    store.stage(Commit(1, {"any": TableUpdate(_IDS, gradients)}, 0, {}))()
+def _change() -> Commit:
+    return Commit(1, {"any": TableUpdate(_IDS, np.ones((3, SPECS["any"].dim), np.float32))}, 0, {})
 
 
 def _pinned(store: RemoteStore) -> None:
@@ -175,8 +160,8 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "ReleasePin": _pinned,
     "ListPins": lambda store: store.pins(),
     "CreateTable": lambda store: store.create_table(SPECS["any"]),
-    "Commit": _commit,
-    "CommitStaged": _staged,
+    "Commit": lambda store: store.commit(_change()),
+    "CommitStaged": lambda store: store.stage(_change())(),
     "Put": lambda store: store.put("any", [_block()]),
     "PutTableState": lambda store: store.put_table_state("rare", TableState(np.zeros(64, np.uint8))),
     "Delete": lambda store: store.delete("any", _IDS),

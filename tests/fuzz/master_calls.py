@@ -45,15 +45,12 @@ from tests.fuzz.store_calls import SPECS, store_words
 from tests.fuzz.target import Finding
 from tests.master.fakes import Bench, FakeWorker, job_of
 
-__all__ = ["MASTER_CALLS", "BareMasterCalls", "JobCalls"]
-
 _WORKERS = ["one", "two", "three"]
 _DTYPES = ["float32", "float64", "int64", "bool", "complex64", "float8"]
 _STATES_AT_END = ("finished", "failed", "stopping")
 
 
 def master_words(m: Mutator, field: FieldDescriptor) -> object:
-    """A value for a field of a master's request."""
     if field.name == "incarnation":
         return m.text(_WORKERS)
     if field.name == "dtype":
@@ -142,7 +139,6 @@ class Successors:
         self.current = make()
 
     def follow(self) -> None:
-        """The next job."""
         self.current = self._make()
 
     def not_ready(self) -> str | None:
@@ -153,12 +149,9 @@ class Successors:
 
 
 class MasterCalls(CallTarget):
-    """A server of a master and its store."""
-
     service = master_pb2.DESCRIPTOR.services_by_name["Master"]
 
     def serve(self, master: Any, store: EmbeddingStore, writable: bool) -> None:
-        """Serves both, as processes of Elastable do."""
         self.calls = MASTER_CALLS
         self.store = store
         services = [

@@ -6,45 +6,27 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-__all__ = ["Mutator"]
-
 T = TypeVar("T")
 
 _EDGES = (0, 1, -1, 2, 3, 7, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1)
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e38, 1e308, float("inf"), float("-inf"), float("nan"))
 _TEXTS = ("", " ", "a", "\0", "\x1b[31m", "[red]", "ä", "\u202e", "\n", "../..", "%s", "nan", "1e999", "9" * 5000, "-")
 _PIECES = (
-    b"",
-    b"\0",
-    b"\xff" * 8,
-    b"\x80" * 10,
-    b"\x7f\xff\xff\xff",
-    b"\r\n",
-    b"9" * 30,
-    b"-1",
-    b"NaN",
-    b'"',
-    b"{[",
-    b"9" * 5000,
+    *(b"", b"\0", b"\xff" * 8, b"\x80" * 10, b"\x7f\xff\xff\xff"),
+    *(b"\r\n", b"9" * 30, b"-1", b"NaN", b'"', b"{[", b"9" * 5000),
 )
 
 
 class Mutator:
-    """Random choices that depend on nothing but the seed.
-
-    Args:
-        seed: Of the case; the same seed gives the same choices on every machine.
-    """
+    """Random choices that depend on nothing but the seed, on every machine."""
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)
 
     def chance(self, probability: float) -> bool:
-        """True so often."""
         return self.random.random() < probability
 
     def choice(self, values: Sequence[T]) -> T:
-        """One of the values."""
         return self.random.choice(values)
 
     def integer(self, least: int, most: int) -> int:
@@ -74,7 +56,6 @@ class Mutator:
         )
 
     def bytes(self, length: int) -> bytes:
-        """So many bytes."""
         return self.random.randbytes(length)
 
     def mutated(self, content: bytes, most: int = 3) -> bytes:  # type: ignore[valid-type]

@@ -22,18 +22,8 @@ from tests.fuzz.target import Target, is_named
 from tests.servers import redis_binary, running_server, valkey_binary
 from tests.tcp_proxy import TcpProxy
 
-__all__ = ["LyingRedis", "RedisReplies"]
-
-_PIECES = (
-    b"*1\r\n",
-    b"$-1\r\n",
-    b"$8\r\n",
-    b":1\r\n",
-    b"+OK\r\n",
-    b"-ERR no\r\n",
-    b"-MOVED 1 a:1\r\n",
-    b":" + b"9" * 5000 + b"\r\n",
-)
+_ANSWERS = (b"*1", b"$-1", b"$8", b":1", b"+OK", b"-ERR no", b"-MOVED 1 a:1", b":" + b"9" * 5000)
+_PIECES = tuple(answer + b"\r\n" for answer in _ANSWERS)
 
 
 class RedisReplies(Target):

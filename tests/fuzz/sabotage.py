@@ -12,28 +12,16 @@ from unittest import mock
 from tests.fuzz.target import Campaign, Report, Target
 from tests.fuzz.wrong_inputs import LayerInputs, LibraryInputs, OptionInputs, PushInputs, RecordInputs, ServedInputs
 
-__all__ = ["SABOTAGES", "Sabotage", "noticed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sabotage:
-    """A check that is taken out.
-
-    Attributes:
-        target: Which fuzzer has to notice.
-        place: `module:name` of the check, without `elastable.`; `module:Class.name` of a method.
-        check: What is there meanwhile.
-        flaw: What is accepted then, among others; as the oracle calls it.
-    """
-
-    target: type[Target]
-    place: str
-    check: Callable[..., Any]
-    flaw: str
+    target: type[Target]  # which fuzzer has to notice
+    place: str  # `module:name` of the check, without `elastable.`; `module:Class.name` of a method
+    check: Callable[..., Any]  # what stands there meanwhile
+    flaw: str  # what is accepted then, among others; as the oracle calls it
 
     @contextmanager
     def put_in(self) -> Iterator[None]:
-        """Within the block the check is out."""
         module, _, name = self.place.partition(":")
         owner: Any = import_module(f"elastable.{module}")
         *outer, last = name.split(".")
@@ -44,7 +32,6 @@ class Sabotage:
 
 
 def noticed(sabotage: Sabotage, cases: int = 400, seed: int = 1) -> Report:
-    """The fuzzer's report while the check is out."""
     with sabotage.put_in():
         return Campaign([sabotage.target], cases=cases, seed=seed).run()
 
@@ -54,7 +41,6 @@ def _nothing(*given: Any, **named: Any) -> None:
 
 
 def _same(*given: Any) -> Any:
-    """The last argument."""
     return given[-1]
 
 

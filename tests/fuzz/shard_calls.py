@@ -26,8 +26,6 @@ from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS, STORE_CALLS, store_words
 from tests.fuzz.target import Finding
 
-__all__ = ["SHARD_CALLS", "ShardCalls", "record_seed"]
-
 JOB = "fuzzed"
 TRAINED = ("fixed", "any", "half", "few")
 SECRET = b"a hostile client"
@@ -72,7 +70,6 @@ def _commit(m: Mutator) -> Seed:
 
 
 def record_seed(m: Mutator) -> Seed:
-    """A record as the server sends it."""
     frame = store_pb2.RecordFrame.FromString(next(record_frames(m.bytes(m.small(20)))))
     return frame.header, frame.body
 

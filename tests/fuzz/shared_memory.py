@@ -19,8 +19,6 @@ from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS
 from tests.fuzz.target import Finding, Target
 
-__all__ = ["Attachments", "Owners"]
-
 
 class Attachments(Target):
     """Visitors of the attachments, and messages that lie in channels."""
@@ -80,8 +78,6 @@ class Attachments(Target):
 
 
 class Owners(Target):
-    """Owners that lie about where their rows lie."""
-
     name = "owners"
     share = 30
 

@@ -28,8 +28,6 @@ from tests.fuzz.target import Finding
 from tests.master.checkpoints.jobs import rows
 from tests.untyped import Keyword
 
-__all__ = ["STORE_CALLS", "StoreCalls", "store_words"]
-
 SPECS = {
     spec.name: spec
     for spec in (
@@ -63,7 +61,6 @@ _HYPERPARAMETERS = ["learning_rate", "beta_1", "beta_2", "epsilon", "weight_deca
 
 
 def store_words(m: Mutator, field: FieldDescriptor) -> object:
-    """A value for a field of a store's request."""
     if field.type == FieldDescriptor.TYPE_STRING:
         return m.text(_strings(field))
     if field.type == FieldDescriptor.TYPE_BYTES and m.chance(0.7):

@@ -32,8 +32,6 @@ from tests.fuzz.target import Target
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
 from tests.replicas.host_embeddings.tables import create_host_table
 
-__all__ = ["Checkpoints", "FileStores", "GraphFiles", "HostEmbeddingFiles", "VersionRecords"]
-
 _MANIFEST = "manifest.json"
 
 

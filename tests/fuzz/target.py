@@ -18,8 +18,6 @@ from elastable.embedding_store import errors
 from elastable.embedding_store.errors import ElastableError
 from tests.fuzz.mutator import Mutator
 
-__all__ = ["Campaign", "Finding", "Report", "Target", "is_named"]
-
 
 class Finding(AssertionError):
     """What should not have happened: an error without a name, or a server that is not what it was."""
@@ -34,18 +32,13 @@ class Target(ABC):
     """One thing that reads what others wrote.
 
     A context manager: what it needs (a server, files) is made when it is entered.
-
-    Attributes:
-        name: What the command line calls it.
-        share: How many of its cases are run in one round of a campaign.
-        outcomes: How often cases ended how: "done", or the name of an error's class.
     """
 
-    name: str
-    share: int = 100
+    name: str  # what the command line calls it
+    share: int = 100  # how many of its cases are run in one round of a campaign
 
     def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()  # how often cases ended how: "done", or the name of an error's class
         self.held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -95,19 +88,10 @@ _PAGE_BYTES = resource.getpagesize()
 
 @dataclass(slots=True)
 class Report:
-    """What a campaign found.
-
-    Attributes:
-        cases: That were run.
-        seconds: That they took.
-        findings: What went wrong, with what to say to see it again.
-        memory: Bytes that the process held, after each round.
-    """
-
-    cases: int = 0
-    seconds: float = 0.0
-    findings: list[str] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
+    cases: int = 0  # that were run
+    seconds: float = 0.0  # that they took
+    findings: list[str] = field(default_factory=list)  # what went wrong, with what to say to see it again
+    memory: list[int] = field(default_factory=list)  # bytes that the process held, after each round
 
     @property
     def growth(self) -> float:
@@ -121,25 +105,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """How a campaign is run.
-
-    Attributes:
-        targets: What is fuzzed.
-        cases: After so many it ends; None: `seconds` says it.
-        seconds: After so many it ends.
-        seed: Case n of a target is the same with every campaign of one seed.
-        first: Number of the first case of each target.
-        scale: By which shares of targets are multiplied.
-        tell: Is given a line after each round.
-    """
-
-    targets: Sequence[type[Target]]
-    cases: int | None = None
-    seconds: float | None = None
-    seed: int = 0
-    first: int = 0
-    scale: float = 1.0
-    tell: Callable[[str], None] = lambda line: None
+    targets: Sequence[type[Target]]  # what is fuzzed
+    cases: int | None = None  # after so many it ends; None: `seconds` says it
+    seconds: float | None = None  # after so many it ends
+    seed: int = 0  # case n of a target is the same with every campaign of one seed
+    first: int = 0  # number of the first case of each target
+    scale: float = 1.0  # by which shares of targets are multiplied
+    tell: Callable[[str], None] = lambda line: None  # is given a line after each round
 
     def run(self) -> Report:
         """Runs it, to its end or until there is much to look at."""
@@ -204,5 +176,4 @@ class Campaign:
 
 
 def _memory() -> int:
-    """Bytes of memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES

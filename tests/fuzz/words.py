@@ -33,8 +33,6 @@ from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS
 from tests.fuzz.target import Finding, Target
 
-__all__ = ["TextFiles", "Tokens", "Words"]
-
 _TABLE = RecordTable.of("n", TierTable("t", 24, b"described"), 4).to_json()
 _PROGRESS = Progress(
     3, metrics=(np.ones(2, np.float32),), sequences={"w": 3}, logs={"loss": 0.5}, done=(1, 2)
@@ -66,8 +64,6 @@ _PARSERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
 
 
 class Words(Target):
-    """Parsers of one text."""
-
     name = "words"
     share = 600
 

@@ -37,8 +37,6 @@ from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 
-__all__ = ["WRONG_INPUTS", "LayerInputs", "LibraryInputs", "OptionInputs", "PushInputs", "RecordInputs", "ServedInputs"]
-
 SIZE, DIM = 20, 2
 SPEC = TableSpec("fixed", DIM, SIZE, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5))
 _RIGHT = 0.4
@@ -50,22 +48,12 @@ Flawed: TypeAlias = "tuple[Any, str]"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One case.
-
-    Attributes:
-        where: The face that is called.
-        call: Calls it.
-        flaw: What is wrong with what it is given; "": nothing.
-    """
-
-    where: str
-    call: Callable[[], object]
-    flaw: str = field(default="")
+    where: str  # the face that is called
+    call: Callable[[], object]  # calls it
+    flaw: str = field(default="")  # what is wrong with what it is given; "": nothing
 
 
 class WrongInputs(Target):
-    """One boundary."""
-
     share = 30
 
     @abstractmethod
@@ -152,8 +140,6 @@ def one_of(m: Mutator, *parts: Callable[[bool], Flawed]) -> tuple[list[Any], str
 
 
 class LibraryInputs(WrongInputs):
-    """A table of the library."""
-
     name = "wrong-library"
 
     def open(self) -> None:
@@ -332,8 +318,6 @@ class ServedInputs(WrongInputs):
 
 
 class PushInputs(WrongInputs):
-    """Gradients as a job's master takes them."""
-
     name = "wrong-pushes"
 
     expected = Expected(
@@ -457,8 +441,6 @@ class RecordInputs(WrongInputs):
 
 
 class LayerInputs(WrongInputs):
-    """An `et.Embedding`, called on values."""
-
     name = "wrong-layers"
     share = 10
 
@@ -509,8 +491,6 @@ _CONTRADICTIONS: dict[str, dict[str, Any]] = {
 
 
 class OptionInputs(WrongInputs):
-    """The options of `elastable train`."""
-
     name = "wrong-options"
 
     def made(self, m: Mutator) -> Attempt:

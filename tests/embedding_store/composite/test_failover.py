@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -31,12 +30,6 @@ SPEC = TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 IDS = np.arange(20)
 
 
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
-
-
 def store_at(
     held: ExitStack, version: int, change: float, kind: type[MemoryStore] = MemoryStore, shard: bool = False
 ) -> MemoryStore:
@@ -58,7 +51,6 @@ def rows(store: MemoryStore) -> Float32:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses at which nobody listens."""
     return [free_address() for _ in range(count)]
 
 

@@ -58,6 +58,7 @@ def test_an_empty_file_leaves_everything_in_the_store(tmp_path: Path) -> None:
         ("[weight]\nmin_elements_for_off_worker = 'many'", BadInput, "must be an integer, got 'many'"),
         ("weight = 3", BadInput, r"weight must be a table"),
         ("overrides = 3", BadInput, r"overrides must be a table"),
+        (f"[weight]\nmin_elements_for_off_worker = {'9' * 5_000}", BadInput, "location file"),
         ("[stores]\nworker = 'x'", BadInput, r"\[stores\] worker = 'x'; give URLs of memory, file, redis"),
     ],
 )
@@ -87,10 +88,3 @@ def test_sharding_over_replicas(tmp_path: Path) -> None:
     assert found.weight.min_elements_for_replicated_tensor_sharding == 64
     with pytest.raises(BadInput, match=r"\[weight\] replicated_tensor_sharding must be true or false, got 1"):
         read_locations(written(tmp_path, "[weight]\nreplicated_tensor_sharding = 1\n"), "memory")
-
-
-def test_a_number_of_thousands_of_digits_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "locations.toml"
-    path.write_text(f"[weight]\nmin_elements_for_off_worker = {'9' * 5_000}\n")
-    with pytest.raises(BadInput, match="location file"):
-        read_locations(path, "memory")

@@ -39,11 +39,8 @@ def test_sizes_are_those_of_the_tensors() -> None:
     weight, state = lines["large", "weight"], lines["large", "optimizer_state"]
     assert (weight.elements, weight.bytes) == (64_000_000, 256_000_000)
     assert (state.elements, state.bytes) == (128_000_000, 512_000_000)
-    assert (lines["any", "weight"].elements, lines["any", "weight"].bytes, lines["any", "weight"].row_bytes) == (
-        None,
-        None,
-        32,
-    )
+    any_id = lines["any", "weight"]
+    assert (any_id.elements, any_id.bytes, any_id.row_bytes) == (None, None, 32)
     assert lines["large", "accumulator"].location.storage == "memory"
 
 

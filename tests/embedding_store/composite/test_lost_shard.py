@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -48,12 +48,6 @@ class Shard:
         self.stop()
         self.store = MemoryStore(threads=1)
         self.start()
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
 
 
 def opened(held: ExitStack, shards: list[Shard], deadline_s: float, strategy: str = "token") -> PartitionedStore:

@@ -17,11 +17,10 @@ from elastable.embedding_store.composite.partitions import (
     partition_of_shards,
     split_ids,
 )
-from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
-from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.initial_values import initial_rows
 
@@ -98,35 +97,6 @@ def test_what_is_split_is_joined_as_it_was(strategy: str, rows: int, dim: int, s
 
 def _cut(table: Partition, part: Part, rows: np.ndarray) -> np.ndarray:
     return rows[slice(None) if part.places is None else part.places, table.columns[part.shard]]
-
-
-def test_squares_are_those_of_whole_rows() -> None:
-    gradients = np.random.default_rng(3).normal(size=(9, 10)).astype(np.float32)
-    update = TableUpdate(np.arange(9), gradients)
-    by_columns = partition(TableSpec("t", 10, optimizer=OptimizerSpec.of("rowwise_adagrad")), "encoding", 4)
-    np.testing.assert_array_equal(by_columns.row_squares(update), row_squares(gradients))
-    assert partition(TableSpec("t", 10), "encoding", 4).row_squares(update) is None
-    assert partition(by_columns.spec, "token", 4).row_squares(update) is None
-    given = TableUpdate(update.ids, gradients, np.ones(9, np.float32))  # a shard that is split again gets them
-    np.testing.assert_array_equal(by_columns.row_squares(given), np.ones(9))
-
-
-def test_a_shard_can_be_split_again() -> None:
-    spec = TableSpec("t", 11, 23, seed=5)
-    ids, whole = np.arange(23), initial_rows(spec, np.arange(23))
-    outer = partition(spec, "token", 3)
-    for part in outer.parts(ids):
-        shard = outer.shards[part.shard]
-        assert shard is not None
-        for strategy in ("token", "encoding"):
-            inner = partition(shard, strategy, 4)
-            out = np.empty((len(part.ids), 11), np.float32)
-            for piece in inner.parts(part.ids):
-                held = inner.shards[piece.shard]
-                assert held is not None
-                rows = slice(None) if piece.places is None else piece.places
-                out[rows, inner.columns[piece.shard]] = initial_rows(held, piece.ids)
-            np.testing.assert_array_equal(out, whole[part.places])
 
 
 def test_how_a_table_was_split_is_read_from_its_shards() -> None:

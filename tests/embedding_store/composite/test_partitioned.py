@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -36,12 +36,6 @@ def redis_shards(url: str) -> Callable[[], EmbeddingStore]:
 def file_shards(folder: Path) -> Callable[[], EmbeddingStore]:
     numbers = count()
     return lambda: file_store(folder / str(next(numbers)), 1 << 20, 1)
-
-
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 KINDS: dict[str, Callable[[pytest.FixtureRequest], MakeStore]] = {

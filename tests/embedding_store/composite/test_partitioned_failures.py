@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
@@ -181,15 +181,6 @@ def test_bad_arguments() -> None:
     one = MemoryStore(threads=1)
     with pytest.raises(BadInput, match="given twice"):
         PartitionedStore([one, one])
-
-
-def test_a_commit_with_gradients_of_one_shard_advances_all() -> None:
-    with PartitionedStore([MemoryStore(threads=1) for _ in range(3)]) as store:
-        store.create_table(fixed(dim=5))
-        commit(store, {"cities": TableUpdate(int64(2), np.ones((1, 5), np.float32))})
-        commit(store, {})
-        store.lookup({"cities": IDS}, version=2)
-        store.lookup({}, version=2)
 
 
 @pytest.mark.parametrize("strategy", ["token", "encoding"])

@@ -12,7 +12,7 @@ from elastable.embedding_store.composite.partitioned_store import PlacedStore
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, TableNotFound, Unavailable
+from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
@@ -25,22 +25,6 @@ class TestPlacedStore(StoreContract):
     def make_store(self) -> MakeStore:
         places = {"cities": "file", "t": "memory"}
         return lambda: PlacedStore({"memory": MemoryStore(2), "file": MemoryStore(1)}, places, default="memory")
-
-
-class TestMemoryAndRedis(StoreContract):
-    @pytest.fixture
-    def make_store(self, redis_url: str) -> MakeStore:
-        made = 0
-
-        def make() -> PlacedStore:
-            nonlocal made
-            made += 1
-            redis = open_store(f"{redis_url}?namespace=placed{made}")
-            return PlacedStore(
-                {"memory": MemoryStore(2), "redis": redis}, {"cities": "redis", "t": "redis"}, default="memory"
-            )
-
-        return make
 
 
 def test_tables_are_where_they_were_placed() -> None:
@@ -77,7 +61,6 @@ def three(tmp_path: Path, redis_url: str) -> Iterator[tuple[PlacedStore, Failing
 
 
 def step(version: int, seed: int = 0) -> Commit:
-    """The commit of a version, by seed."""
     updates = {name: update(int64(1, 2, 10 + version), 4, 10 * version + seed) for name in SPECS}
     return Commit(version, updates, version - 1, dict.fromkeys(SPECS, 0.01))
 
@@ -176,18 +159,6 @@ def test_a_commit_of_another_process_is_neither_taken_for_ours_nor_taken_back(re
         with pytest.raises(StaleVersion, match=r"the a store: .*holds no version 1: version 2 is written"):
             store.recover()
         assert store.keeps_records
-
-
-def test_what_one_place_refuses_changes_nothing_anywhere() -> None:
-    memory, file = MemoryStore(), MemoryStore()
-    store = PlacedStore({"memory": memory, "file": file}, {"large": "file"}, default="memory")
-    store.create_table(fixed("large", 4, size=10))
-    store.create_table(fixed("small", 4, size=10))
-    with pytest.raises(BadInput, match="small"):
-        store.commit(Commit(1, {"large": update(int64(1), 4), "small": update(int64(10), 4)}, 0, {}))
-    assert (memory.version(), file.version(), file.row_count("large")) == (0, 0, 0)
-    with pytest.raises(TableNotFound, match="nothing"):
-        store.commit(Commit(1, {"nothing": update(int64(1), 4)}, 0, {}))
 
 
 def test_a_place_without_a_store_is_refused() -> None:

@@ -49,8 +49,6 @@ def filled(store: EmbeddingStore, versions: int) -> EmbeddingStore:
 
 @pytest.fixture
 def urls(redis_url: str) -> Callable[[str], list[str]]:
-    """URLs of two stores by name."""
-
     def two(name: str) -> list[str]:
         return [f"{redis_url}?namespace={name}/{shard}&partitions=2" for shard in range(2)]
 

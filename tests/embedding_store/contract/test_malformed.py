@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import hiredis
-import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
-from elastable.embedding_store.errors import BadInput, BadSpec, StoreBroken, StoreFailed
-from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.errors import BadSpec, StoreBroken, StoreFailed
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, require_shapes
-from elastable.embedding_store.tiers.redis.records.record_replies import Awaited, RecordReplies, WriteReplies
-from elastable.embedding_store.tiers.redis.records.record_requests import PART
 from elastable.embedding_store.tiers.redis.records.record_transfer import RecordTable
 from elastable.embedding_store.tiers.redis.records.tier_registry import TierState
 from elastable.embedding_store.tiers.redis.streams.stream_records import read_ends
@@ -36,42 +27,6 @@ def test_a_table_whose_name_is_no_text(name: object) -> None:
 def test_a_registry_with_numbers_or_depths_that_no_machine_has(text: str) -> None:
     with pytest.raises(StoreBroken, match="no table"):
         RecordTable.from_json("n", b"t", text.encode())
-
-
-def test_a_port_of_thousands_of_digits() -> None:
-    with pytest.raises(BadInput, match="not a number from 0 to 65535"):
-        Address.parse("host:" + "9" * 5_000)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b":" + b"9" * 5_000 + b"\r\n",
-        b"*1\r\n" * 5_000,
-        b"*" + b"1" * 40 + b"\r\n",
-        b"*2\r\n$-2\r\n",
-        b"*2\r\n$8\r\n" + bytes(8) + b"\r\n$" + b"9" * 40 + b"\r\n",
-        b"-" + b"e" * 100_000,
-    ],
-)
-def test_numbers_and_depths_of_a_reply_to_a_read(reply: bytes) -> None:
-    awaited = Awaited(_one_part(), np.arange(1), 8, np.zeros((1, 8), np.uint8), np.zeros(1, np.uint8), np.zeros(1, int))
-    content = np.frombuffer(reply, np.uint8)
-    with pytest.raises(StoreFailed, match="a reply "):
-        RecordReplies([awaited]).feed(content, 0, len(content))
-
-
-@pytest.mark.parametrize("reply", [b"$1\r\n", b":1\r\n*1\r\n", b":1\r\n:1\r\n:1\r\n", b"\r\n"])
-def test_lines_that_answer_no_write(reply: bytes) -> None:
-    content = np.frombuffer(reply, np.uint8)
-    with pytest.raises(StoreFailed, match="a reply to a write is not one that was asked for"):
-        WriteReplies(_one_part()).feed(content, 0, len(content))
-
-
-def _one_part() -> np.ndarray:
-    parts = np.zeros(1, PART)
-    parts["rows"] = 1
-    return parts
 
 
 @pytest.mark.parametrize(
@@ -110,42 +65,3 @@ def test_a_state_of_the_tier_that_is_none(name: bytes) -> None:
 def test_ends_of_a_log_that_are_none(answers: list[object]) -> None:
     with pytest.raises(StoreFailed):
         read_ends(answers, "the log")
-
-
-@contextmanager
-def _lying(answer: Callable[[bytes], bytes]) -> Iterator[int]:
-    """A server that answers every command with what `answer` says of it; its port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=talk, args=(client,), daemon=True).start()
-
-    def talk(client: socket.socket) -> None:
-        reader = hiredis.Reader()
-        with client:
-            while said := client.recv(1 << 16):
-                reader.feed(said)
-                while (command := reader.gets()) is not False:
-                    client.sendall(answer(command[0].upper()))
-
-    threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield int(listener.getsockname()[1])
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-
-
-@pytest.mark.parametrize("said", [b":7\r\n", b"$4\r\ntext\r\n", b"*2\r\n:1\r\n:2\r\n", b"*0\r\n", b"-ASK 1 x\r\n"])
-def test_a_server_that_answers_everything_alike_is_refused_by_name(said: bytes) -> None:
-    with (
-        _lying(lambda command: b"+PONG\r\n" if command == b"PING" else said) as port,
-        pytest.raises(StoreFailed),
-        open_store(f"redis://127.0.0.1:{port}?deadline=30") as store,
-    ):
-        store.create_table(TableSpec("t", 2))

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
     ShardOrigin,
     TableSpec,
     spec_from_json,
@@ -20,22 +16,6 @@ from elastable.embedding_store.contract.spec import (
 )
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.wire.messages.store_messages import spec_from_message, spec_to_message
-
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
-
-
-@given(
-    st.text("abcXYZ0-_./\u00e9", min_size=1, max_size=20),
-    st.integers(1, 65_536),
-    st.none() | st.integers(1, 2**63 - 1),
-    st.integers(-(2**63), 2**63 - 1),
-    FLOATS,
-    st.dictionaries(st.text("abc_", min_size=1), FLOATS),
-)
-def test_round_trip(name: str, dim: int, size: int | None, seed: int, a: float, rates: dict[str, float]) -> None:
-    optimizer = OptimizerSpec("adam", tuple(sorted(rates.items())), '{"x": "\u00e9"}')
-    spec = TableSpec(name, dim, size, "float32", InitializerSpec("constant", a), seed, optimizer)
-    assert spec_from_json(spec_to_json(spec)) == spec
 
 
 def test_a_shard_of_a_shard_comes_back_as_it_was() -> None:

@@ -16,7 +16,6 @@ class FailingTier(DictTier):
         self.left: int | None = None  # steps of `DictTier` that are taken before it fails
 
     def copy(self) -> FailingTier:
-        """As it is now, and does not fail."""
         other = copy.deepcopy(self)
         other.left = None
         return other

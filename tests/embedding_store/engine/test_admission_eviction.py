@@ -59,7 +59,6 @@ def rows(store: EmbeddingStore, name: str = "t") -> dict[int, tuple[bytes, bytes
 
 
 def copied(store: EmbeddingStore, name: str = "t") -> MemoryStore:
-    """What a restored checkpoint holds."""
     copy = MemoryStore(threads=1)
     copy.create_table(store.specs()[name])
     copy.put(name, list(store.scan(name, 5)))
@@ -195,19 +194,6 @@ def test_statistics() -> None:
         assert store.delete("e", np.array([9, 77])) == len(block.ids) == 1
         statistics = store.table_statistics("e")
         assert (statistics.deleted, statistics.written) == (1, 1)
-
-
-def test_an_evicted_row_starts_anew_at_its_next_gradient() -> None:
-    with MemoryStore() as store:
-        store.create_table(table("t", AdmissionSpec(2), EvictionSpec(max_age=1)))
-        commit(store, t=[4])
-        commit(store, t=[4])
-        first = rows(store)[4][:2]
-        commit(store)
-        commit(store)
-        assert rows(store) == {}
-        commit(store, t=[4])  # it was sighted often enough before
-        assert rows(store)[4][:2] == first
 
 
 def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:

@@ -43,7 +43,8 @@ from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from tests.contracts.store_samples import int64, rows_by_id
+from tests.contracts.store_pins import whole
+from tests.contracts.store_samples import int64
 from tests.embedding_store.dictionary_model import ModelTable
 from tests.plugins.seeds import examples
 from tests.untyped import Parsed
@@ -93,18 +94,8 @@ class Served:
             self.models[name] = ModelTable(SPECS[name])
 
     def everything(self, store: EmbeddingStore) -> list[object]:
-        """All that can be read of a store, to the bit."""
-        found: list[object] = [store.version()]
-        for name in sorted(SPECS):
-            touches = sorted(
-                (one, *touched.tolist())
-                for block in store.scan(name)
-                if block.touches is not None
-                for one, touched in zip(block.ids.tolist(), block.touches, strict=True)
-            )
-            read = store.lookup({name: np.arange(20)})[name].tobytes()
-            found.append((name, rows_by_id(store, name), store.table_state(name), touches, read))
-        return found
+        read = [store.lookup({name: np.arange(20)})[name].tobytes() for name in SPECS]
+        return [store.version(), whole(store, SPECS), read]
 
     def commit(self, commit: Commit) -> None:
         """A commit that is taken, also by the twin and the dictionaries."""
@@ -216,17 +207,6 @@ def test_decay_that_no_row_can_have_is_refused_and_commits_go_on(served: Served,
     assert served.everything(served.store) == before
     served.commit(good(2))
     served.require_equal()
-
-
-def test_a_sketch_of_another_size_leaves_the_decay_alone() -> None:
-    spec = replace(SPECS["decays"], admission=AdmissionSpec(2, 1 << 10))
-    with MemoryStore(threads=1) as store:
-        store.create_table(spec)
-        store.commit(Commit(1, {}, 0, {}))
-        before = store.table_state("decays")
-        with pytest.raises(BadInput, match=r"must be uint8 \[1024\]"):
-            store.put_table_state("decays", TableState(np.zeros(5, np.uint8), -3.0))
-        assert store.table_state("decays") == before
 
 
 def test_the_largest_decay_that_is_taken_ends_no_commit() -> None:

@@ -87,12 +87,6 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate.open.set()
 
 
-@pytest.fixture
-def held() -> Iterator[ExitStack]:
-    with ExitStack() as held:
-        yield held
-
-
 def opened(held: ExitStack, gate: Gate, timeout_s: float = WAIT_S) -> SharedMemoryStore:
     store = held.enter_context(SharedMemoryStore(2, timeout_s=timeout_s))
     held.callback(gate.open.set)  # before the store is closed, which waits for what is being logged

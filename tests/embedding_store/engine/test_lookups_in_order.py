@@ -23,8 +23,6 @@ SPECS = {name: TableSpec(name, DIM, None) for name in ("a", "b")}
 
 
 class CountingTier(DictTier):
-    """Counts reads."""
-
     reads = 0
 
     def read(self, wanted: Sequence[Records]) -> list[Int64]:

@@ -14,16 +14,10 @@ import pytest
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
 from elastable.embedding_store.contract.row_data import TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, joined_pins
-from elastable.embedding_store.contract.spec import (
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
+from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.before_images import BeforeImages
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.pins import StorePins
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
 from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -147,33 +141,7 @@ def test_a_system_without_memory_ends_pins_and_no_commit(monkeypatch: pytest.Mon
             assert rows_by_id(pin, "t") == rows  # type: ignore[arg-type]
 
 
-def test_what_a_dead_reader_held_is_freed_by_the_next_commit() -> None:
-    now = 0.0
-    with MemoryStore(2) as store:
-        store._pins = StorePins(store._tables, MIB, lambda: now)
-        store.create_table(SPEC)
-        commit(store, {"t": update(np.arange(300), 8)})
-        store.pin(lease_s=10)  # by whoever died
-        lives = store.pin(lease_s=10)
-        commit(store, {"t": update(np.arange(300), 8)})
-        now = 9.0
-        lives.renew()
-        now = 11.0
-        assert [pin.lease_left_s for pin in store.pins()] == [8.0]
-        now = 19.0
-        with pytest.raises(StaleVersion, match=r"not renewed within its lease of 10 s"):
-            store.lookup({"t": int64(1)}, 1)
-        with pytest.raises(StaleVersion, match="lease of 10 s"):
-            lives.renew()
-        assert store._tables["t"].versions
-        commit(store, {"t": update(np.arange(300), 8)})
-        assert not store._tables["t"].versions
-        store.clear("t")
-
-
 class Refusing(MemoryStore):
-    """Cannot be pinned."""
-
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         raise Unavailable("gone for a moment")
 

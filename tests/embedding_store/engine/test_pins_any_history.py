@@ -54,16 +54,9 @@ def everything(source: Snapshot) -> dict[str, tuple[Rows, TableState]]:
 
 @dataclass
 class Reader:
-    """A pin, and what has to be read there.
-
-    Attributes:
-        ends: When its lease does.
-        rows: By table, when the version was pinned first.
-    """
-
     pin: Snapshot
-    ends: float
-    rows: dict[str, tuple[Rows, TableState]]
+    ends: float  # when its lease does
+    rows: dict[str, tuple[Rows, TableState]]  # by table, when the version was pinned first
 
 
 @dataclass

@@ -125,22 +125,6 @@ def test_a_restored_table_goes_on_with_the_same_bits(name: str) -> None:
         assert everything(often) == expected
 
 
-def test_without_replay_epochs_bits_differ() -> None:
-    """That the steps tell one from the other."""
-    spec = TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"])
-    found = []
-    for ends in (ENDS, ()):
-        with MemoryStore(1) as store:
-            store.create_table(spec)
-            for number in range(1, 101):
-                step(store, number, number in ends)
-            found.append(everything(store))
-            rows = store.lookup({"t": IDS})["t"]
-    assert found[0][0] != found[1][0]
-    assert found[0][1] != found[1][1]
-    assert np.allclose(np.frombuffer(found[0][1], np.float32).reshape(rows.shape), rows, rtol=1e-5, atol=1e-6)
-
-
 @pytest.fixture(scope="module")
 def expected() -> dict[int, Everything]:
     """What one table in memory that nothing happens to holds at some versions."""

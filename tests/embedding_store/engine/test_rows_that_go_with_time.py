@@ -70,21 +70,3 @@ def test_a_store_that_died_comes_back_without_reading_the_clock(
                     train(back, 6)
                     train(undisturbed, 6)
                     assert everything(back) == everything(undisturbed)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("kind", ["memory", "files", "redis"])
-def test_a_store_that_was_reset_to_an_earlier_version_opens_again(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    urls = {"memory": f"memory?log={tmp_path / 'log'}", "files": f"file://{tmp_path / 'rows'}"}
-    url = request.getfixturevalue("redis_url") if kind == "redis" else urls[kind]
-    with open_store(url) as store:
-        store.create_table(SPEC)
-        train(store, 9)
-        store.reset_version(4)
-        train(store, 2)
-        expected = everything(store)
-    with open_store(url) as again:
-        assert everything(again) == expected
-        train(again, VERSIONS)

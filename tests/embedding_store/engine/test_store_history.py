@@ -31,6 +31,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed, Unavailable
 from elastable.embedding_store.log import base_file
+from tests.contracts.store_pins import whole
 
 NORMAL = InitializerSpec("normal", 0, 1)
 SPECS = {
@@ -56,16 +57,9 @@ IDS = st.lists(st.integers(0, MOST), min_size=1, max_size=8, unique=True)
 
 
 def everything(store: EmbeddingStore) -> dict[str, object]:
-    found: dict[str, object] = {"version": store.version()}
-    for name in sorted(store.specs()):
-        rows = {
-            one: (weights.tobytes(), slots.tobytes(), None if block.touches is None else tuple(block.touches[i]))
-            for block in store.scan(name, 4)
-            for i, (one, weights, slots) in enumerate(zip(block.ids.tolist(), block.weights, block.slots, strict=True))
-        }
-        read = store.lookup({name: np.arange(MOST + 1)})[name].tobytes()
-        found[name] = (rows, read, hash(store.table_state(name)))
-    return found
+    names = sorted(store.specs())
+    read = [store.lookup({name: np.arange(MOST + 1)})[name].tobytes() for name in names]
+    return {"version": store.version(), "read": read, **whole(store, names)}
 
 
 def opened(folder: Path, log_bytes: int = 1 << 30, fsync: str = "interval") -> MemoryStore:
@@ -122,7 +116,6 @@ class TwoStores(RuleBasedStateMachine):
         self.lives = 0
 
     def begun(self, kept: MemoryStore) -> None:
-        """Both stores have all tables."""
         self.kept, self.plain = kept, MemoryStore(1, direct_bytes=100)
         for store in (self.kept, self.plain):
             for spec in SPECS.values():
@@ -159,7 +152,6 @@ class TwoStores(RuleBasedStateMachine):
         return name
 
     def tables(self, names: list[str]) -> list[str]:
-        """Those of the names that the stores have."""
         return names
 
     @rule(
@@ -257,27 +249,6 @@ def test_the_version_before_can_be_gone_back_to(tmp_path: Path) -> None:
         assert everything(store) == after
 
 
-@pytest.mark.parametrize("log_bytes", [1, 1 << 30])
-def test_rows_that_were_put_into_a_frozen_table_wait_for_its_next_version(tmp_path: Path, log_bytes: int) -> None:
-    """They are touched by the first commit that does not leave the table alone, not by what kept them meanwhile."""
-    with MemoryStore(1, direct_bytes=100) as plain:
-        kept = opened(tmp_path, log_bytes)
-        for store in (kept, plain):
-            store.create_table(SPECS["few"])
-            store.put("few", [RowBlock(np.array([0]), np.ones((1, 1), np.float32), np.empty((1, 0), np.float32))])
-            step(store, [0], 1, [])  # frozen
-        base_written(kept)
-        kept.close()
-        assert bool(list(tmp_path.glob("*.base"))) is (log_bytes == 1)
-        with opened(tmp_path, log_bytes) as again:
-            assert everything(again) == everything(plain)
-            for seed in range(4, 12, 2):
-                for store in (again, plain):
-                    step(store, [seed], seed, ["few"])
-                base_written(again)
-                assert everything(again) == everything(plain)
-
-
 def test_a_base_replaces_the_log_before_it(tmp_path: Path) -> None:
     sizes = []
     with opened(tmp_path, log_bytes=20_000) as store:
@@ -369,11 +340,6 @@ def test_only_an_empty_store_is_brought_to_the_version_of_a_history(tmp_path: Pa
         store.create_table(SPECS["dynamic"])
         with StoreHistory(tmp_path / "other") as history, pytest.raises(BadInput, match="only an empty memory store"):
             store.keep_history(history)
-
-
-def test_a_folder_has_one_store(tmp_path: Path) -> None:
-    with opened(tmp_path), pytest.raises(StoreFailed, match="open already, in process"):
-        opened(tmp_path)
 
 
 def test_a_commit_that_cannot_be_written_is_not_there_when_the_store_is_opened_again(

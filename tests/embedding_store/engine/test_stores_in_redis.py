@@ -41,18 +41,12 @@ def stores(url: str, budget: int) -> Iterator[Callable[[], EmbeddingStore]]:
             yield made
 
 
-class TestEveryRowInMemory(StoreContract):
-    @pytest.fixture
-    def make_store(self, redis_url: str) -> Iterator[MakeStore]:
-        with stores(redis_url, HUGE) as made:
-            yield made
-
-
-class TestFewRowsInMemory(StoreContract):
-    @pytest.fixture
-    def make_store(self, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
+class TestStoresInRedis(StoreContract):
+    @pytest.fixture(params=[("redis_url", HUGE), ("valkey_url", TINY), ("redis_cluster_url", TINY)], ids=str)
+    def make_store(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
+        server, budget = request.param
         monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
-        with stores(valkey_url, TINY) as made:
+        with stores(request.getfixturevalue(server), budget) as made:
             yield made
 
     def test_rows_follow_every_step(self, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +63,3 @@ class TestFewRowsInMemory(StoreContract):
                     commit(each, {"every": update(ids, 2, number)})
             assert rows_by_id(store, "every") == rows_by_id(plain, "every")
             assert store.table_state("every") == plain.table_state("every")
-
-
-class TestFewRowsInMemoryAndACluster(StoreContract):
-    @pytest.fixture
-    def make_store(self, redis_cluster_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
-        monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
-        with stores(redis_cluster_url, TINY) as made:
-            yield made

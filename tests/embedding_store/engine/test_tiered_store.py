@@ -204,8 +204,6 @@ def test_commits_wait_for_a_tier_that_is_slow_and_fail_where_it_is_gone(tmp_path
 
 def test_a_store_that_is_closed_waits_for_a_tier_that_is_away(tmp_path: Path) -> None:
     class Away(FailingTier):
-        """Away for the first three tries."""
-
         tries = 0
 
         def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
@@ -221,17 +219,6 @@ def test_a_store_that_is_closed_waits_for_a_tier_that_is_away(tmp_path: Path) ->
     assert tier.tries > 3  # all of it is in the tier: the log has nothing left to apply
     with tiered_store(tier, FileLog(tmp_path), HUGE) as store:
         assert everything(store) == before
-
-
-def test_rows_that_change_again_and_again_are_written_when_half_of_the_log_is_full(tmp_path: Path) -> None:
-    log = FileLog(tmp_path, segment_bytes=4096)
-    with tiered_store(FailingTier(), log, HUGE, log_bytes=200_000) as store:
-        store.create_table(SPECS["dynamic"])
-        assert store._flusher is not None
-        while log.bytes <= 100_000:
-            assert not store._flusher.wanted
-            step(store, list(range(MOST)), 0, ["dynamic"])
-        assert store._flusher.wanted
 
 
 @pytest.mark.parametrize("budget", [TINY, HUGE])

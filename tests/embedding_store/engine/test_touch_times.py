@@ -59,14 +59,6 @@ def test_what_is_kept_goes_on_alike(pauses: list[int], more: list[int], ttl_ms: 
         np.testing.assert_array_equal(again.read(), times.read())
 
 
-def test_a_clock_that_goes_back_makes_no_row_younger_or_older() -> None:
-    times = TouchTimes("t", 1.0)
-    noted(times, [10_000, 10_900, 4_000, 11_500])
-    assert times.oldest == 2  # version 3 counts as committed at 10.9
-    noted(times, [11_901], 5)
-    assert times.oldest == 4
-
-
 @given(pauses=PAUSES, back=st.integers(0, 60), ttl_ms=st.integers(1, 5000))
 def test_after_a_reset_to_an_earlier_version_its_rows_are_as_old_as_they_were(
     pauses: list[int], back: int, ttl_ms: int

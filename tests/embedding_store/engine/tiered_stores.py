@@ -16,8 +16,6 @@ from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
 
-__all__ = ["crowded_store", "flushed", "tiered_store", "tiered_stores"]
-
 
 def tiered_store(
     tier: Tier,

@@ -20,8 +20,6 @@ from elastable.embedding_store.tiers.redis.streams import stream_records
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.embedding_store.log.log_places import open_log, read
 
-__all__ = ["FIRST", "PART", "SECOND", "main"]
-
 PART = 500  # bytes of a part, so that a small entry has several
 FIRST = b"first"
 SECOND = bytes(range(250)) * 5  # three parts

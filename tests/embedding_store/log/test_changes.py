@@ -70,13 +70,13 @@ def test_a_commit_is_read_as_it_was_written(commit: changes.CommitImages) -> Non
     assert same(changes.decode_change(joined(commit)), commit)
 
 
-TOUCHES = np.ones((1, 2), np.int64)
+ONES, TOUCHES = np.ones((2, 3), np.float32), np.ones((1, 2), np.int64)
 OTHERS: list[changes.Change] = [
     changes.CreateTable(SPEC),
     changes.DropTable("rows"),
     changes.ClearTable("ü\n"),
-    changes.PutRows("rows", RowBlock(np.arange(2), np.ones((2, 3), np.float32), np.zeros((2, 0), np.float32))),
-    changes.PutRows("rows", RowBlock(np.arange(1), np.ones((1, 3), np.float32), np.zeros((1, 3), np.float32), TOUCHES)),
+    changes.PutRows("rows", RowBlock(np.arange(2), ONES, ONES[:, :0], trained=True)),
+    changes.PutRows("rows", RowBlock(np.arange(1), ONES[:1], ONES[1:] * 0, TOUCHES, True)),
     changes.DeleteRows("rows", np.array([-1, 1 << 62])),
     changes.PutTableState("rows", TableState(np.arange(13, dtype=np.uint8), -0.25)),
     changes.PutTableState("rows", TableState()),
@@ -102,6 +102,8 @@ def test_a_change_that_was_cut_or_lengthened_is_refused(change: changes.Change) 
         changes.decode_change(memoryview(bytes(whole) + bytes(8)))
 
 
+COMMIT: dict[str, object] = {"kind": "commit", "step": 1, "tables": [], "rates": {}, "frozen": []}
+COMMIT |= {"ends_replay_epoch": False, "record": False}
 IDS_TWO_DEEP = np.zeros((2, 2), np.int64)
 
 
@@ -119,23 +121,8 @@ IDS_TWO_DEEP = np.zeros((2, 2), np.int64)
         ({"kind": "create", "spec": "{}"}, []),
         ({"kind": "create", "spec": None}, []),
         ({"kind": "commit"}, []),
-        (
-            {"kind": "commit", "step": "1", "tables": [], "rates": {}, "frozen": [], "ends_replay_epoch": False}
-            | {"record": False},
-            [],
-        ),
-        (
-            {
-                "kind": "commit",
-                "step": 1,
-                "tables": [["rows", False]],
-                "rates": {},
-                "frozen": [],
-                "ends_replay_epoch": False,
-            }
-            | {"record": False},
-            [np.arange(3)],
-        ),
+        (COMMIT | {"step": "1"}, []),
+        (COMMIT | {"tables": [["rows", False]]}, [np.arange(3)]),
     ],
 )
 def test_what_is_no_change_is_refused(fields_of: dict[str, object], arrays_of: list[np.ndarray]) -> None:

@@ -21,6 +21,7 @@ from elastable.embedding_store.log.file_log import FileLog, FsyncPolicy
 from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, header_of, next_intact
 from elastable.embedding_store.log.inspection import inspect_log
 from elastable.embedding_store.log.segment import segment_name
+from tests.embedding_store.log.log_places import read
 
 RANDOM = np.random.default_rng(0)
 PAYLOADS = [RANDOM.bytes(length) for length in (0, 1, 47, 48, 49, 5_000, 70_000)]
@@ -33,10 +34,6 @@ def fill(log: FileLog) -> list[tuple[int, int, bytes]]:
         log.append(sequence, sequence // 2, [payload[:7], memoryview(payload)[7:]])
         appended.append((sequence, sequence // 2, payload))
     return appended
-
-
-def read(log: FileLog, after: int = 0) -> list[tuple[int, int, bytes]]:
-    return [(entry.sequence, entry.version, bytes(entry.payload)) for entry in log.entries(after)]
 
 
 @pytest.mark.parametrize("fsync", ["always", "interval", "never"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,17 @@ from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersi
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.framing import HEADER_BYTES
 from elastable.embedding_store.tiers.redis.streams.stream_records import PART_BYTES
-from tests.embedding_store.log.log_places import KINDS, Entry, FilePlace, LogPlace, RedisStream, open_log, read
+from tests.embedding_store.log.log_places import KINDS, Entry, open_log, read
 
 _BYTES = np.random.default_rng(0).bytes(4 << 20)
 SIZES = (0, 1, 47, 5_000, 70_000, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 << 20)
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> LogPlace:
-    return FilePlace(tmp_path) if request.param == "files" else RedisStream(request.getfixturevalue(request.param))
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Addresses of empty logs, for `open_log`."""
+    begin = tmp_path / "log" if request.param == "files" else f"{request.getfixturevalue(request.param)}?namespace=log"
+    return (f"{begin}{number}" for number in itertools.count())
 
 
 def payload(size: int, number: int) -> bytes:
@@ -42,12 +45,11 @@ def fill(log: Log, sizes: tuple[int, ...] = SIZES) -> list[Entry]:
 
 
 def taken(entries: list[Entry]) -> int:
-    """Bytes that a log says they take."""
     return sum(HEADER_BYTES + len(content) for _, _, content in entries)
 
 
-def test_entries_come_back_whole_and_in_order(place: LogPlace) -> None:
-    address = place.empty()
+def test_entries_come_back_whole_and_in_order(places: Iterator[str]) -> None:
+    address = next(places)
     with open_log(address) as log:
         assert (log.first, log.last, log.bytes, read(log)) == (1, 0, 0, [])
         appended = fill(log)
@@ -63,9 +65,9 @@ def test_entries_come_back_whole_and_in_order(place: LogPlace) -> None:
         assert read(log) == appended
 
 
-def test_a_payload_of_many_small_pieces_is_joined(place: LogPlace) -> None:
+def test_a_payload_of_many_small_pieces_is_joined(places: Iterator[str]) -> None:
     pieces = [payload(number % 5, number) for number in range(5_000)]
-    with open_log(place.empty()) as log:
+    with open_log(next(places)) as log:
         log.append(1, 1, pieces)
         log.append(2, 1, [np.arange(1_000, dtype=np.int64).data, np.ones((3, 4), np.float32).data])
         first, second = read(log)
@@ -73,8 +75,8 @@ def test_a_payload_of_many_small_pieces_is_joined(place: LogPlace) -> None:
     assert second[2] == np.arange(1_000).tobytes() + np.ones((3, 4), np.float32).tobytes()
 
 
-def test_an_entry_that_is_not_the_next_one_is_refused(place: LogPlace) -> None:
-    with open_log(place.empty()) as log:
+def test_an_entry_that_is_not_the_next_one_is_refused(places: Iterator[str]) -> None:
+    with open_log(next(places)) as log:
         log.append(1, 0, [b"one"])
         with pytest.raises(StaleVersion, match="entry 1 cannot be appended, the next one is 2"):
             log.append(1, 0, [b"x"])
@@ -83,8 +85,8 @@ def test_an_entry_that_is_not_the_next_one_is_refused(place: LogPlace) -> None:
         assert read(log) == [(1, 0, b"one")]
 
 
-def test_trimmed_entries_are_gone_and_asking_for_them_is_an_error(place: LogPlace) -> None:
-    address = place.empty()
+def test_trimmed_entries_are_gone_and_asking_for_them_is_an_error(places: Iterator[str]) -> None:
+    address = next(places)
     with open_log(address) as log:
         appended = fill(log)
         log.trim(0)
@@ -103,9 +105,9 @@ def test_trimmed_entries_are_gone_and_asking_for_them_is_an_error(place: LogPlac
         assert read(log, after=len(SIZES)) == appended[len(SIZES) :]
 
 
-def test_entries_can_be_taken_back_and_their_numbers_used_again(place: LogPlace) -> None:
+def test_entries_can_be_taken_back_and_their_numbers_used_again(places: Iterator[str]) -> None:
     for after in range(len(SIZES) + 2):
-        address = place.empty()
+        address = next(places)
         with open_log(address) as log:
             appended = fill(log)
             log.truncate(after)
@@ -118,8 +120,8 @@ def test_entries_can_be_taken_back_and_their_numbers_used_again(place: LogPlace)
             assert read(log) == appended
 
 
-def test_a_closed_log_refuses_everything(place: LogPlace) -> None:
-    log = open_log(place.empty())
+def test_a_closed_log_refuses_everything(places: Iterator[str]) -> None:
+    log = open_log(next(places))
     log.append(1, 1, [b"x"])
     log.close()
     log.close()
@@ -141,8 +143,8 @@ _STEPS = st.lists(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_STEPS)
-def test_any_history_is_that_of_a_list(place: LogPlace, steps: list[tuple[str, int]]) -> None:
-    address = place.empty()
+def test_any_history_is_that_of_a_list(places: Iterator[str], steps: list[tuple[str, int]]) -> None:
+    address = next(places)
     log, kept = open_log(address), list[Entry]()
     first, numbers = 1, itertools.count()
     try:

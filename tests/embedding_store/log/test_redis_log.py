@@ -35,7 +35,6 @@ KEY = "{elastable}:log"
 
 
 def append(log: RedisLog, *sizes: int) -> list[Entry]:
-    """Appends entries of these sizes."""
     appended = []
     for sequence, size in enumerate(sizes, log.last + 1):
         log.append(sequence, 10 * sequence, [_BYTES[:size]])
@@ -54,7 +53,6 @@ def impatient(place: RedisPlace) -> Iterator[None]:
 
 
 def whole(url: str) -> list[Entry]:
-    """What a new process finds."""
     with RedisLog(url) as log:
         return read(log, after=log.first - 1)
 

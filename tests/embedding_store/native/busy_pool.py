@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from elastable.embedding_store.native.range_pool import RangePool
 
-__all__ = ["busy_pool"]
-
 _WAIT_S = 60.0
 
 

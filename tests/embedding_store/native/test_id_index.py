@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -15,7 +13,6 @@ from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.tiers.redis.schema import partition_of
-from tests.threads import on_threads
 
 _INT64 = np.iinfo(np.int64)
 _WORD = 2**64 - 1
@@ -244,19 +241,6 @@ def test_a_find_in_the_midst_of_a_change_stays_inside_its_memory() -> None:
         torn = state.copy()
         torn[random.integers(0, 4)] = random.integers(0, 2**62) >> random.integers(0, 62)
         id_index._find(index._cells.array, torn, ids, positions)
-
-
-def test_eight_threads_find_at_once() -> None:
-    index, ids = IdIndex(), np.random.default_rng(5).integers(_INT64.min, _INT64.max, 100_000)
-    expected = claim(index, ids)
-
-    def work(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        for _ in range(20):
-            some = random.integers(0, len(ids), 10_000)
-            np.testing.assert_array_equal(find(index, ids[some]), expected[some])
-
-    on_threads([partial(work, seed) for seed in range(8)])
 
 
 def test_a_row_takes_at_most_33_bytes_also_while_the_index_grows() -> None:

@@ -61,10 +61,6 @@ def test_every_piece_is_taken_once(threads: int, count: int) -> None:
     pool.close()
 
 
-def test_fewer_are_taken_at_a_time_the_fewer_are_left() -> None:
-    assert mark(WorkCounter(1).state, np.zeros(1024, np.int64)) < 24
-
-
 def test_nobody_is_waited_for_who_never_joined() -> None:
     counter, marks = WorkCounter(2), np.zeros(100, np.int64)
     kept = weakref.ref(marks)

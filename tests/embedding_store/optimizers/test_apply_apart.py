@@ -15,8 +15,6 @@ DIM = 19
 
 
 class Counting(RowOptimizer):
-    """Not one of ours."""
-
     fused = False
     default_learning_rate = 0.1
     slots = (SlotSpec("updates", 0.0, columns=1),)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.optimizers.dense_replay.table_steps import segments_of
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
 ROWS, DIM, STEPS = 48, 4, 1000
@@ -175,19 +174,6 @@ def test_one_gap_equals_the_sum_in_double(beta_1: float, beta_2: float) -> None:
             if step in (1, 2, 3, 10, 50, 333, 900):
                 ours = store.lookup({"t": ids})["t"][0]
                 assert np.allclose(ours, w + moved, rtol=1e-6, atol=2e-6 * np.abs(moved).max())
-
-
-def test_few_pieces_are_enough_for_the_betas_that_people_use() -> None:
-    def pieces(**betas: float) -> tuple[int, int]:
-        form = row_optimizer(OptimizerSpec.of("adam", lazy=False, **betas)).dense_form
-        assert form is not None
-        found = segments_of(form)
-        return len(found.starts), found.degree
-
-    assert pieces() == (1, 3)
-    assert pieces(beta_1=0.95) == (1, 7)
-    assert pieces(beta_2=0.99) == (2, 7)
-    assert pieces(amsgrad=1.0) == (1, 0)
 
 
 def test_reading_changes_nothing() -> None:

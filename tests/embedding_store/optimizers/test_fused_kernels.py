@@ -10,27 +10,16 @@ import pytest
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.optimizers import fused
-from elastable.embedding_store.optimizers.fused import KernelOptimizer
+from elastable.embedding_store.optimizers.fused import FUSED, KernelOptimizer
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
 ROWS, PLACES, ONE = numba.float32[:, ::1], numba.int64[::1], numba.float32
 COMPILED = {"nogil": True, "error_model": "numpy", "fastmath": False}
 SPECS = [
-    OptimizerSpec.of("adadelta"),
-    OptimizerSpec.of("adagrad"),
-    OptimizerSpec.of("adam"),
+    *(OptimizerSpec.of(name) for name in sorted(set(FUSED) - {"adamw", "rowwise_adagrad"})),
     OptimizerSpec.of("adam", amsgrad=1),
-    OptimizerSpec.of("adamax"),
-    OptimizerSpec.of("ftrl"),
-    OptimizerSpec.of("lion"),
-    OptimizerSpec.of("nadam"),
-    OptimizerSpec.of("rmsprop"),
-    OptimizerSpec.of("rmsprop", centered=1),
-    OptimizerSpec.of("rmsprop", momentum=0.9),
-    OptimizerSpec.of("rmsprop", centered=1, momentum=0.9),
-    OptimizerSpec.of("sgd"),
-    OptimizerSpec.of("sgd", momentum=0.9),
-    OptimizerSpec.of("sgd", momentum=0.9, nesterov=1),
+    *(OptimizerSpec.of("rmsprop", centered=c, momentum=m) for c, m in ((1, 0.0), (0, 0.9), (1, 0.9))),
+    *(OptimizerSpec.of("sgd", momentum=0.9, nesterov=nesterov) for nesterov in (0, 1)),
 ]
 
 

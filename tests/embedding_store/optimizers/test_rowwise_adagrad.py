@@ -35,22 +35,6 @@ def test_equals_the_formula_in_double(dim: int, seed: int) -> None:
     np.testing.assert_allclose(slots[:, 0], accumulator, rtol=1e-6)
 
 
-@given(st.integers(1, 70), st.integers(0, 2**32))
-def test_row_squares_are_added_in_one_order(dim: int, seed: int) -> None:
-    """In 16 sums, joined pairwise, then the rest: whatever the processor."""
-    row = np.random.default_rng(seed).normal(size=dim).astype(np.float32)
-    squares = row * row
-    lanes = np.zeros(16, np.float32)
-    for block in squares[: dim - dim % 16].reshape(-1, 16):
-        lanes += block
-    for width in (8, 4, 2, 1):
-        lanes = lanes[:width] + lanes[width:]
-    total = lanes[0]
-    for square in squares[dim - dim % 16 :]:
-        total += square
-    assert row_squares(row[None])[0] == total / np.float32(dim)
-
-
 @given(st.integers(1, 70), st.integers(1, 4), st.floats(0, 0.5))
 def test_columns_apart_with_row_squares_are_the_whole_row_to_the_bit(dim: int, parts: int, decay: float) -> None:
     random = np.random.default_rng(dim)
@@ -70,22 +54,6 @@ def test_columns_apart_with_row_squares_are_the_whole_row_to_the_bit(dim: int, p
             optimizer.apply(part, part_slots, UpdateBatch(positions, positions, own, step, 0.1, squares))
             assert part_slots.tobytes() == slots.tobytes()
     assert np.concatenate([part for part, _ in split], axis=1).tobytes() == weights.tobytes()
-
-
-def test_a_store_passes_row_squares_on() -> None:
-    gradients = np.arange(12, dtype=np.float32).reshape(2, 6)
-    ids = np.array([7, -3])
-    whole, left = (MemoryStore(threads=1) for _ in range(2))
-    with whole, left:
-        for store, dim in ((whole, 6), (left, 3)):
-            store.create_table(TableSpec("t", dim, optimizer=SPEC))
-        whole.commit(Commit(1, {"t": TableUpdate(ids, gradients)}, 0, {}))
-        columns = TableUpdate(ids, gradients[:, :3].copy(), row_squares(gradients))
-        left.commit(Commit(1, {"t": columns}, 0, {}))
-        blocks = [next(store.scan("t")) for store in (whole, left)]
-        found = [dict(zip(block.ids.tolist(), block.slots[:, 0].tolist(), strict=True)) for block in blocks]
-        assert found[0] == found[1]
-        np.testing.assert_array_equal(whole.lookup({"t": ids})["t"][:, :3], left.lookup({"t": ids})["t"])
 
 
 @pytest.mark.parametrize("squares", [np.ones(3, np.float32), np.ones(2), np.ones((2, 1), np.float32)])

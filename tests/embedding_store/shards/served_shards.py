@@ -17,20 +17,10 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
 
-__all__ = ["ServedShard", "served", "stopped_with"]
-
 _DEADLINE_S = 600.0  # of a call: the first commit of a process may compile its kernels, on a machine that is busy
 
 
 class ServedShard:
-    """One store server.
-
-    Args:
-        url: Of its rows.
-        most_bytes: Of pushes.
-        listen: Where.
-    """
-
     def __init__(self, url: str, most_bytes: int = 1 << 26, listen: str = "127.0.0.1:0") -> None:
         self._url, self._most_bytes = url, most_bytes
         self._listen = listen
@@ -76,6 +66,5 @@ def served(
 
 
 def stopped_with(servers: list[ServedShard], number: int) -> None:
-    """Kills one of the servers and starts it again."""
     servers[number].stop()
     servers[number].start()

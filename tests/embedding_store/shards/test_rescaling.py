@@ -26,7 +26,6 @@ class Killed(BaseException):
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[int], list[ServedShard]]]:
-    """Starts store servers with a log."""
     held: list[ServedShard] = []
 
     def started(count: int) -> list[ServedShard]:
@@ -58,7 +57,6 @@ def move(
     new: Sequence[ServedShard],
     client: type[ShardClient] = ShardClient,
 ) -> MovedRows:
-    """As the command, in a separate client."""
     with ExitStack() as held:
         clients = {
             address: held.enter_context(client(address, 60.0))

@@ -11,8 +11,6 @@ from elastable.embedding_store.support.retry import RETRIES, Retry, retry
 
 
 class Away:
-    """Fails a few times, and then answers."""
-
     def __init__(self, *failures: ElastableError) -> None:
         self.failures = list(failures)
         self.calls = 0

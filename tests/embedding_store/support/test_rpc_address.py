@@ -27,7 +27,8 @@ def test_no_wildcard_is_called(listened_on: str, called: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["", "host", ":50051", "host:", "host:x", "host:65536", "a b:1", "::1:50", "http://h:1"]
+    "written",
+    ["", "host", ":50051", "host:", "host:x", "host:65536", "a b:1", "::1:50", "http://h:1", "h:" + "9" * 5_000],
 )
 def test_anything_else_is_refused_by_name(written: str) -> None:
     with pytest.raises(BadInput, match="address") as caught:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 
-__all__ = ["least_peak"]
-
 _TIMES = 5
 
 

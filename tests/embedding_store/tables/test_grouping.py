@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadGradient, BadIds
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.tables import grouping
 from elastable.embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many, sum_by_position
 from tests.embedding_store.tables.allocations import least_peak
 
@@ -23,11 +22,6 @@ def left_fold(parts: list[tuple[np.ndarray, np.ndarray, float]]) -> dict[int, np
     return total
 
 
-def test_gradients_need_not_be_contiguous() -> None:
-    ids = np.arange(20)[::2]
-    np.testing.assert_array_equal(coalesce(ids, np.ones((20, 3), np.float32)[::2]).gradients, np.ones((10, 3)))
-
-
 @given(st.lists(st.tuples(ids_lists, st.floats(-2, 2, width=32)), min_size=1, max_size=4), st.integers(1, 5))
 def test_sum_is_the_left_fold_to_the_bit(pushes: list[tuple[list[int], float]], dim: int) -> None:
     random = np.random.default_rng(0)
@@ -39,22 +33,6 @@ def test_sum_is_the_left_fold_to_the_bit(pushes: list[tuple[list[int], float]], 
     found = coalesce_many(parts)
     assert found.ids.tolist() == list(expected)
     assert found.gradients.tobytes() == b"".join(row.tobytes() for row in expected.values())
-
-
-def test_sum_does_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "_VALUES_A_THREAD", 1 << 16)
-    random = np.random.default_rng(3)
-    parts = [
-        (random.integers(0, 30_000, 40_000), random.normal(size=(40_000, 33)).astype(np.float32), 1 / 3)
-        for _ in range(3)
-    ]
-    one = coalesce_many(parts)
-    pool = RangePool(4)
-    try:
-        many = coalesce_many(parts, pool)
-    finally:
-        pool.close()
-    assert (one.ids.tobytes(), one.gradients.tobytes()) == (many.ids.tobytes(), many.gradients.tobytes())
 
 
 @pytest.mark.parametrize("distinct_first", [0, 5_000, 40_000])

@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elastable.embedding_store.composite.locations import (
     LocationSettings,
@@ -18,7 +16,7 @@ from elastable.embedding_store.composite.locations import (
     storage_of_tables,
 )
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate, UpdateBatch
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import BadInput, BadSpec, NotFinite
@@ -95,20 +93,6 @@ def test_steps_that_nearest_rounding_would_lose_add_up(dtype: str) -> None:
     assert deviation < 0.01 * steps * rate
 
 
-def test_one_step_is_right_on_average(dtype: str) -> None:
-    spec = table(dtype, 2000, 64, optimizer=OptimizerSpec.of("sgd"), initializer=InitializerSpec("normal", 0, 0.1))
-    ids = np.arange(2000)
-    change = update(ids, 64)
-    with MemoryStore(threads=1) as store:
-        store.create_table(spec)
-        before = store.lookup({"t": ids})["t"]
-        commit(store, {"t": change}, 1e-4)
-        exact = before - np.float32(1e-4) * change.gradients
-        error = store.lookup({"t": ids})["t"].astype(np.float64) - exact
-    assert abs(error.mean()) < 5 * error.std() / error.size**0.5
-    np.testing.assert_array_less(np.abs(error), 2.0 ** (-7 if dtype == "bfloat16" else -10) * np.abs(before) + 1e-6)
-
-
 def trained(store: MemoryStore, spec: TableSpec, ids: np.ndarray, changes: list[np.ndarray]) -> np.ndarray:
     """What `ids` read after commits of these gradients, float32 `[ids, dim]` each."""
     store.create_table(spec)
@@ -129,22 +113,6 @@ def test_threads_layout_order_and_neighbours_change_no_bit(dtype: str) -> None:
     with MemoryStore(threads=1) as few:
         alone = trained(few, table(dtype), ids[some], [change[some] for change in changes])
     np.testing.assert_array_equal(alone, expected[some])
-
-
-@settings(max_examples=20, deadline=None)
-@given(shards=st.integers(1, 4), first=st.integers(0, 20), width=st.integers(1, 21))
-def test_a_shard_trains_to_its_part_of_the_whole_table(dtype: str, shards: int, first: int, width: int) -> None:
-    random, ids = np.random.default_rng(7), np.arange(-20, 20) * 10**9
-    whole_spec = table(dtype, dim=first + width + 2)
-    changes = [random.normal(size=(len(ids), whole_spec.dim)).astype(np.float32) for _ in range(2)]
-    with MemoryStore(threads=1) as store:
-        whole = trained(store, whole_spec, ids, changes)
-    for shard in range(shards):
-        mine, columns = ids % shards == shard, slice(first, first + width)
-        spec = table(dtype, dim=width, origin=ShardOrigin(shards, shard, first))
-        with MemoryStore(threads=1) as store:
-            part = trained(store, spec, ids[mine] // shards, [change[mine, columns] for change in changes])
-        np.testing.assert_array_equal(part, whole[mine, columns])
 
 
 def test_rows_that_are_put_are_rounded_to_nearest(dtype: str) -> None:
@@ -170,13 +138,6 @@ def test_weights_take_half_the_memory_and_slots_what_they_took(dtype: str) -> No
     narrow, wide = bytes_of(table(dtype, 10_000, 64)), bytes_of(table("float32", 10_000, 64))
     assert 2 * narrow["weights"] == wide["weights"] == 10_000 * 64 * 4
     assert narrow["slots"] == wide["slots"] == 2 * 10_000 * 64 * 4
-
-
-def test_more_rows_than_before_fit_into_a_direct_table(dtype: str) -> None:
-    spec = table(dtype, 1000, optimizer=OptimizerSpec.of("sgd"))
-    assert spec.weight_bytes == 2 * DIM
-    assert MemoryTable(spec, 1000 * 2 * DIM)._direct == 1000
-    assert MemoryTable(spec, 1000 * 2 * DIM - 1)._direct is None
 
 
 def test_a_weight_that_float16_cannot_hold_is_refused(dtype: str) -> None:

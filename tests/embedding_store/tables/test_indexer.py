@@ -13,7 +13,6 @@ ids_lists = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2*
 
 
 def check(found: Grouping, values: list[int]) -> None:
-    """Against the dictionary of first appearances."""
     assert found.ids.tolist() == list(dict.fromkeys(values))
     np.testing.assert_array_equal(found.ids[found.inverse], values)
     assert (found.offsets[0], found.offsets[-1]) == (0, len(values))

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
-from elastable.embedding_store.contract.spec import ShardOrigin, TableSpec
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.tables.initial_values import _philox, table_key
 from elastable.embedding_store.tables.row_dtypes import rounding_bits, rounding_key
 
@@ -47,22 +45,3 @@ def test_bits_are_spread_evenly() -> None:
     centred = (bits - bits.mean()) / bits.std()
     for one, other in ((centred[1:], centred[:-1]), (centred[:, 1:], centred[:, :-1])):
         assert abs((one * other).mean()) < 0.01
-
-
-@given(
-    ids=st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=6),
-    shards=st.integers(1, 7),
-    first=st.integers(0, 20),
-    width=st.integers(1, 21),
-    step=st.integers(0, 2**40),
-)
-def test_a_shard_rounds_by_its_part_of_the_whole_tables_bits(
-    ids: list[int], shards: int, first: int, width: int, step: int
-) -> None:
-    all_ids = np.array(ids, np.int64)
-    whole = rounding_bits(TableSpec("t", first + width + 3), all_ids, step)
-    for shard in range(shards):
-        mine = all_ids % shards == shard
-        spec = TableSpec("t", width, origin=ShardOrigin(shards, shard, first))
-        part = rounding_bits(spec, all_ids[mine] // shards, step)
-        np.testing.assert_array_equal(part, whole[mine, first : first + width])

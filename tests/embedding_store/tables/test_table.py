@@ -39,7 +39,6 @@ def naive_bags(rows: Float32, offsets: Int64, weights: Float32 | None, combiner:
 
 
 def filled(store: EmbeddingStore, spec: TableSpec, ids: Int64) -> EmbeddingTable:
-    """The table, in which `ids` hold random values."""
     table = store.table(spec)
     weights = np.random.default_rng(len(ids)).normal(size=(len(ids), spec.dim)).astype(np.float32)
     table.put([RowBlock(ids, weights, np.empty((len(ids), 0), np.float32))])
@@ -118,33 +117,12 @@ def test_rows_of_ids_of_any_shape_and_kind(table: EmbeddingTable) -> None:
     assert table.lookup(np.empty((3, 0), np.int64)).shape == (3, 0, 20)
 
 
-def test_out_is_written_and_returned(table: EmbeddingTable) -> None:
-    ids = np.array([5, 6, 9, 9])
-    out = np.full((4, 20), np.nan, np.float32)
-    assert table.lookup(ids, out) is out
-    np.testing.assert_array_equal(out, table.lookup(ids))
-    out = np.full((2, 20), np.nan, np.float32)
-    assert table.lookup(ids.reshape(2, 2), out=out, combiner="mean") is out
-    np.testing.assert_array_equal(out, table.lookup(ids.reshape(2, 2), combiner="mean"))
-
-
 def test_empty_bags_give_zeros(table: EmbeddingTable) -> None:
     for combiner in ("sum", "mean", "sqrtn"):
         assert not table.lookup([], combiner=combiner, offsets=[0, 0, 0]).any()
         assert table.lookup([], combiner=combiner, offsets=[0]).shape == (0, 20)
         assert table.lookup(np.empty((3, 0), np.int64), combiner=combiner).tolist() == [[0.0] * 20] * 3
         assert not table.lookup([4, 5], combiner=combiner, offsets=[0, 2], weights=[0.0, 0.0]).any()
-
-
-def test_reading_writes_nothing_and_unseen_rows_are_initial(table: EmbeddingTable) -> None:
-    before = len(table)
-    spec = table.spec
-    unseen = np.array([1, 4, 199])
-    if before < 200:
-        np.testing.assert_array_equal(table.lookup(unseen), initial_rows(spec, unseen))
-        summed = naive_bags(initial_rows(spec, unseen), np.array([0, 3]), None, "sum")
-        np.testing.assert_array_equal(table.lookup(unseen[None], combiner="sum"), summed)
-    assert len(table) == table.row_count == before
 
 
 # -- what is refused

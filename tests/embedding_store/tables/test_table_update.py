@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from unittest import mock
 
 import numpy as np
@@ -20,6 +19,7 @@ from elastable.embedding_store.tables.many_tables import update_many
 from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.tables.allocations import least_peak
+from tests.threads import on_threads
 
 
 def slices(ids: np.ndarray, dim: int, seed: int = 0) -> IndexedSlices:
@@ -65,26 +65,17 @@ def test_steps_are_the_store_s_versions_unless_given() -> None:
 def test_threads_that_update_one_store_lose_nothing() -> None:
     spec = TableSpec("t", 4, 50, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
     ids = np.arange(50).repeat(3)
-    rounds, failures = 20, list[BaseException]()
+    rounds = 20
     with MemoryStore(1) as store:
         store.create_table(spec)
         ones = IndexedSlices(np.ones((150, 4), np.float32), ids)
         rate = OptimizerSpec.of("sgd", learning_rate=-1.0)
 
         def update() -> None:
-            try:
-                for _ in range(rounds):
-                    update_tables(store, [TableSlices(spec, ones, rate)])
-            except BaseException as error:
-                failures.append(error)
-                raise
+            for _ in range(rounds):
+                update_tables(store, [TableSlices(spec, ones, rate)])
 
-        threads = [threading.Thread(target=update, daemon=True) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-        assert not failures
+        on_threads([update] * 8)
         assert store.version() == 8 * rounds
         np.testing.assert_array_equal(store.lookup({"t": np.arange(50)})["t"], np.full((50, 4), 3.0 * 8 * rounds))
 

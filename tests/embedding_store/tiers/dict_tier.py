@@ -11,8 +11,6 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.errors import SpecConflict, TableNotFound
 
-__all__ = ["DictTier", "Died", "Kept", "Steps"]
-
 
 @dataclass
 class Kept:
@@ -29,11 +27,7 @@ class Died(BaseException):
 
 
 class Steps:
-    """Counts steps of a tier, and raises `error` at the n-th one.
-
-    Attributes:
-        count: Steps so far; one that fails is one.
-    """
+    """Counts steps of a tier, and raises `error` at the n-th one; one that fails is counted."""
 
     def __init__(self, last: int | None = None, error: BaseException | None = None) -> None:
         self.count, self._last, self._error = 0, last, error or Died()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from tests.embedding_store.tiers.tier_places import (
     records,
     redis_places,
 )
+from tests.threads import on_threads
 
 OUTSIDE = ["files", "redis", "valkey", "cluster", "sentinel"]
 """Tiers that outlive this process."""
@@ -38,7 +40,6 @@ OUTSIDE = ["files", "redis", "valkey", "cluster", "sentinel"]
 
 @pytest.fixture(params=["dict", "page", *OUTSIDE])
 def places(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Empty places, one after the other."""
     return places_of(request)
 
 
@@ -253,28 +254,24 @@ def test_many_records_in_any_order(place: Place) -> None:
 def test_a_record_is_read_whole_while_it_is_written(place: Place) -> None:
     """Readers see each record as it was or as it is going to be: all its bytes are the number of a write."""
     ids, writes = np.arange(3_000), 30
-    stop, torn, seen = threading.Event(), list[bytes](), set[int]()
+    stop, seen = threading.Event(), set[int]()
 
     def read(tier: Tier) -> None:
         while not stop.is_set():
             wanted = records("t", ids, ids, 200)
-            if len(tier.read([wanted])[0]) or (wanted.rows != wanted.rows[:, :1]).any():
-                torn.append(wanted.rows.tobytes())
+            assert not len(tier.read([wanted])[0])
+            assert (wanted.rows == wanted.rows[:, :1]).all()
             seen.update(np.unique(wanted.rows).tolist())
+
+    def write(tier: Tier) -> None:
+        for number in range(1, writes + 1):
+            tier.write([records("t", ids, ids, np.full((len(ids), 200), number, np.uint8))], {}, number)
+        stop.set()
 
     with place.open() as tier:
         tier.create(TierTable("t", 200, first_bytes=64))
         tier.write([records("t", ids, ids, np.zeros((len(ids), 200), np.uint8))], {}, 0)
-        threads = [threading.Thread(target=read, args=(tier,)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for number in range(1, writes + 1):
-            tier.write([records("t", ids, ids, np.full((len(ids), 200), number, np.uint8))], {}, number)
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-    assert not torn
+        on_threads([partial(work, tier) for work in (write, read, read)], stop)
     assert seen <= set(range(writes + 1))
 
 

@@ -18,8 +18,6 @@ from tests.embedding_store.tiers.dict_tier import DictTier, Kept
 from tests.pages.blocks import blocks_of
 from tests.untyped import Parsed
 
-__all__ = ["Place", "dict_places", "everything", "file_places", "page_places", "records", "redis_places"]
-
 PAGE = Path(__file__).parents[3] / "docs" / "own-tiers.md"
 
 
@@ -28,23 +26,20 @@ class Place:
     """An empty place for a tier.
 
     Attributes:
-        open: Opens it, as often as one likes, one after the other.
         program: A Python expression that opens it in another process, and the imports that it needs; None: it is of
             this process alone.
     """
 
-    open: Callable[[], Tier]
+    open: Callable[[], Tier]  # opens it, as often as one likes, one after the other
     program: tuple[str, str] | None = None
 
 
 def dict_places() -> Iterator[Place]:
-    """Dictionaries."""
     while True:
         yield Place(partial(DictTier, Kept()))
 
 
 def file_places(home: Path) -> Iterator[Place]:
-    """Folders below `home`."""
     for number in count():
         folder = home / str(number)
         imports = "from elastable.embedding_store.tiers.files.file_tier import FileTier"
@@ -61,7 +56,6 @@ def page_places(home: Path) -> Iterator[Place]:
 
 
 def redis_places(url: str) -> Iterator[Place]:
-    """Namespaces of an empty server or Cluster."""
     for number in count():
         place = f"{url}{'&' if '?' in url else '?'}namespace=place{number}&partitions=8"
         imports = "from elastable.embedding_store.tiers.redis.redis_tier import RedisTier"

@@ -249,7 +249,6 @@ def test_a_call_that_finds_no_room_takes_that_of_the_most_silent_one(
 
 
 def two_clients(held: ExitStack, limits: CallLimits, method: Callable[..., object]) -> list[Callable[..., object]]:
-    """The same call, made by either of two clients."""
     _, address = served(held, limits, Service("test.Service", {"Work": unary(method)}))
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [held.enter_context(grpc.insecure_channel(address, options)) for _ in range(2)]

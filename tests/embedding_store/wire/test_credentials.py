@@ -253,7 +253,6 @@ SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 def echoed(connection: ServerConnection, shape: str) -> bytes:
-    """What comes back of a call of that shape."""
     call = getattr(connection.channel, shape)(f"/{STORE_SERVICE}/{shape}", None, None)
 
     def attempt(timeout: float) -> bytes:

@@ -147,17 +147,6 @@ def test_a_header_that_is_no_message_is_refused() -> None:
         frames.FrameReader([b"\x0a\x02\xff\xff"], "Test").header(store_pb2.LookupHeader)
 
 
-@settings(deadline=None)
-@given(noise=st.lists(st.binary(max_size=40), max_size=4))
-def test_noise_is_read_or_refused_and_nothing_else(noise: list[bytes]) -> None:
-    try:
-        reader = frames.FrameReader(noise, "Test")
-        reader.header(store_pb2.LookupHeader)
-        reader.read(plan_for([np.empty(3, np.uint8)]))
-    except BadInput:
-        pass
-
-
 @pytest.mark.parametrize(
     "shape",
     [(-1,), (2, -3), (frames.MAX_BODY_BYTES,), (2**62, 2**62), (0, 2**62), (2**62, 0), (-(2**40), -(2**40)), (1,) * 33],

@@ -7,7 +7,7 @@ import multiprocessing
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection as Pipe
 
 import grpc
@@ -21,7 +21,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
-from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
+from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
@@ -73,25 +73,12 @@ def assert_same_rows(remote: RemoteSource, store: MemoryStore, ids: dict[str, np
         np.testing.assert_array_equal(ours[table], theirs[table])
 
 
-def test_specs_and_version_are_the_stores(remote: RemoteSource, store: MemoryStore) -> None:
-    assert remote.specs() == store.specs() == SPECS
-    assert remote.version() == store.version() == 1
-
-
 # One row and few rows take one frame each way, 65,536 take many, 200,000 also ask in several.
 @pytest.mark.parametrize("count", [0, 1, 2, 2_047, 2_048, 2_049, 4_096, 65_536, 200_000])
 def test_rows_are_the_stores(remote: RemoteSource, store: MemoryStore, count: int) -> None:
     ids = np.random.default_rng(count).integers(-(2**63), 2**63 - 1, count, dtype=np.int64)
     ids[::3] = np.arange(len(ids[::3])) % 600
     assert_same_rows(remote, store, {"wide": ids})
-
-
-def test_many_tables_take_one_call_and_keep_their_order(remote: RemoteSource, store: MemoryStore) -> None:
-    few = np.array([5, 5, 999], np.int64)
-    assert_same_rows(remote, store, {"narrow": few, "wide": np.arange(70_000)})
-    assert_same_rows(remote, store, {"wide": np.arange(3), "narrow": few})
-    assert_same_rows(remote, store, {"wide": np.empty(0, np.int64), "narrow": few[:0]})
-    assert remote.lookup({}) == {}
 
 
 def test_thousands_of_tables_take_one_call() -> None:
@@ -147,18 +134,6 @@ def test_the_stores_errors_arrive_with_class_and_message(remote: RemoteSource, s
         remote.lookup({"wide": np.arange(count), "absent": np.arange(count)})
 
 
-def test_eight_threads_share_one_source(remote: RemoteSource, store: MemoryStore) -> None:
-    def look(thread: int) -> None:
-        for count in (1, 3_000, 70_000):
-            assert_same_rows(remote, store, {"wide": np.arange(count) + thread, "narrow": np.arange(9)})
-
-    with ThreadPoolExecutor(8) as pool:
-        done = [pool.submit(look, thread) for thread in range(8)]
-        wait(done, timeout=120)
-        for future in done:
-            future.result(timeout=0)
-
-
 def test_a_client_of_the_generated_stubs_is_answered(
     stub: store_pb2_grpc.EmbeddingStoreStub, store: MemoryStore
 ) -> None:
@@ -195,12 +170,8 @@ def header_of(count: int, table: str = "wide", times: int = 1) -> bytes:
 
 MALFORMED = {
     "no frame": ([], "ended before its first frame"),
-    "no header": ([b"\x12\x01a"], "no header"),
     "noise": ([b"\x0a\x7fabc"], "truncated frame"),
-    "header of noise": ([b"\x0a\x02\xff\xff"], "is no elastable"),
-    "too short": ([*encode(header_of(3), [np.arange(2)])], "ended after 16 of the 24 bytes"),
     "too long": ([*encode(header_of(1), [np.arange(2)])], "longer than the 8 bytes"),
-    "too long by a frame": ([*encode(header_of(1), [np.arange(1)]), b"\x12\x01a"], "longer than the 8 bytes"),
     "negative count": ([*encode(header_of(-1), [])], "negative size"),
     "huge count": ([*encode(header_of(2**62), [])], str(MAX_BODY_BYTES)),
     "huge reply": ([*encode(header_of(16_385, "widest"), [np.zeros(16_385, np.int64)])], "asks for 4295229440 bytes"),
@@ -215,14 +186,6 @@ def test_malformed_requests_of_a_raw_client_are_refused(server: GrpcServer, case
         list(channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)(iter(frames), timeout=60))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert dict(caught.value.trailing_metadata())[ERROR_KEY] in ("BadInput", "BadIds")  # type: ignore[arg-type, index]
-
-
-def test_a_small_lookup_of_many_rows_is_sent_to_the_stream(stub: store_pb2_grpc.EmbeddingStoreStub) -> None:
-    ids = np.arange(ONE_FRAME_BYTES // 256 + 1)
-    request = store_pb2.LookupRequest.FromString(next(encode(header_of(len(ids)), [ids])))
-    with pytest.raises(grpc.RpcError, match="call Lookup") as caught:
-        stub.LookupSmall(request, timeout=60)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(

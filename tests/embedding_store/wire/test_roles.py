@@ -125,23 +125,6 @@ def test_a_reader_looks_up_and_changes_nothing(held: ExitStack) -> None:
     assert (store.version(), rows_by_id(store, TABLE), list(store.specs())) == (1, before, [TABLE])
 
 
-def test_a_worker_trains_and_destroys_nothing(held: ExitStack) -> None:
-    store, address = serve(held, SERVER)
-    worker = client(held, address, Credentials(worker_token=WORKER, reader_token=READER))
-    commit(worker, {TABLE: update(int64(3), 5)})
-    before = rows_by_id(store, TABLE)
-    attempts: list[tuple[str, Callable[[], object]]] = [
-        ("DropTable", lambda: worker.drop_table(TABLE)),
-        ("ClearTable", lambda: worker.clear(TABLE)),
-        ("Delete", lambda: worker.delete(TABLE, int64(1))),
-        ("ResetVersion", lambda: worker.reset_version(0)),
-    ]
-    for call, attempt in attempts:
-        with pytest.raises(PermissionDenied, match=f"{call} is for the role administrator, .* is worker"):
-            attempt()
-    assert (store.version(), rows_by_id(store, TABLE)) == (2, before)
-
-
 def test_a_stranger_learns_nothing(held: ExitStack) -> None:
     _, address = serve(held, SERVER)
     with channel(address, Credentials()) as opened:
@@ -266,7 +249,6 @@ def test_a_clients_pin_does_not_keep_an_administrator_from_dropping(held: ExitSt
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[str, str]]]:
-    """Levels and lines of the audit log."""
     monkeypatch.setattr(grpc_server, "_REFUSED", grpc_server._Budget())
     caplog.set_level(logging.INFO, "elastable.audit")
 

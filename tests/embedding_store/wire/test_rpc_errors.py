@@ -33,8 +33,6 @@ class Private(FutureVersion):
 
 
 class Failing:
-    """Raises whatever a test sets."""
-
     error: Exception = ElastableError()
     attempts = 0
 

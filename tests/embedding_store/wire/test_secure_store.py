@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unauthenticated
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
+from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.certificates import Authority
-from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore
 
 IDS = np.arange(5_000)
 
@@ -28,25 +23,6 @@ IDS = np.arange(5_000)
 @pytest.fixture(scope="module")
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
     return Authority(tmp_path_factory.mktemp("secure") / "tls").mutual()
-
-
-@pytest.fixture
-def make_store(credentials: Credentials) -> Iterator[MakeStore]:
-    with ExitStack() as held:
-
-        def make() -> RemoteStore:
-            store = held.enter_context(MemoryStore(threads=2))
-            served = [store_service(store, writable=True)]
-            server = held.enter_context(GrpcServer("127.0.0.1:0", served, credentials=credentials))
-            return RemoteStore(server.address, 60, credentials)
-
-        yield make
-
-
-class TestRemoteStoreOverTls(StoreContract):
-    @pytest.fixture
-    def make_store(self, make_store: MakeStore) -> MakeStore:
-        return make_store
 
 
 def test_memory_is_shared_with_those_who_may_call(credentials: Credentials) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -116,13 +116,8 @@ def test_four_readers_beside_a_writer_see_whole_versions_of_a_growing_store(
     owned: tuple[SharedMemoryStore, str],
 ) -> None:
     store, address = owned
-    with (
-        process(read, address, 1) as (_, a),
-        process(read, address, 2) as (_, b),
-        process(read, address, 3) as (_, c),
-        process(read, address, 4) as (_, d),
-    ):
-        pipes = (a, b, c, d)
+    with ExitStack() as held:
+        pipes = [held.enter_context(process(read, address, seed))[1] for seed in range(1, 5)]
         assert [heard(pipe) for pipe in pipes] == ["reading"] * 4
         for _ in range(40):
             one_more(store)

@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import re
-import resource
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ from elastable.embedding_store.wire.shared.shared_source import Attachment, Shar
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, SharedSlab
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
+from tests.embedding_store.wire.test_shared_attacks import few_descriptors
 from tests.waiting import until
 
 
@@ -58,15 +58,9 @@ class ReadAttached(SharedMemoryStore):
 
 
 class TestAttachedMemory(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: ReadAttached(1 << 30)
-
-
-class TestAttachedMemoryBehindAnIndex(StoreContract):
-    @pytest.fixture
-    def make_store(self) -> MakeStore:
-        return lambda: ReadAttached(0)
+    @pytest.fixture(params=[1 << 30, 0], ids=["direct", "indexed"])
+    def make_store(self, request: pytest.FixtureRequest) -> MakeStore:
+        return lambda: ReadAttached(request.param)
 
 
 def served(held: ExitStack, store: EmbeddingStore, writable: bool = False) -> RemoteSource:
@@ -212,12 +206,8 @@ def test_another_network_or_a_wrong_token_is_refused(held: ExitStack) -> None:
 def test_without_descriptors_tables_are_read_over_grpc(held: ExitStack) -> None:
     store = SharedMemoryStore(1)
     source = held.enter_context(SharedSource(served(held, store), required=True))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(name) for name in os.listdir("/proc/self/fd")) + 1, hard))
-    try:
+    with few_descriptors(0):
         store.create_table(fixed())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     store.create_table(dynamic())
     ids = {"cities": int64(1), "people": int64(2)}
     for table, rows in source.lookup(ids).items():

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.spec import (
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+    spec_from_json,
+    spec_to_json,
+)
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.store_messages import spec_from_message, spec_to_message
@@ -14,7 +20,7 @@ from elastable.embedding_store.wire.messages.store_messages import spec_from_mes
 finite = st.floats(allow_nan=False, allow_infinity=False)
 specs = st.builds(
     TableSpec,
-    name=st.text("abcXYZ019._-/", min_size=1, max_size=200),
+    name=st.text("abcXYZ019._-/\u00e9", min_size=1, max_size=100),
     dim=st.integers(1, 65_536),
     vocabulary_size=st.none() | st.integers(1, 2**63 - 1),
     initializer=st.builds(InitializerSpec, st.sampled_from(["zeros", "constant", "normal"]), finite, st.just(0.5)),
@@ -32,6 +38,7 @@ specs = st.builds(
 
 @given(specs)
 def test_a_spec_comes_back_as_it_was(spec: TableSpec) -> None:
+    assert spec_from_json(spec_to_json(spec)) == spec
     parsed = store_pb2.TableSpec.FromString(spec_to_message(spec).SerializeToString())
     assert spec_from_message(parsed) == spec
 

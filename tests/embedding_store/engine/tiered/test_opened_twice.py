@@ -96,16 +96,6 @@ def test_who_opens_a_log_with_more_rows_than_its_budget_takes_the_store_from_nob
         first.require_owner()
 
 
-def test_who_changes_the_store_takes_it(redis_url: str) -> None:
-    with opened(redis_url, SELDOM) as first:
-        first.create_table(SPEC)
-        commit(first)
-        with opened(redis_url, OFTEN) as second:
-            commit(second)
-            with pytest.raises(TakenOver):
-                commit(first)
-
-
 def test_a_flush_of_what_another_process_left_changes_no_version_and_gives_up_no_pin(redis_url: str) -> None:
     first = opened(redis_url, SELDOM)
     first.create_table(SPEC)

@@ -14,7 +14,6 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.tier import MappedRecords, Records
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
-from elastable.embedding_store.engine.tiered.tiered_rows import RepeatedReads
 from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 
@@ -23,8 +22,6 @@ WEIGHTS = np.random.default_rng(5).standard_normal((ROWS, DIM), dtype=np.float32
 
 
 class CountingTier(FileTier):
-    """Notes which records are read, and how wide."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, fsync=False)
         self.asked = list[tuple[int, int]]()
@@ -98,17 +95,6 @@ def test_rows_that_are_deleted_are_read_for_a_pin_alone(store: tuple[MemoryStore
             pin.lookup({"t": np.arange(200, 300)})["t"],
             WEIGHTS[200:300].astype(np.float16 if memory.specs()["t"].dtype == "float16" else np.float32),
         )
-
-
-def test_positions_that_were_read_once_are_not_given() -> None:
-    missed = RepeatedReads()
-    assert missed.again().tolist() == []
-    for some in ([5, 1, 9], [9, 2], [], [9, 5, 3]):
-        missed.add(np.array(some, np.int64))
-    assert (missed.count, missed.again().tolist()) == (8, [5, 9])
-    assert (missed.count, missed.again().tolist()) == (0, [])
-    missed.add(np.array([1]))
-    assert missed.again().tolist() == []
 
 
 def test_rows_that_were_deleted_since_get_no_frames(tmp_path: Path) -> None:

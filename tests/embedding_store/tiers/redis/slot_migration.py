@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.servers import Server
 
-__all__ = ["Migration"]
-
 
 class Migration:
     """Of one slot; the steps are those of `redis-cli --cluster reshard`."""
@@ -26,7 +24,6 @@ class Migration:
         self._set_slot(self.source, "MIGRATING", self.names[self.target])
 
     def move(self, key: bytes) -> None:
-        """Moves one key."""
         answer = self.clients[self.source].execute_command(
             "MIGRATE", "127.0.0.1", self.ports[self.target], key, 0, 5000
         )
@@ -44,7 +41,6 @@ class Migration:
             self._set_slot(node, "NODE", self.names[self.target])
 
     def close(self) -> None:
-        """Closes its connections."""
         for client in self.clients:
             client.close()
 

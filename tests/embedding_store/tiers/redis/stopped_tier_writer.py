@@ -18,8 +18,6 @@ from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.embedding_store.dying_writer import dying_after
 from tests.embedding_store.tiers.redis.tier_samples import IDS, changed, read_back
 
-__all__ = ["main"]
-
 
 def main(url: str, commands: int) -> None:
     """Stops in the write of sequence 2."""
@@ -41,12 +39,10 @@ def main(url: str, commands: int) -> None:
 
 
 def stop() -> None:
-    """Until somebody lets it go on."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def tell(what: str, act: Callable[[], object]) -> None:
-    """Prints what became of it."""
     try:
         act()
         print(what, "done", flush=True)

@@ -179,17 +179,6 @@ def small_replies(counts: Sequence[int], asking: bool = False) -> tuple[RecordRe
 WHOLE = b"*3\r\n$8\r\n\x05\0\0\0\0\0\0\0\r\n$4\r\nabcd\r\n$-1\r\n"
 
 
-@pytest.mark.parametrize("length", range(len(WHOLE)))
-def test_a_reply_cut_at_every_byte(length: int) -> None:
-    replies, table = small_replies([2])
-    received = np.frombuffer(WHOLE, np.uint8)
-    start = replies.feed(received, 0, length)
-    assert not replies.done
-    assert replies.feed(received, start, len(WHOLE)) == len(WHOLE)
-    assert replies.done
-    assert (table.rows.tobytes(), table.missing.tolist(), table.stamps.tolist()) == (b"abcd\0\0\0\0", [0, 1], [5])
-
-
 @given(st.lists(st.integers(0, 200)), st.sampled_from(["MOVED 1 h:1", "LOADING Redis is loading", "ERR x" * 90]))
 def test_an_error_stands_beside_its_part(cuts: list[int], line: str) -> None:
     replies, table = small_replies([2, 1, 2])

@@ -36,11 +36,16 @@ from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.cutting_proxy import cutting_proxy
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
-from tests.embedding_store.tiers.redis.redis_stores import redis_store
 from tests.ports import free_port
 from tests.servers import Server, running_cluster, running_server
 
 pytestmark = pytest.mark.process
+
+
+def redis_store(url: str) -> MemoryStore:
+    store = open_store(url)
+    assert isinstance(store, MemoryStore)
+    return store
 
 
 def flushed(url: str) -> MemoryStore:

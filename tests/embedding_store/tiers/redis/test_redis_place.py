@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import redis
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
@@ -14,17 +13,6 @@ KEY = b"{elastable}:something"
 
 def set_to(value: int) -> list[Command]:
     return [("SET", KEY, value)]
-
-
-def test_opening_takes_nothing_over_and_the_first_write_does(redis_url: str) -> None:
-    with redis.Redis.from_url(redis_url) as client:
-        place = RedisPlace(redis_url)
-        place.require_owner()  # nobody is one
-        assert client.get("{elastable}:owner") is None
-        place.change([], lambda answers: set_to(1), place.deadline())
-        assert client.get("{elastable}:owner") is not None
-        assert client.get(KEY) == b"1"
-        place.close()
 
 
 @pytest.mark.parametrize("server", ["redis_url", "redis_cluster_url"])

@@ -27,7 +27,6 @@ def tier(redis_cluster_url: str) -> Iterator[RedisTier]:
 
 @pytest.fixture
 def migration(redis_cluster_nodes: list[Server]) -> Iterator[Migration]:
-    """Of the slot of partition 11."""
     migration = Migration(redis_cluster_nodes, hash_slot(rows_key("elastable", "t", 11)))
     yield migration
     migration.finish()

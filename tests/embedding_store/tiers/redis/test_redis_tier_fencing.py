@@ -95,21 +95,6 @@ def lists_of_clients(client: redis.Redis) -> int:
     return int(client.info("commandstats").get("cmdstat_client|list", {"calls": 0})["calls"])
 
 
-def test_the_one_that_wrote_last_owns_the_tier(redis_url: str) -> None:
-    with RedisTier(redis_url) as first, RedisTier(redis_url) as second:
-        first.create(TABLE)
-        first.write(changed(1), {}, 1)
-        second.write(changed(2), {}, 2)
-        with pytest.raises(TakenOver, match="was taken over"):
-            first.write(changed(3), {}, 3)
-        np.testing.assert_array_equal(read_back(first), rows_of(2))
-        first.take_over()
-        first.write(changed(4), {}, 4)
-        with pytest.raises(TakenOver, match="was taken over"):
-            second.put_state(b"")
-        np.testing.assert_array_equal(read_back(second), rows_of(4))
-
-
 def test_readers_and_other_namespaces_are_left_alone(redis_url: str) -> None:
     elsewhere = [f"{redis_url}?namespace=other", f"{redis_url}/3", f"{redis_url}?namespace=elastable/2"]
     with RedisTier(redis_url) as tier, RedisTier(redis_url) as reader:

@@ -7,8 +7,6 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 
-__all__ = ["IDS", "TABLE", "changed", "read_back", "rows_of"]
-
 IDS = np.arange(400, dtype=np.int64)
 TABLE = TierTable("t", 16)
 
@@ -19,12 +17,10 @@ def rows_of(sequence: int, ids: Int64 = IDS) -> UInt8:
 
 
 def changed(sequence: int, ids: Int64 = IDS) -> list[Records]:
-    """Records to be written with that sequence."""
     return [Records("t", ids, ids, rows_of(sequence, ids))]
 
 
 def read_back(tier: Tier, ids: Int64 = IDS) -> UInt8:
-    """The rows of ids that all have one."""
     rows = np.zeros((len(ids), 16), np.uint8)
     (missing,) = tier.read([Records("t", ids, ids, rows)])
     assert not len(missing)
