@@ -1,7 +1,5 @@
 """Runs every benchmark, or those named: `python -m benchmarks [NAME ...]`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ turn, so that other load on the machine affects all of them alike. A row
 compares one figure with its reference, measured in the same rounds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -4,8 +4,6 @@ No lookup of scattered rows can be faster; the difference is the cost of random
 access, sums and results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

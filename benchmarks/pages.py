@@ -7,8 +7,6 @@ A page marks the table of `results/NAME.json` with `<!-- results NAME -->` befor
 the rows whose names start with one of the texts.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """What processes use: processor time, memory, bytes of their TCP connections, and ports. Linux only."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

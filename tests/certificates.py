@@ -1,7 +1,5 @@
 """Certificates for tests, issued by a new private authority."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import trustme

@@ -1,7 +1,5 @@
 """Servers that tests share: started once, emptied for each test."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

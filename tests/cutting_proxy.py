@@ -1,7 +1,5 @@
 """A TCP proxy before a Redis server that breaks off in the middle of a commit."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable, Iterator

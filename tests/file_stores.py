@@ -1,7 +1,5 @@
 """Stores whose tables lie in files, as tests want them: little memory for rows, and no waiting for the disk."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ports for servers that must come back at the address that they had."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from random import SystemRandom

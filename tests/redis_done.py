@@ -1,7 +1,5 @@
 """Waiting until a Redis server has done what it was sent, without taking its replies."""
 
-from __future__ import annotations
-
 import fcntl
 import socket
 import termios

@@ -1,7 +1,5 @@
 """Real Sentinels for tests: three of them, which watch a master with one replica."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

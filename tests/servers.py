@@ -1,7 +1,5 @@
 """Real Redis and Valkey servers for tests: on free ports, in separate directories, always stopped."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -1,7 +1,5 @@
 """A TCP proxy that cuts connections, or loses what they carry, as networks do."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The house of docs/architecture.md, held: imports run downwards, and modules say what they hold."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

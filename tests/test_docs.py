@@ -1,7 +1,5 @@
 """The pages say what is there: rooms, names and links. `tests/pages` runs their code."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import tomllib

@@ -1,7 +1,5 @@
 """The generated stubs in the tree are what the protos generate."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the workflows, hooks and policies of the repository name is there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

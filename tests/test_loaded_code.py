@@ -1,7 +1,5 @@
 """Nothing that is loaded can run code: no module has the means, and hostile files are refused before theirs runs."""
 
-from __future__ import annotations
-
 import ast
 import os
 from collections.abc import Callable, Iterator

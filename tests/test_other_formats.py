@@ -1,7 +1,5 @@
 """What another release wrote in another format is refused by name, layout by layout."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable

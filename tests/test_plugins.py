@@ -1,7 +1,5 @@
 """The suite's own habits: heap, seeds, order, skips, quick run, samples and delays, each tried on a small suite."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import sys

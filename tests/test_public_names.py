@@ -1,7 +1,5 @@
 """Exported names are a promise: this list changes together with the changelog."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

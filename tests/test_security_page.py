@@ -1,7 +1,5 @@
 """Every test that the table of attacks names exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

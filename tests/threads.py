@@ -1,7 +1,5 @@
 """Threads of a test: all at once, and what one of them raises is raised by the test."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """What has no narrower type than its use: parsed JSON and YAML, and keyword arguments that are passed on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 __all__ = ["Keyword", "Keywords", "Parsed"]

@@ -5,8 +5,6 @@ The server and the busy clients run in separate processes.
     python -m benchmarks.calls.load
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -5,8 +5,6 @@ Workers are stubs (`benchmarks.calls.stub_workers`) in processes of their own; s
     python -m benchmarks.calls.sessions
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Clients that open a call and then stay silent: a minimal HTTP/2 client, thousands per thread."""
 
-from __future__ import annotations
-
 import selectors
 import socket
 import struct

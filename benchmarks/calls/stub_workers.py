@@ -5,8 +5,6 @@ Thousands fit into a few processes, because they are coroutines:
     python -m benchmarks.calls.stub_workers HOST:PORT COUNT
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import sys

@@ -5,8 +5,6 @@ One process serves the store and the raw calls; another calls it.
     python -m benchmarks.calls.wire
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

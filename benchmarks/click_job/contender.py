@@ -1,7 +1,5 @@
 """What takes part in a race of the click model."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Self
 

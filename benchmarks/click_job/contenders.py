@@ -4,8 +4,6 @@ All of them are started first and take turns: those not being measured are idle,
 so a machine that is slow for a minute is slow for all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -6,8 +6,6 @@ down to their gradients, and the update of the dense variables. Nothing is looke
     CLICK_OPTIMIZER=SGD python -m benchmarks.click_job.dense_step
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The records of the click model, the same for all contenders: pure functions of their arguments. NumPy only."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -6,8 +6,6 @@ variables set the rows of its tables together (CLICK_ROWS), the optimizer (CLICK
 (CLICK_BATCH), on which the master and its workers must agree.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

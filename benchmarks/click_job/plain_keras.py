@@ -3,8 +3,6 @@
 CLICK_ROWS=100000 CLICK_OPTIMIZER=SGD python -m benchmarks.click_job.plain_keras
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

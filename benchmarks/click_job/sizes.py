@@ -1,7 +1,5 @@
 """The sizes of the click model, importable without TensorFlow."""
 
-from __future__ import annotations
-
 __all__ = ["BATCH", "DIM", "FEATURES", "HIDDEN", "LEARNING_RATE", "OPTIMIZERS"]
 
 FEATURES = 26

@@ -14,8 +14,6 @@ numbers of candidates and dimensions; the plot shows where score-moving wins.
     python -m benchmarks.graphs.kg
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping

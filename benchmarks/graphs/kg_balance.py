@@ -7,8 +7,6 @@ the group, forward and backward; every worker must send the same number.
     python -m benchmarks.graphs.kg_balance
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count

@@ -8,8 +8,6 @@ the same run in memory, to the bit.
     python -m benchmarks.graphs.kg_beyond_memory
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import replace

@@ -9,8 +9,6 @@ the scores, and reads them and adds to their gradients for the gradients.
     python -m benchmarks.graphs.kg_bounds
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

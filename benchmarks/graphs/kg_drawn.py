@@ -9,8 +9,6 @@ without replacement in proportion to their odds, and divided at random into spli
 validation triples better than the odds themselves do: `HiddenModel.mrr` is what a trained model is compared with.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

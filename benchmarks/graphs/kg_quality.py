@@ -13,8 +13,6 @@ budget of the validation triples. On a drawn graph it is compared with that of t
 number of cores, which other processes on the machine change little.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

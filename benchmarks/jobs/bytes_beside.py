@@ -8,8 +8,6 @@ no rows, and checks and recovers nothing.
     python -m benchmarks.jobs.bytes_beside MASTER BYTES files FOLDER
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

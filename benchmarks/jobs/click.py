@@ -8,8 +8,6 @@ process with the memory store and one worker process; plain Keras is
     python -m benchmarks.jobs.click [ROWS ...]
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import tempfile

@@ -8,8 +8,6 @@ because evaluations are requested faster than workers run them.
     python -m benchmarks.jobs.evaluations
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping

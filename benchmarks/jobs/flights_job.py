@@ -1,7 +1,5 @@
 """examples/flights as a contender: a master and workers that train it over and over."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

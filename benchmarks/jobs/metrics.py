@@ -7,8 +7,6 @@ usual; and one without `--http`.
     python -m benchmarks.jobs.metrics
 """
 
-from __future__ import annotations
-
 import tempfile
 import threading
 import urllib.request

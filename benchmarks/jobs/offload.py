@@ -8,8 +8,6 @@ over gRPC, as on separate hosts; examples/s and processor time are also measured
     python -m benchmarks.jobs.offload [EXAMPLES ...]
 """
 
-from __future__ import annotations
-
 import signal
 import statistics
 import sys

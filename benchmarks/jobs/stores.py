@@ -13,8 +13,6 @@ is that of master, workers and server together: it says what a store costs where
 the address of the server.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

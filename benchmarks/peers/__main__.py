@@ -3,8 +3,6 @@
 python -m benchmarks.peers [tables] [redis] [click]
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

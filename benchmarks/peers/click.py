@@ -6,8 +6,6 @@ batches and thread counts are the same. The dense step alone takes its turn, too
 once all else costs nothing, and so the most that any parameter server could make of these cores.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The harness' end of a side: a process that prepares itself and runs rounds on request."""
 
-from __future__ import annotations
-
 import json
 import os
 import selectors

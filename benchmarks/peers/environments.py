@@ -3,8 +3,6 @@
 python -m benchmarks.peers.environments      # creates missing or outdated ones
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The comparisons, their contenders, and the names of their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ Requests and answers are JSON, one per line, on standard input and output:
 The process exits when standard input ends, or when the process PARENT does.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

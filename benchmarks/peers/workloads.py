@@ -1,7 +1,5 @@
 """The batches of a comparison, the same for all sides: pure functions of its settings. NumPy only."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 import numpy as np

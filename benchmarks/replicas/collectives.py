@@ -6,8 +6,6 @@ mpiexec starts the processes; threads run in this process. TensorFlow's collecti
     python -m benchmarks.replicas.collectives
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -10,8 +10,6 @@ plain copy of as many bytes as a step moves, which is the limit.
     python -m benchmarks host_embeddings
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 elastable replicas -n 2 -m benchmarks.replicas.sharded_replica both 2048 64
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import statistics

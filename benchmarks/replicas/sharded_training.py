@@ -9,8 +9,6 @@ the time before the model was created.
     python -m benchmarks.replicas.sharded_training
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ dense values, and have Redis behind the servers; from all of them comes the cali
     python -m benchmarks.scale [ROUNDS]
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

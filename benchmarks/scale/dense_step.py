@@ -1,7 +1,5 @@
 """Prints the processor seconds of a step of the click model's dense layers, on one thread: `... dense_step IDS`."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -1,7 +1,5 @@
 """From measured runs to a calibration: what a version, a call, a row and a value cost each kind of process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

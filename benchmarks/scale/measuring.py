@@ -1,7 +1,5 @@
 """Starts the processes of a job, and measures it for a while."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

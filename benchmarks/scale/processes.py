@@ -3,8 +3,6 @@
 Everything else is what a job has: the worker's loop, its lookups ahead, pushes to store servers, leases and versions.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -1,7 +1,5 @@
 """What is run, and what was measured of it. Importable without TensorFlow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 python -m benchmarks.simulation
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the processes of a job cost, measured once: processor seconds of workers, store servers, master and Redis."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, fields
@@ -88,7 +86,7 @@ class Calibration:
             raise BadInput("calibration: lookup_share and push_share are parts of a whole, and together more than 1")
 
     @classmethod
-    def read(cls, path: Path = INSTALLED) -> Calibration:
+    def read(cls, path: Path = INSTALLED) -> "Calibration":
         """The calibration of a file.
 
         Raises:

@@ -1,7 +1,5 @@
 """What is simulated, and what comes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ and at the receiver. The seconds in which nobody computes (`Calibration.wait`) a
 version: tasks and dense part, lookup, push of rows, report, commit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

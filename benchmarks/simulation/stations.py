@@ -1,7 +1,5 @@
 """Where work waits for its turn: processes, and network cards."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How much of the processor time of a version is waited for, and how long nobody computes: what explains runs best."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace

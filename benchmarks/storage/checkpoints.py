@@ -7,8 +7,6 @@ holds the rows that 100 commits of 1,000 random ids each changed.
     python -m benchmarks.storage.checkpoints
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile

@@ -8,8 +8,6 @@ the server.
     python -m benchmarks.storage.cold_rows [ROWS]
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -7,8 +7,6 @@ fsync is `interval`.
     python -m benchmarks.storage.commit_log
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

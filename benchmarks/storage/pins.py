@@ -9,8 +9,6 @@ of the table.
     python -m benchmarks.storage.pins
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

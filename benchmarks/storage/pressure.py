@@ -9,8 +9,6 @@ bytes in the log. The pace is steady when no half minute after the first falls b
 STORE is a URL in which `{redis}` is the address of a server that is started.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import tempfile

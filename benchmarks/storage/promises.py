@@ -8,8 +8,6 @@ examples/s while one is being written are compared with examples/s otherwise.
     python -m benchmarks.storage.promises
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import threading

@@ -9,8 +9,6 @@ What is flushed before the kill is not in the log any more, so the store decides
 `{home}` in a URL is a new folder, `{redis}` the address of a new server.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import statistics

@@ -7,8 +7,6 @@ persisted.
     python -m benchmarks.storage.redis_appends
 """
 
-from __future__ import annotations
-
 import socket
 import tempfile
 import time

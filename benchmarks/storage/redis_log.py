@@ -9,8 +9,6 @@ which wrote every row field by field.
     python -m benchmarks.storage.redis_log
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import dataclass

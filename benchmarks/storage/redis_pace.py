@@ -4,8 +4,6 @@ No client can send the same records faster; the difference is the cost of
 encoding, decoding, ordering and checking them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import cycle
 

@@ -8,8 +8,6 @@ server ceiling, which no client can exceed, is measured as well.
     python -m benchmarks.storage.redis_rows
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from itertools import count, cycle

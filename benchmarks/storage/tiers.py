@@ -10,8 +10,6 @@ writing as many bytes to a file that need never be on the disk.
     python -m benchmarks.storage.tiers
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -9,8 +9,6 @@ that end so often that all rows have missed some steps.
     python -m benchmarks.tables.catch_up
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle

@@ -6,8 +6,6 @@ turn, so that rows come from memory rather than a cache.
     python -m benchmarks.tables.dtypes
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import count, cycle
 

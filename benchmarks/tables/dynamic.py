@@ -3,8 +3,6 @@
 python -m benchmarks.tables.dynamic
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from itertools import count, cycle

@@ -6,8 +6,6 @@ several outputs take turns, so that rows come from memory rather than a cache.
     python -m benchmarks.tables.lookup
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -7,8 +7,6 @@ is the cost of splitting and joining.
     python -m benchmarks.tables.partitions
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import count, cycle
 

@@ -6,8 +6,6 @@ turns, so that rows come from memory rather than a cache.
     python -m benchmarks.tables.store
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count, cycle
 

@@ -1,7 +1,5 @@
 """What benchmarks of tables share: filling all rows, and the memory of this process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -7,8 +7,6 @@ than a cache. TensorFlow runs in a separate process; the two take turns.
     python -m benchmarks.tables.update
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

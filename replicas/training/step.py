@@ -1,5 +1,7 @@
 """What a replica computes of a batch: gradients, metrics, predictions; compiled, without communication."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,5 +1,7 @@
 """Data-parallel Keras training over a replica group, with `compile`, `fit`, `evaluate` and `predict` as in Keras."""
 
+from __future__ import annotations
+
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence

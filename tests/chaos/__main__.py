@@ -1,7 +1,5 @@
 """`make chaos`: seeded schedules of faults on real processes, and the tally of how they ended."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -5,8 +5,6 @@ importing TensorFlow costs five. The parent has imported modules and nothing
 else: no thread, no channel, no TensorFlow device exists before the fork.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import importlib
@@ -134,7 +132,7 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
 
     plain: Callable[[str, bool, float | None], RowSource] = worker_process.open_reader  # type: ignore[attr-defined]
 
-    def through_own_link(url: str, follow: bool = False, deadline_s: float | None = None) -> RowSource:
+    def through_own_link(url: str, follow: bool = False, deadline_s: float | None = None) -> "RowSource":
         for theirs, own in ports.items():
             url = url.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{own}")
         return plain(url, follow, deadline_s)

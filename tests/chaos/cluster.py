@@ -1,7 +1,5 @@
 """The processes of one schedule and the links between them, in one loop of one thread, which may fork at any moment."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """Runs one schedule: strikes when the job is where the schedule says, and compares how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import selectors

@@ -6,8 +6,6 @@ laid around the product's own methods, in the process that runs them; only
 those that a schedule names cost anything.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -126,7 +124,7 @@ def _lay_worker(gates: Gates) -> None:
     from elastable.worker.runtime.compute import MicroBatchComputer
     from tests.chaos.light_job import Computer
 
-    def number(prepared: Prepared) -> int:
+    def number(prepared: "Prepared") -> int:
         # Evaluated micro-batches have numbers of their own, which begin at 0 again.
         return int(prepared.task.micro_batch) if prepared.task.kind == "train" else -1
 
@@ -206,7 +204,7 @@ def _lay_shards(gates: Gates) -> None:
     plain = CommitCoordinator._finish
 
     def finish(
-        self: CommitCoordinator, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]], together: bool
+        self: CommitCoordinator, commit: "Commit", waves: Sequence[Mapping[int, Callable[[], None]]], together: bool
     ) -> None:
         if gates.waits_at("half", commit.version):
             waves = [_one_first(gates, wave, commit.version) for wave in waves]

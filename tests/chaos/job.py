@@ -5,8 +5,6 @@ time: what an optimizer makes of it tells how often the record was trained
 (`tests.chaos.records.trainings`). CHAOS_OPTIMIZER in the environment names the optimizer.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -3,8 +3,6 @@
 No threads: the conductor forks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import heapq
 import itertools
@@ -53,7 +51,7 @@ class _End:
     stopped: bool = False
     due: float = 0.0
     tail: bytes = b""
-    peer: _End | None = None
+    peer: "_End | None" = None
 
 
 class Link:

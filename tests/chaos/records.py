@@ -1,7 +1,5 @@
 """Records of the chaos suite's job, and how often they were trained: what needs no TensorFlow."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.master.tasks.record_order import record_order

@@ -1,7 +1,5 @@
 """Many schedules, a few at a time, each conducted in a fork of a process that has imported everything."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Errors put into a process on purpose: a suite that does not notice them would notice nothing."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterable
@@ -15,8 +13,6 @@ from tests.chaos.schedules import Fault, Schedule, Shape
 from tests.chaos.stores import store_of
 
 if TYPE_CHECKING:
-    from elastable.embedding_store.contract.row_data import RowBlock
-    from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.log.changes import CommitImages
     from elastable.master.api import Push, PushReply
     from elastable.master.commits.push_protocol import Ticket, Verdict
@@ -50,7 +46,7 @@ def _repeated_push() -> None:
     pushes = itertools.count(1)
 
     @_in_place_of(MasterClient, "report_gradient")
-    def twice(plain: Any, self: MasterClient, push: Push) -> PushReply:
+    def twice(plain: Any, self: MasterClient, push: "Push") -> "PushReply":
         if next(pushes) % 7 == 0:  # as if the first answer had been lost
             plain(self, push)
         return plain(self, push)
@@ -63,7 +59,7 @@ def _takes_again() -> None:
     again: list[Ticket] = []
 
     @_in_place_of(SyncPushes, "judge")
-    def judge(plain: Any, self: SyncPushes, push: Push, version: int) -> Verdict | Ticket | None:
+    def judge(plain: Any, self: SyncPushes, push: "Push", version: int) -> "Verdict | Ticket | None":
         found = plain(self, push, version)
         if isinstance(found, tuple) and found[0] == "duplicate":
             again.append(Ticket(push, push.id))
@@ -105,7 +101,7 @@ def _loses_a_micro_batch() -> None:
     made: list[SyncPushes] = []
 
     @_in_place_of(SyncPushes, "ready")
-    def ready(plain: Any, self: SyncPushes) -> list[Ticket] | None:
+    def ready(plain: Any, self: SyncPushes) -> "list[Ticket] | None":
         tickets = plain(self)
         return tickets[:-1] if tickets is not None and len(made) == 4 else tickets
 
@@ -133,7 +129,7 @@ def _forgets_an_entry() -> None:
     from elastable.embedding_store.engine.store_history import ReplayedTables
 
     @_in_place_of(ReplayedTables, "_commit")
-    def commit(plain: Any, self: ReplayedTables, images: CommitImages, version: int) -> None:
+    def commit(plain: Any, self: ReplayedTables, images: "CommitImages", version: int) -> None:
         plain(self, replace(images, tables=[]), version)
 
 

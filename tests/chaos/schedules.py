@@ -1,7 +1,5 @@
 """Schedules of faults: a pure function of a kind and a seed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`make soak`: many minutes of training with a worker killed every ten seconds; nothing may grow, no bit may differ."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Where the rows of a schedule lie: templates of `--store`, and what follows from them."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping

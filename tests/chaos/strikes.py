@@ -1,7 +1,5 @@
 """What each fault does to a cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """A bounded part of `make chaos`; see docs/testing.md."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

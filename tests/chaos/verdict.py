@@ -1,7 +1,5 @@
 """Whether a disturbed job ended as an undisturbed one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -20,8 +20,6 @@ counts nowhere.
 `WITHOUT` names ways to do it wrong, each leaving one precaution out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

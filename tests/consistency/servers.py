@@ -1,7 +1,5 @@
 """Servers of `tests.consistency.protocol`: they execute what reaches them, and one may come back older."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

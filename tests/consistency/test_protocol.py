@@ -1,7 +1,5 @@
 """Every order of steps keeps the protocol's promises, and without any one of its precautions some order breaks them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.consistency.protocol import WITHOUT, steps

@@ -1,7 +1,5 @@
 """A worker of `tests.consistency.protocol`: it reads versions that are not logged yet, and pushes gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

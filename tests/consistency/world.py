@@ -1,7 +1,5 @@
 """The servers and the processes of `tests.consistency.protocol`, as values that can be compared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 

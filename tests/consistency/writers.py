@@ -1,7 +1,5 @@
 """Processes of `tests.consistency.protocol`: they take over, recover, commit, and write rows behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What every way and strategy of a host embedding does, in threads; a subclass says which (`way`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 Slots are a list, in the order of ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every kind of replica group must do. A subclass says how a function is run in all members of a group."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

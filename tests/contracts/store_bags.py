@@ -1,7 +1,5 @@
 """The store contract: bags, and rows of many tables in one buffer, equal sums of looked-up rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The store contract: what a commit changes, and versions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

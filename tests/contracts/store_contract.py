@@ -3,8 +3,6 @@
 A backend's test subclasses `StoreContract` and gives it `make_store`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

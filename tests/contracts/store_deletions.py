@@ -1,7 +1,5 @@
 """What every store promises when rows are deleted by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The store contract: how weights are kept, the same in every store."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

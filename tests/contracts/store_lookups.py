@@ -1,7 +1,5 @@
 """The store contract: tables, and what a lookup returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every store promises of admission and eviction."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

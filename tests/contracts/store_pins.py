@@ -1,7 +1,5 @@
 """What every store promises of pins: a version that stays exactly as it was, whatever is changed after it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 from functools import partial

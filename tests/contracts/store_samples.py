@@ -1,7 +1,5 @@
 """Tables, updates and an optimizer for the store contract."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

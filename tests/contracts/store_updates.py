@@ -1,7 +1,5 @@
 """Updates from gradients by occurrence: what every store makes of them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 

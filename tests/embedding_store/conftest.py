@@ -1,7 +1,5 @@
 """What tests hold until their end: servers to be killed and restarted, and anything else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

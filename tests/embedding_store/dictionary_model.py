@@ -1,7 +1,5 @@
 """Embedding tables as dictionaries: what any store must be equal to, written without it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One small job of three tables, to be disturbed and compared with an undisturbed run."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate

@@ -1,7 +1,5 @@
 """A process that writes to Redis and dies, or is stopped, after its n-th write: it sends nothing more."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Stores and sources by URL."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Readers of a store in Redis: flushed rows with their lag, or exactly the newest version."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress

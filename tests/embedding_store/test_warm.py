@@ -1,7 +1,5 @@
 """Nothing that lookups and updates run is left to be compiled once the process is warm."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """What jobs that nothing happens to train, with which others are compared."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.equality.jobs import Numbers, train

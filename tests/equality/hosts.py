@@ -1,7 +1,5 @@
 """Hosts for tests: namespaces of network, names, processes and shared memory, joined by a bridge."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whole jobs in real processes, and the trained numbers they leave."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -45,7 +43,7 @@ def train(
     kill_one: bool = False,
     midway: Callable[[], object] | None = None,
     stores: Sequence[str] = (),
-    during: Callable[[Running], None] | None = None,
+    during: "Callable[[Running], None] | None" = None,
     mode: str = "sync",
     options: Sequence[str] = (),
 ) -> Numbers:

@@ -6,8 +6,6 @@ EQUALITY_VOCABULARY, EQUALITY_PAUSE (seconds that reading a micro-batch takes),
 EQUALITY_GATE (a file: each worker reads 20 micro-batches, and more once it exists).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A distributed job trains the same numbers as a local one, whichever process computes, stores rows or dies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

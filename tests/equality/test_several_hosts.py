@@ -1,7 +1,5 @@
 """Programs over three hosts: network namespaces joined by a bridge, with delay and loss where the kernel has netem."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs over store servers that die, lose rows or are replaced train the numbers of a job that nothing happens to."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

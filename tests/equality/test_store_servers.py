@@ -1,7 +1,5 @@
 """Jobs over store servers train the numbers of a job whose rows are with its master, whoever dies."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

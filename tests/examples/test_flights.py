@@ -1,7 +1,5 @@
 """The flights example: no feature is known too early, and the split is the documented one."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The example of training over replicas, by real processes: one model, shared state, and on from its checkpoint."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples of the docs are the files that run, and they learn."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

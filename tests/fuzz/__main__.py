@@ -1,7 +1,5 @@
 """`python -m tests.fuzz`: a campaign, with what to say to see a finding again."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Calls of a gRPC service as a hostile client makes them: requests filled at random from their descriptors."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Files of records as other programs write them: CSV, Parquet, triples."""
 
-from __future__ import annotations
-
 import io
 from abc import abstractmethod
 from collections.abc import Sequence

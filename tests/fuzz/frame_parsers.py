@@ -1,7 +1,5 @@
 """Parsers of frames, without a server around them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The calls of the Master service: of a job with a model, and of a parameter server without one."""
 
-from __future__ import annotations
-
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence

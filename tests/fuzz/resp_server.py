@@ -1,7 +1,5 @@
 """Replies of Redis: parsers fed with them, and a client of a server that lies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

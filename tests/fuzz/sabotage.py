@@ -1,7 +1,5 @@
 """Checks taken out on purpose, one at a time: fuzzers that do not notice would notice nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

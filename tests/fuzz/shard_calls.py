@@ -1,7 +1,5 @@
 """The calls of the StoreServer service."""
 
-from __future__ import annotations
-
 import time
 
 import grpc

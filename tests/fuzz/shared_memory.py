@@ -1,7 +1,5 @@
 """The socket at which processes of one host share memory: what visitors say there, and what owners answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

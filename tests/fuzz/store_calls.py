@@ -1,7 +1,5 @@
 """The calls of the EmbeddingStore service."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

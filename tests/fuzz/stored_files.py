@@ -1,7 +1,5 @@
 """Files that Elastable wrote, changed by somebody else: checkpoints, stores in files, records of versions."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zlib

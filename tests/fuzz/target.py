@@ -1,7 +1,5 @@
 """What is fuzzed, and campaigns: many cases of many targets in rounds, with checks that everything still works."""
 
-from __future__ import annotations
-
 import gc
 import resource
 import time

@@ -1,7 +1,5 @@
 """A small campaign of every target, and that every call of every service is among them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The fuzzers that look for input wrongly accepted notice each check that is taken out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.sabotage import SABOTAGES, noticed

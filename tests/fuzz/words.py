@@ -1,7 +1,5 @@
 """What people and other programs write in a line or a small file: addresses, URLs, sizes, tokens, settings."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

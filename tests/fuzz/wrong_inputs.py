@@ -4,8 +4,6 @@ What hostile bytes do is the matter of the other targets: an error without a nam
 wrong is made on purpose. Taking it is a finding, and so is refusing one without a flaw.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What `Model.fit` takes, with `et.fit`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -27,7 +25,7 @@ def _with(name: str, fit: Callable[..., object], *covers: str, meaning: str = ""
 
 
 def _fitted(
-    side: Side, data: _Batches | tf.data.Dataset | Iterator[tuple[np.ndarray, np.ndarray]], **options: object
+    side: Side, data: "_Batches | tf.data.Dataset | Iterator[tuple[np.ndarray, np.ndarray]]", **options: object
 ) -> object:
     model = small(side)
     model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=True)

@@ -1,7 +1,5 @@
 """Runs the blocks of one page in their order, in a folder made for it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -54,7 +52,7 @@ class PageRun:
         self._exports = folder / ".exports"
         (folder / "examples").symlink_to(ROOT / "examples")
 
-    def __enter__(self) -> PageRun:
+    def __enter__(self) -> "PageRun":
         return self
 
     def __exit__(self, *_: object) -> None:

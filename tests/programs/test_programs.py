@@ -4,8 +4,6 @@ A program is a function of one argument: how an embedding layer is made, and how
 its layers with dense gradients of repeated ids where the optimizer needs it (docs/lazy.md): `SGD` does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import keras

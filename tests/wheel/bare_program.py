@@ -1,7 +1,5 @@
 """Tables in memory and in files, and a client of `elastable serve`, on what `pip install elastable` brings."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
 """`et.Embedding`: a Keras layer whose table lives in an embedding store."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Elastable's tier in Redis: records read, and records flushed, with Adagrad's slots next to the weights or without."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Elastable's tables in memory, through the public API."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import cycle

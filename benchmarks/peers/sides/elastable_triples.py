@@ -1,7 +1,5 @@
 """Elastable's knowledge-graph training: one step of a single worker."""
 
-from __future__ import annotations
-
 import time
 
 from benchmarks.peers import workloads

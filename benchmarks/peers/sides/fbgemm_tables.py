@@ -1,7 +1,5 @@
 """FBGEMM's table-batched embeddings on the CPU (`SplitTableBatchedEmbeddingBagsCodegen`), row-wise Adagrad fused."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from importlib.metadata import version

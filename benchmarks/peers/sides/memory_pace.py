@@ -1,7 +1,5 @@
 """The memory ceiling: reads as many bytes as a lookup."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import cycle
 

@@ -7,8 +7,6 @@ start.)
     CLICK_ROWS=100000 CLICK_OPTIMIZER=SGD CLICK_WORKERS=1 python -m benchmarks.peers.sides.parameter_server
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

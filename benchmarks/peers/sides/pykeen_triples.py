@@ -1,7 +1,5 @@
 """PyKEEN: one training step with sampled negatives or all entities, by the calls of its own training loops."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle

@@ -1,7 +1,5 @@
 """recommenders-addons (TFRA): its cuckoo table in memory, and its C++ client for Redis."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import deque

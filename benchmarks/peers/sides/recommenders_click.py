@@ -3,8 +3,6 @@
 CLICK_ROWS=100000 CLICK_OPTIMIZER=SGD CLICK_REDIS=127.0.0.1:6379 python -m benchmarks.peers.sides.recommenders_click
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The server ceiling of Redis, with Elastable's requests."""
 
-from __future__ import annotations
-
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from benchmarks.peers.sides.elastable_redis import filled_tier

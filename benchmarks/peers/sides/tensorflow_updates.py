@@ -1,7 +1,5 @@
 """TensorFlow's sparse updates of a variable: Adagrad as one op, Adam as the ops of lazy Adam implementations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import cycle
 

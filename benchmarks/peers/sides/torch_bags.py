@@ -1,7 +1,5 @@
 """torch's EmbeddingBag, as its users call it."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from itertools import cycle

@@ -3,8 +3,6 @@
 Pictures go to the folder that ELASTABLE_SCREENSHOTS names, if any.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -42,12 +40,12 @@ def browser() -> Iterator[object]:
         started.close()
 
 
-def picture(page: Page, name: str) -> None:
+def picture(page: "Page", name: str) -> None:
     if folder := os.environ.get("ELASTABLE_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
-def opened(browser: Browser, url: str, **settings: object) -> tuple[Page, list[str]]:
+def opened(browser: "Browser", url: str, **settings: object) -> "tuple[Page, list[str]]":
     """A page at that address, and what its console complains of."""
     page = browser.new_context(**settings).new_page()
     page.set_default_timeout(LIMIT_MS)
@@ -59,7 +57,7 @@ def opened(browser: Browser, url: str, **settings: object) -> tuple[Page, list[s
     return page, complaints
 
 
-def test_a_job_from_its_middle_to_its_end(browser: Browser, tmp_path: Path) -> None:
+def test_a_job_from_its_middle_to_its_end(browser: "Browser", tmp_path: Path) -> None:
     from playwright.sync_api import expect
 
     expect.set_options(timeout=LIMIT_MS)
@@ -108,7 +106,7 @@ def test_a_job_from_its_middle_to_its_end(browser: Browser, tmp_path: Path) -> N
         assert not [line for line in (*complaints, *more) if "ERR_" not in line], complaints
 
 
-def test_it_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:
+def test_it_asks_for_the_token(browser: "Browser", tmp_path: Path) -> None:
     from playwright.sync_api import Error
 
     token = tmp_path / "token"

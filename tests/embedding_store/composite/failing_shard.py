@@ -1,7 +1,5 @@
 """A memory store whose commits fail when a test wants it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from elastable.embedding_store.contract.row_data import Commit

@@ -1,7 +1,5 @@
 """Any sequence of lookups, updates, growth, deletion, re-partitioning and moves between backends: dictionaries."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

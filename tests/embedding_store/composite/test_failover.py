@@ -1,7 +1,5 @@
 """A store that moves from one address to another, and sources that forget the one they read before."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

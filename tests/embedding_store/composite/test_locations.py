@@ -1,7 +1,5 @@
 """Which tensor of a table lives where, and why."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.composite.locations import (

@@ -1,7 +1,5 @@
 """A shard that dies, and one that comes back without its rows: one error, which names the shard, whatever was asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Where rows and columns lie: the host-embedding document's cases, and that splitting can be undone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Partitioned stores keep the store contract, whatever their shards are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial

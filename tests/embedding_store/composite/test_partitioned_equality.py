@@ -1,7 +1,5 @@
 """A partitioned store holds, to the bit, the rows and slots of one that is not split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

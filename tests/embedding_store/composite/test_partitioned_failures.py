@@ -1,7 +1,5 @@
 """Commits that break off on some shards: what is said, what is refused, and how the very same commit repairs it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

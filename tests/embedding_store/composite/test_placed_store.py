@@ -1,7 +1,5 @@
 """Tables in several stores, at one version."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A commit over several stores that broke off: all of them go back to the version that each has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count

@@ -1,7 +1,5 @@
 """Tables moved between stores, exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

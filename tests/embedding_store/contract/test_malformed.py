@@ -1,7 +1,5 @@
 """What fuzzing found without a name: documents, addresses and replies that make no sense are errors of ours."""
 
-from __future__ import annotations
-
 import json
 
 import hiredis

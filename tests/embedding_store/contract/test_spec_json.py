@@ -1,7 +1,5 @@
 """Specs survive JSON without loss."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

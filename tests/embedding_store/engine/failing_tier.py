@@ -1,7 +1,5 @@
 """A tier in a dictionary, which fails when a test wants it to; what is in it survives the store that wrote it."""
 
-from __future__ import annotations
-
 import copy
 
 from elastable.embedding_store.errors import Unavailable
@@ -15,7 +13,7 @@ class FailingTier(DictTier):
         super().__init__(Kept(), self._step, keeps_positions)
         self.left: int | None = None  # steps of `DictTier` that are taken before it fails
 
-    def copy(self) -> FailingTier:
+    def copy(self) -> "FailingTier":
         other = copy.deepcopy(self)
         other.left = None
         return other

@@ -1,7 +1,5 @@
 """Tables that admit and evict, against a dictionary; and what survives a checkpoint."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 

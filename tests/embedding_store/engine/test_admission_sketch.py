@@ -1,7 +1,5 @@
 """The admission sketch: never too few, seldom too many, the same in every process."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Rows that follow every step, in every store that has them: the numbers of one in memory, whatever is done to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

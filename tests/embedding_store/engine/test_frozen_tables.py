@@ -1,7 +1,5 @@
 """Tables that take no step in a commit, in every store whose rows can follow every step."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

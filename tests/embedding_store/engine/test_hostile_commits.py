@@ -1,7 +1,5 @@
 """Commits and repairs as a hostile client sends them: each changes everything that it says, or nothing at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

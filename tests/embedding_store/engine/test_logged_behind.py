@@ -1,7 +1,5 @@
 """Commits that are logged on another thread: nobody sees the version before, but who asks for what is ahead."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Requests that are answered one after the other are read from a tier all at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

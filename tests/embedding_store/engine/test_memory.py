@@ -1,7 +1,5 @@
 """The memory store keeps the store contract, and is equal to a dictionary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pin outlives its lease while somebody keeps it, and no longer."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Pins of stores in this process: bounded, freed after the dead, all or none, past caches."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack

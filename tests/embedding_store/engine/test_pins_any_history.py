@@ -1,7 +1,5 @@
 """Any sequence of pins, releases, lease ends, commits, deletions, evictions and scans half way: dictionaries."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Eight threads on one store: no update is lost, no row is torn, every lookup sees one version."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Replay epochs: who goes on from a checkpoint of a replay epoch's end has the bits of who went on without."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

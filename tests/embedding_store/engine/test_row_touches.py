@@ -1,7 +1,5 @@
 """Which rows an eviction takes, against a sorted list."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Rows that go with time: a store that comes back is at the bits of the one that died, whatever the clock says now."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

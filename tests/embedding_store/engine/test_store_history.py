@@ -1,7 +1,5 @@
 """A memory store with a history is killed at any moment, and comes back as if nothing had happened."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

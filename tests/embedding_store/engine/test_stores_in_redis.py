@@ -1,7 +1,5 @@
 """A store in Redis, in Valkey and in a Cluster keeps the store's contract, however few of its rows are in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 

@@ -1,7 +1,5 @@
 """A store with a tier is flushed and killed at any moment, with any budget, and nobody can tell it from a plain one."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence

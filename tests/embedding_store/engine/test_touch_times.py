@@ -1,7 +1,5 @@
 """Which versions are longer ago than rows may stay: never too many, and after a 1024th of the time all of them."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import numpy as np

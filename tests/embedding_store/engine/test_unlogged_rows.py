@@ -1,7 +1,5 @@
 """Rows of a commit that could not be logged are never written to the tier."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.errors import ElastableError

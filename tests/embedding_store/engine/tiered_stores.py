@@ -1,7 +1,5 @@
 """Stores with a tier, as tests want them: few frames, and rows that are written all the time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 Run with an address for `open_log`, "killed" and "stopped".
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Where logs of every kind are kept in tests."""
 
-from __future__ import annotations
-
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog

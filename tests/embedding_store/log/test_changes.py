@@ -1,7 +1,5 @@
 """Changes of a store are read from a log as they were written, and nothing else is read as one."""
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checksums are those of zlib."""
 
-from __future__ import annotations
-
 import zlib
 
 from hypothesis import given

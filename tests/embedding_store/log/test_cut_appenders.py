@@ -1,7 +1,5 @@
 """An entry is whole or not there, at whatever byte the process that appends it was killed, or stopped for a while."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Entries of a log in files come back whole and in order, whatever ended the process that wrote them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """Every log keeps entries whole and in order, as a list would: in files, in Redis, in Valkey, in a Cluster."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The log in Redis when the server, the connection or another process fails it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A pool whose only helper is busy elsewhere."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Every float16 there is, and a million floats: our bits against numpy's and against the definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The dynamic id index against a dictionary, and how it grows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import settings

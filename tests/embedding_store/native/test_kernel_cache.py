@@ -1,7 +1,5 @@
 """Kernels are compiled again when the source of anything that they call changes, and only then."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The directory of fixed tables against a set."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Gathering and folding rows, for every length of row, wherever they are written."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The pool of threads over ranges, and the readers-writer lock."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from functools import partial

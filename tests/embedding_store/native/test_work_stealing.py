@@ -1,7 +1,5 @@
 """WorkCounter that kernels of several threads take: each once, none lost, and nobody returns while one is under way."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

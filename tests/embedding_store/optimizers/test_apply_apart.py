@@ -1,7 +1,5 @@
 """Weights and slots of a row at different positions: the same bits as side by side."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

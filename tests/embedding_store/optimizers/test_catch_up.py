@@ -1,7 +1,5 @@
 """Rows that follow every step: equal to Keras' dense optimizers over a thousand steps of sparse batches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """That LLVM runs the fused optimizers many columns at a time: it says nothing where it does not."""
 
-from __future__ import annotations
-
 import re
 
 import numba

@@ -1,7 +1,5 @@
 """The fused optimizers against Keras itself, and against their own laziness."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

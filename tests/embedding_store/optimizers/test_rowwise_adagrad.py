@@ -1,7 +1,5 @@
 """Row-wise Adagrad against a plain reference, and over rows whose columns lie apart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Store servers in this process, over real gRPC, each of which can be killed and started again where it was."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

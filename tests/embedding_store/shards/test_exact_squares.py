@@ -1,7 +1,5 @@
 """Sums of squares are exact, so that neither the order of values nor who holds them shows."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

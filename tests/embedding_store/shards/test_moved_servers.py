@@ -1,7 +1,5 @@
 """Store servers that come back at another address, and are found there by those who call them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of a job moved to other store servers: wherever the move is killed, one list of servers counts at most."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

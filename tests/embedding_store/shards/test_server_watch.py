@@ -1,7 +1,5 @@
 """What a master knows of its store servers: what they hold, which one does not answer, and which one it waits for."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A budget of rows over store servers: the rows that stay are those of one store, whatever fails on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

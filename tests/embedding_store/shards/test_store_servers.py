@@ -1,7 +1,5 @@
 """Store servers keep pushes by name, and make versions of them together, as their owner alone says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

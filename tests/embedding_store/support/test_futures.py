@@ -1,7 +1,5 @@
 """Actions at given times."""
 
-from __future__ import annotations
-
 import threading
 import time
 

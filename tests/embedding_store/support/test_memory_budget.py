@@ -1,7 +1,5 @@
 """Where fixed tables are laid out whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

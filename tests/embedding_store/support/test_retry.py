@@ -1,7 +1,5 @@
 """Calls to a store that is away for a while."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Addresses: what is taken, what is refused and how that is said."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.errors import BadInput

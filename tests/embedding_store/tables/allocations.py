@@ -1,7 +1,5 @@
 """What a piece of work allocates of memory that Python and NumPy know of."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ bag, batch 128, SGD with learning rate 10. The dense part is written plainly in
 NumPy here; lookup, interaction buffer and update are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables of float16 and bfloat16: half the memory, no step lost, the same bits everywhere."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """int8 tables: what is read lies within half a scale of what was written, and stays there."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

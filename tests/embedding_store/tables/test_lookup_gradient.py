@@ -1,7 +1,5 @@
 """The gradient of rows, given that of what was looked up: TensorFlow's, and the definition's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Many tables at once: every strategy equals separate lookups, joined."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

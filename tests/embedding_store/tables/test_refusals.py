@@ -1,7 +1,5 @@
 """What the documentation says is refused, on every face of a table: in memory, over gRPC, partitioned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 

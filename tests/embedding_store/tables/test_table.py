@@ -1,7 +1,5 @@
 """A table's lookups: rows, bags and ragged bags equal a naive loop, on every kind of store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Updates of tables beyond what every store promises: threads, scratch space, several stores."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The smallest tier: records in a dictionary. It shows how little a tier is, and fails wherever a test wants it to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

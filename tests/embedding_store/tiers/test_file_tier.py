@@ -1,7 +1,5 @@
 """What a file tier leaves on the disk and what it refuses by name: full disks, foreign and broken files, two owners."""
 
-from __future__ import annotations
-
 import errno
 import json
 import mmap

@@ -1,7 +1,5 @@
 """What every tier promises, whatever keeps its records. A new tier is one line in `places`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Places where a tier can be kept: each can be opened again, and some of them by another process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

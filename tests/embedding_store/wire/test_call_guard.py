@@ -1,7 +1,5 @@
 """Clients that say nothing, say it slowly, or do not listen: the server stays open to everybody else."""
 
-from __future__ import annotations
-
 import re
 import resource
 import threading

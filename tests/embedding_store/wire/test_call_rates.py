@@ -1,7 +1,5 @@
 """What one client may ask of a server in a second."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Who may talk with whom: TLS, certificates of both ends, tokens; and what cannot be is refused by name."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Calls to a server that dies under them end, whatever they were doing."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Frames: what is written is read back, by us and by the generated stubs, and nothing else is taken."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The server: where it listens, what it shows of itself, how it stops."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

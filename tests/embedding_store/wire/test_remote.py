@@ -1,7 +1,5 @@
 """Rows over gRPC: the same rows, versions and errors as the store behind, and errors of the wire's own."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import socket

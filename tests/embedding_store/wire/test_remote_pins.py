@@ -1,7 +1,5 @@
 """Pins over the wire: kept by the server, counted once, freed after a client that died."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 import uuid

@@ -1,7 +1,5 @@
 """A store in another process keeps the store contract; what it is asked twice counts once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

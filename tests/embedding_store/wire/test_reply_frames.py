@@ -1,7 +1,5 @@
 """Rows gathered into frames are the message that the generated code reads."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Who may do what: readers, workers and administrators at real servers, known by token or certificate."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterator

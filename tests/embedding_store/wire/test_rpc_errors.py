@@ -1,7 +1,5 @@
 """Errors cross the wire as what they are; everything else names address and deadline."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

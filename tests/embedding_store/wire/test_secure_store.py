@@ -1,7 +1,5 @@
 """A store over mutual TLS with a token keeps the store contract."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Owner and readers of shared rows as real processes: torn by nothing, killed on either side."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """Rows read from another process' memory: one state whole, whatever the owner does, and whoever dies."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

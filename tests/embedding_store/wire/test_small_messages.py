@@ -1,7 +1,5 @@
 """Small messages whose answer, or whose parsing, would cost much."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import ExitStack, suppress

@@ -1,7 +1,5 @@
 """Table specs travel as messages and come back as they were."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Calls that wait for something to happen on the server: any number of them, on a few threads."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """The master as a whole: exact, whoever works, dies, joins, or sends rubbish."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -239,7 +237,7 @@ class Running:
         except ElastableError as error:
             self.error = error
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> "Running":
         return self
 
     def __exit__(self, *error: object) -> None:

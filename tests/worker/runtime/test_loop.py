@@ -1,7 +1,5 @@
 """The worker's loop against real masters over real connections, which are cut; and masters that are started again."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -111,7 +109,7 @@ class Working:
         self.worker, self._client, self._source = worker, client, source
         self._thread = threading.Thread(target=self._work, daemon=True)
 
-    def start(self) -> Working:
+    def start(self) -> "Working":
         self._thread.start()
         return self
 

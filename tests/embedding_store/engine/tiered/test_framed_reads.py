@@ -1,7 +1,5 @@
 """Lookups of a table of which few rows are in memory, by many threads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

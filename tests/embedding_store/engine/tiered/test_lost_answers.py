@@ -1,7 +1,5 @@
 """What a tier has done, and its answer was lost: the store writes on."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.contract.tier import TierTable

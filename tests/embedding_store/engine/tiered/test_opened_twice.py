@@ -1,7 +1,5 @@
 """A store in Redis that a second process opens: only who changes it writes to it, and takes it from the first."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows that lookups read again and again from files are given frames; a pass over all rows gives frames to none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

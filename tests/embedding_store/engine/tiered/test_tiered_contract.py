@@ -1,7 +1,5 @@
 """A store with a tier keeps the store's contract, however few of its rows are in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A hash slot of a Cluster that moves from its owner to another node, step by step."""
 
-from __future__ import annotations
-
 from tests.servers import Server
 
 

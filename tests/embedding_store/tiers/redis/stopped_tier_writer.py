@@ -3,8 +3,6 @@
 Run with a URL and after how many commands of that write. Prints how each thing ended that it tried after that.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The append-only file of a store that is closed: rows without the entries that they were logged by."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.open_store import open_store

@@ -1,7 +1,5 @@
 """Bulk requests are the RESP that hiredis makes; bulk replies survive any cut, and errors stay errors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import hiredis

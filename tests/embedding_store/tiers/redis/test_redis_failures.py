@@ -1,7 +1,5 @@
 """What goes wrong with a Redis server is an error with its address, never a made-up row."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The servers of one store, and a transaction that Redis refuses to a superseded writer."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.errors import StoreFailed, TakenOver

@@ -1,7 +1,5 @@
 """Keys are as documented: another client finds every row by the schema alone."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A master that Sentinels watch: found through them, and followed when it fails in the middle of writes."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

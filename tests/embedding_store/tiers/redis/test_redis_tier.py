@@ -1,7 +1,5 @@
 """Records in Redis: what the tier's contract leaves to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Slots that move between the nodes of a Cluster are followed by the tier, in the middle of a migration too."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A process that dies after any command it sends: what it left is found, and written again, as from a log."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A writer of a tier that was taken for dead, and wakes up, changes nothing any more; nor does what it had sent."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A server that lost what it had confirmed is an error that names table and partition, never "no record"."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

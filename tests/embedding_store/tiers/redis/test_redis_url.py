@@ -1,7 +1,5 @@
 """Redis URLs: what they say, what is refused, and that a password never shows."""
 
-from __future__ import annotations
-
 import pytest
 
 from elastable.embedding_store.errors import BadInput

@@ -1,7 +1,5 @@
 """A table of records for tests of the tier in Redis, with rows that a sequence number decides."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
