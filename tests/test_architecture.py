@@ -148,25 +148,11 @@ def test_no_modules_need_each_other() -> None:
 #: The rooms and loose modules of each package, from the lowest to the highest: each imports only what comes before it.
 ROOMS = {
     "embedding_store": (
-        *(
-            "errors",
-            "closing",
-            "option",
-            "measures",
-            "contract",
-            "support",
-            "log",
-            "native",
-            "optimizers",
-            "tables",
-        ),
+        *("errors", "closing", "option", "measures", "contract", "support", "log", "native", "optimizers", "tables"),
         *("engine", "tiers", "store_reader", "shards", "composite", "wire", "broken_store"),
         *("open_store", "warm"),
     ),
-    "master": (
-        *("api", "master_options", "push_check"),
-        *("tasks", "checkpoints", "commits", "keras", "jobs", "wire"),
-    ),
+    "master": (*("api", "master_options", "push_check"), *("tasks", "checkpoints", "commits", "keras", "jobs", "wire")),
     "worker": ("readers", "keras", "rows", "layers", "losses", "step", "models", "runtime"),
     "replicas": ("groups", "processes", "host_embeddings", "knowledge_graphs", "training"),
     "elastable": (

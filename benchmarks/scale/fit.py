@@ -103,13 +103,7 @@ def _crowded(run: Run, crowd: float) -> float:
 
 def _of_worker(run: Run) -> tuple[float, ...]:
     of, rows = run.setting, run.unique
-    return (
-        of.workers,
-        of.workers * of.stores,
-        of.workers * rows,
-        of.workers * rows * of.dim,
-        of.workers * of.dense,
-    )
+    return (of.workers, of.workers * of.stores, of.workers * rows, of.workers * rows * of.dim, of.workers * of.dense)
 
 
 def _of_store(run: Run) -> tuple[float, ...]:

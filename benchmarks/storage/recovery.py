@@ -34,10 +34,7 @@ __all__ = ["main"]
 _CHANGED, _A_COMMIT, _DIM = 1_000_000, 20_000, 16
 _RECORD = bytes(1 << 16)
 _ROUNDS = 3
-_AT_MOST_S = {
-    "memory?log={home}&log_bytes=8GiB": 3.0,
-    "redis://{redis}?deadline=120": 10.0,
-}
+_AT_MOST_S = {"memory?log={home}&log_bytes=8GiB": 3.0, "redis://{redis}?deadline=120": 10.0}
 _FILL = "--fill"
 
 

@@ -83,10 +83,7 @@ def _with_replay_epochs(replay_epochs: int) -> list[Row]:
 def _vs_keras() -> Row:
     """Keras' dense Adam, whose step reads and writes every row of the table."""
     with _filled(OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)) as store:
-        contenders = {
-            "ours": rate(_updates(store, BATCH), BATCH, 0.2),
-            "keras": rate(_keras_steps(), BATCH, 0.2),
-        }
+        contenders = {"ours": rate(_updates(store, BATCH), BATCH, 0.2), "keras": rate(_keras_steps(), BATCH, 0.2)}
         figures = interleaved(contenders, 3)
     name = f"update, lazy=False vs. Keras' dense Adam, {BATCH:,} different ids"
     return compare(name, "ids/s", figures["ours"], figures["keras"])

@@ -198,10 +198,6 @@ class StoreAccess:
         administrator, worker = secrets.token_hex(32), secrets.token_hex(32)
         return cls(
             replace(given, token=administrator, worker_token=None, reader_token=None),
-            {
-                **dict.fromkeys((*_OTHERS, _ROLES), ""),
-                GIVEN_ADMINISTRATOR_TOKEN: administrator,
-                GIVEN_TOKEN: worker,
-            },
+            {**dict.fromkeys((*_OTHERS, _ROLES), ""), GIVEN_ADMINISTRATOR_TOKEN: administrator, GIVEN_TOKEN: worker},
             {STORES_TOKEN: worker},
         )

@@ -255,10 +255,7 @@ class StoreHistory(ChangeLog):
 
     def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
         self._writing = threading.Thread(
-            target=self._write_base,
-            args=(snapshot, specs, record, self.log.last),
-            name="log-base",
-            daemon=True,
+            target=self._write_base, args=(snapshot, specs, record, self.log.last), name="log-base", daemon=True
         )
         self._writing.start()
 

@@ -208,15 +208,7 @@ def _value(word: np.uint64, kind: int, a: float, b: float) -> np.float32:
 
 @kernel
 def _fill(
-    out: Float32,
-    ids: Int64,
-    rows: Int64,
-    first: int,
-    k0: np.uint64,
-    k1: np.uint64,
-    kind: int,
-    a: float,
-    b: float,
+    out: Float32, ids: Int64, rows: Int64, first: int, k0: np.uint64, k1: np.uint64, kind: int, a: float, b: float
 ) -> None:
     """Columns `first..first + dim` of the whole table's rows; its blocks of four begin at multiples of four."""
     dim = out.shape[1]

@@ -217,9 +217,7 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
 
 
 def answer_in_order(
-    lock: ReadersWriterLock,
-    readers: Callable[[list[str]], Sequence[TableReader]],
-    requests: Iterable[LookupRequest],
+    lock: ReadersWriterLock, readers: Callable[[list[str]], Sequence[TableReader]], requests: Iterable[LookupRequest]
 ) -> Generator[None, None, None]:
     """As `RowSource.lookup_in_order`, by the caller's thread; the store is locked until the last is answered.
 

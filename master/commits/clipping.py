@@ -29,10 +29,7 @@ Clipped = tuple[tuple[Tensor, ...], dict[str, TableClip]]
 
 
 def clip(
-    dense: Sequence[Tensor],
-    squares: Mapping[str, float],
-    clipping: Clipping,
-    own: Mapping[str, Clipping] | None = None,
+    dense: Sequence[Tensor], squares: Mapping[str, float], clipping: Clipping, own: Mapping[str, Clipping] | None = None
 ) -> Clipped:
     """The gradient, clipped as `keras.optimizers.Optimizer` does.
 

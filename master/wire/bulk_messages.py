@@ -150,10 +150,7 @@ def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
 def evaluation_frames(report: EvaluationReport) -> Iterator[bytes]:
     """The frames of one ReportEvaluation."""
     header = master_pb2.EvaluationHeader(
-        incarnation=report.incarnation,
-        version=report.version,
-        micro_batch=report.micro_batch,
-        records=report.records,
+        incarnation=report.incarnation, version=report.version, micro_batch=report.micro_batch, records=report.records
     )
     arrays = _declare(header.metrics, report.metrics)
     return encode(header.SerializeToString(), arrays)

@@ -75,9 +75,7 @@ def holding_from_message(message: master_pb2.LeaseTasksRequest) -> tuple[Task, .
 def lease_to_message(lease: Lease) -> master_pb2.LeaseTasksReply:
     """Tasks leased."""
     return master_pb2.LeaseTasksReply(
-        tasks=map(_task_to_message, lease.tasks),
-        finished=lease.finished,
-        revoked=map(_task_to_message, lease.revoked),
+        tasks=map(_task_to_message, lease.tasks), finished=lease.finished, revoked=map(_task_to_message, lease.revoked)
     )
 
 

@@ -49,8 +49,7 @@ class TrainSettings:
         ),
     )
     spread: float | None = setting(
-        None,
-        _model("Standard deviation, or bound, of initial values.", above=0, unset="the score function's own"),
+        None, _model("Standard deviation, or bound, of initial values.", above=0, unset="the score function's own")
     )
     reciprocal: bool = setting(
         True,
@@ -93,8 +92,7 @@ class TrainSettings:
         "ht", _negatives("Which end of a triple negatives replace: head, tail or both.", choices=CORRUPTIONS)
     )
     filtered: bool = setting(
-        False,
-        _negatives("Leave known training triples out of the negatives.", flags=("--filtered/--unfiltered",)),
+        False, _negatives("Leave known training triples out of the negatives.", flags=("--filtered/--unfiltered",))
     )
     augment_negative: bool = setting(
         False,
@@ -130,8 +128,7 @@ class TrainSettings:
     )
     evaluate_every: int = setting(3, _data("Epochs between evaluations.", at_least=1, metavar="EPOCHS"))
     patience: int = setting(
-        4,
-        _data("Evaluations without a better validation MRR before training ends; 0: never stop early.", at_least=0),
+        4, _data("Evaluations without a better validation MRR before training ends; 0: never stop early.", at_least=0)
     )
     budget_minutes: float | None = setting(
         None,

@@ -99,10 +99,7 @@ def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
 
 
 def _around(
-    owner: object,
-    name: str,
-    before: Callable[..., None] | None = None,
-    after: Callable[..., None] | None = None,
+    owner: object, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
 ) -> None:
     """Calls `before(*arguments)` and `after(result, *arguments)` around a method."""
     plain = getattr(owner, name)
@@ -136,11 +133,7 @@ def _lay_worker(gates: Gates) -> None:
             before=lambda _, prepared, *__: gates.reach("looked-up", number(prepared)),
             after=lambda _, __, prepared, *___: gates.reach("computed", number(prepared)),
         )
-    _around(
-        MasterClient,
-        "report_gradient",
-        after=lambda _, __, push: gates.reach("reported", push.id.micro_batch),
-    )
+    _around(MasterClient, "report_gradient", after=lambda _, __, push: gates.reach("reported", push.id.micro_batch))
 
 
 def _lay_server(gates: Gates) -> None:

@@ -17,14 +17,7 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import (
-    BadIds,
-    BadInput,
-    FutureVersion,
-    IdOutOfRange,
-    StaleVersion,
-    TableNotFound,
-)
+from elastable.embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, StaleVersion, TableNotFound
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.tables.lookups import Bags
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update

@@ -87,10 +87,7 @@ def test_files(tmp_path: Path) -> None:
         ("file:///", "three slashes"),
         ("file:///x?budget=2GB", "size '2GB'"),
         ("file:///x?budget=10", "at least 1MiB"),
-        (
-            "file:///x?budgets=1",
-            "option 'budgets' is unknown; known options are budget, .*; did you mean budget",
-        ),
+        ("file:///x?budgets=1", "option 'budgets' is unknown; known options are budget, .*; did you mean budget"),
         ("redis://me:secret?a@h:1", "percent-encode"),
         ("redis://me:secret@h:1?fsync=always", "fsync=always: the server decides"),
     ],

@@ -103,10 +103,7 @@ class Faults:
 
 
 def test_servers_die_at_every_step_and_the_master_between_two(
-    clipped: Numbers,
-    tmp_path: Path,
-    start: Callable[[int], list[ServedShard]],
-    monkeypatch: pytest.MonkeyPatch,
+    clipped: Numbers, tmp_path: Path, start: Callable[[int], list[ServedShard]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = start(3)
     faults = Faults(

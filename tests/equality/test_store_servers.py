@@ -61,20 +61,10 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 @pytest.mark.parametrize(
     ("count", "workers", "place"),
-    [
-        pytest.param(1, 1, "memory", marks=pytest.mark.slow),
-        (3, 2, "redis"),
-        (2, 2, "files"),
-    ],
+    [pytest.param(1, 1, "memory", marks=pytest.mark.slow), (3, 2, "redis"), (2, 2, "files")],
 )
 def test_numbers_do_not_depend_on_store_servers(
-    alone: Numbers,
-    tmp_path: Path,
-    servers: Servers,
-    redis_url: str,
-    count: int,
-    workers: int,
-    place: str,
+    alone: Numbers, tmp_path: Path, servers: Servers, redis_url: str, count: int, workers: int, place: str
 ) -> None:
     urls = {
         "memory": ["memory"] * count,

@@ -152,10 +152,7 @@ class MasterCalls(CallTarget):
     def serve(self, master: Any, store: EmbeddingStore, writable: bool) -> None:
         self.calls = MASTER_CALLS
         self.store = store
-        services = [
-            store_service(store, writable),
-            master_service(master, channels_of(store), join_first=not writable),
-        ]
+        services = [store_service(store, writable), master_service(master, channels_of(store), join_first=not writable)]
         self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
         # One secret of all workers: what lies behind the check of whose name it is, is what is to be met.

@@ -36,11 +36,7 @@ def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def metric_means(
-    model: keras.Model,
-    recorded: Recording,
-    terms: LossTerms,
-    origins: Origins,
-    states: Mapping[int, tf.Tensor],
+    model: keras.Model, recorded: Recording, terms: LossTerms, origins: Origins, states: Mapping[int, tf.Tensor]
 ) -> list[MetricMean]:
     """The metrics of a traced step that are means of numbers of whole batches.
 
@@ -131,10 +127,7 @@ def _require_records(update: MetricUpdate, terms: LossTerms, origins: Origins) -
 
 
 def _require_sums(
-    metric: keras.metrics.Metric,
-    terms: LossTerms,
-    origins: Origins,
-    states: Mapping[int, tf.Tensor],
+    metric: keras.metrics.Metric, terms: LossTerms, origins: Origins, states: Mapping[int, tf.Tensor]
 ) -> None:
     """A metric with a separate update: what it adds to its state are sums over records."""
     for variable in metric.variables:
@@ -146,10 +139,7 @@ def _require_sums(
 
 
 def _mean(
-    updates: Sequence[MetricUpdate],
-    places: Mapping[int, int],
-    terms: LossTerms,
-    origins: Origins,
+    updates: Sequence[MetricUpdate], places: Mapping[int, int], terms: LossTerms, origins: Origins
 ) -> MetricMean | None:
     """None: its states are sums over records, as of a mean over records that is weighted by their number."""
     metric = updates[0].metric

@@ -166,11 +166,7 @@ def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:
         return {value.flat_values.ref(): elements, **{each.ref(): splits for each in value.nested_row_splits}}
     if isinstance(value, tf.SparseTensor):
         places = Origin(Holds.PLACES, layout=part, counted=False, base=RECORD)
-        return {
-            value.values.ref(): elements,
-            value.indices.ref(): places,
-            value.dense_shape.ref(): Origin(Holds.SHAPE),
-        }
+        return {value.values.ref(): elements, value.indices.ref(): places, value.dense_shape.ref(): Origin(Holds.SHAPE)}
     return {value.ref(): Origin(Holds.APART)}
 
 

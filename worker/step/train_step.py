@@ -358,12 +358,7 @@ class TrainStep(ModelStep):
         return LossTerms(recorded.losses, origins), origins
 
     def _parts_of(
-        self,
-        loss: tf.Tensor,
-        penalty: tf.Tensor | None,
-        recorded: Recording,
-        batch: TensorBatch,
-        scope: StepScope,
+        self, loss: tf.Tensor, penalty: tf.Tensor | None, recorded: Recording, batch: TensorBatch, scope: StepScope
     ) -> list[LossPart]:
         if self._average is None:
             return [LossPart(None, None, loss if penalty is None else loss + penalty)]

@@ -69,10 +69,7 @@ class _EvaluateOptions:
             metavar="FILE.npz|FILE.parquet",
         ),
     )
-    ties: str = setting(
-        "average",
-        _among("Rank among equal scores.", choices=("average", "optimistic", "pessimistic")),
-    )
+    ties: str = setting("average", _among("Rank among equal scores.", choices=("average", "optimistic", "pessimistic")))
     ranks: Path | None = setting(
         None, Option("Write the rank of every query to this Parquet file.", metavar="FILE.parquet")
     )

@@ -11,12 +11,7 @@ from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.store_history import ChangeLog, ReplayedTables
 from elastable.embedding_store.engine.tiered.store_state import StoreState
 from elastable.embedding_store.engine.tiered.tiered_table import Captured, TieredTable, TierNames
-from elastable.embedding_store.errors import (
-    SpecConflict,
-    StaleVersion,
-    StoreBroken,
-    StoreFailed,
-)
+from elastable.embedding_store.errors import SpecConflict, StaleVersion, StoreBroken, StoreFailed
 from elastable.embedding_store.log.changes import CommitImages, CreateTable, ResetVersion
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import entry_of_version

@@ -326,11 +326,7 @@ class ServerConnection:
                     self.look_elsewhere()
                 raise
 
-        retry = Retry(
-            self.deadline_s + wait_s,
-            lambda error: isinstance(error, grpc.RpcError),
-            pause=self._closed.wait,
-        )
+        retry = Retry(self.deadline_s + wait_s, lambda error: isinstance(error, grpc.RpcError), pause=self._closed.wait)
         with raising(self.address, self.deadline_s, wait_s):
             return retry.call(once)
 

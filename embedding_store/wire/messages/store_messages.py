@@ -127,11 +127,7 @@ def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
     for what, values in (("weights", block.weights), ("slots", block.slots)):
         _require_rows(table, what, values, count, BadInput)
     header = store_pb2.RowBlockHeader(
-        table=table,
-        count=count,
-        dim=block.weights.shape[1],
-        slot_width=block.slots.shape[1],
-        trained=block.trained,
+        table=table, count=count, dim=block.weights.shape[1], slot_width=block.slots.shape[1], trained=block.trained
     )
     arrays: list[Array] = [block.ids, block.weights, block.slots]
     if block.touches is not None:

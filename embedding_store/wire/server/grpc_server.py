@@ -433,9 +433,7 @@ class Health:
     def handler(self) -> Handler:
         """Of `Check`. `Watch` is not served: it keeps calls open, and nothing needs it."""
         return grpc.unary_unary_rpc_method_handler(
-            self._check,
-            health_pb2.HealthCheckRequest.FromString,
-            health_pb2.HealthCheckResponse.SerializeToString,
+            self._check, health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
         )
 
     def _check(

@@ -169,12 +169,7 @@ class StoreServicer:
         return Later(there, lambda _: answer(self._rows(source, specs, ids, version, size)))
 
     def _rows(
-        self,
-        source: Snapshot,
-        specs: Mapping[str, TableSpec],
-        ids: Mapping[str, Int64],
-        version: int | None,
-        size: int,
+        self, source: Snapshot, specs: Mapping[str, TableSpec], ids: Mapping[str, Int64], version: int | None, size: int
     ) -> Iterator[bytes]:
         header = store_pb2.LookupReplyHeader(version=source.version() if version is None else version)
         if size <= _FEW_BYTES:

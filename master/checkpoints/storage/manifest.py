@@ -171,14 +171,7 @@ def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
     base = None if fields["base"] is None else Base(**fields["base"])
     _require_in_folder((*files, *(() if base is None else (base.name,))))
     return Manifest(
-        int(fields["version"]),
-        fields["job"],
-        fields["progress"],
-        tables,
-        files,
-        base,
-        str(fields["written"]),
-        checksum,
+        int(fields["version"]), fields["job"], fields["progress"], tables, files, base, str(fields["written"]), checksum
     )
 
 

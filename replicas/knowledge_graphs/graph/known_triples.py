@@ -175,15 +175,7 @@ def first_at_least(values: npt.NDArray[np.integer], low: int, high: int, wanted:
 
 @kernel
 def _cut(
-    places: Int64,
-    first: Int64,
-    last: Int64,
-    own: Int64,
-    low: int,
-    high: int,
-    begin: Int64,
-    end: Int64,
-    among: Bools,
+    places: Int64, first: Int64, last: Int64, own: Int64, low: int, high: int, begin: Int64, end: Int64, among: Bools
 ) -> None:
     """Each query's places in `low .. high - 1`, and whether its own is in there without being one of them."""
     for i in range(len(first)):

@@ -231,12 +231,7 @@ class AllEntities(NegativeSampler):
     """All rows of every shard, in order, for every triple; arguments as of `NegativeSampler`."""
 
     def __init__(
-        self,
-        sharding: Sharding,
-        *,
-        corruption: Corruption = "t",
-        exclude: Exclude = "answer",
-        **settings: Any,
+        self, sharding: Sharding, *, corruption: Corruption = "t", exclude: Exclude = "answer", **settings: Any
     ) -> None:
         super().__init__(sharding, sharding.rows, corruption=corruption, shared=True, exclude=exclude, **settings)
 
@@ -352,14 +347,7 @@ def _most(lists: Int64, shard_of: Int32, count: Int64) -> int:
 
 @kernel
 def _split(
-    lists: Int64,
-    source: Int64,
-    which: Int64,
-    shard_of: Int32,
-    row_of: Int32,
-    shard: int,
-    rows: Int32,
-    column: Int32,
+    lists: Int64, source: Int64, which: Int64, shard_of: Int32, row_of: Int32, shard: int, rows: Int32, column: Int32
 ) -> None:
     """Writes the candidates of list `source[i]` on `shard` to `rows[which[i]]`, their positions to `column`."""
     for i in range(len(source)):

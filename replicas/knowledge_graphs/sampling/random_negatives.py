@@ -85,14 +85,7 @@ class AugmentedNegatives(RandomNegatives):
         settings: The `seed`, `total` and `tell_entities` of `NegativeSampler`.
     """
 
-    def __init__(
-        self,
-        sharding: Sharding,
-        count: int,
-        *,
-        known: KnownTriples | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, sharding: Sharding, count: int, *, known: KnownTriples | None = None, **settings: Any) -> None:
         exclude: Exclude = "answer" if known is None else "known"
         super().__init__(sharding, count, corruption="t", shared=True, exclude=exclude, known=known, **settings)
 

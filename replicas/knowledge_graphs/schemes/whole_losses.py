@@ -140,9 +140,7 @@ class WholeSoftmax:
         highest = self.group.all_reduce(scores.max(axis=1), "max")
         slopes, totals = np.empty_like(scores), np.empty(len(scores), np.float32)
         self.pool.run(
-            lambda start, stop: _exponentials(scores, highest, slopes, totals, start, stop),
-            len(scores),
-            _ROWS_A_THREAD,
+            lambda start, stop: _exponentials(scores, highest, slopes, totals, start, stop), len(scores), _ROWS_A_THREAD
         )
         totals = self.group.all_reduce(totals)
         self.pool.run(lambda start, stop: _shares(slopes, totals, weight, start, stop), len(scores), _ROWS_A_THREAD)

@@ -88,10 +88,7 @@ _LAYOUTS: dict[str, tuple[_Parts, _Parts]] = {
     "DistMult": (_PLAIN, (("diagonal", ""),)),
     "ComplEx": (_COMPLEX, _COMPLEX),
     "PairRE": ((("embedding", _UNIT),), (("head scale", ""), ("tail scale", ""))),
-    "TripleRE": (
-        (("embedding", _UNIT),),
-        (("head scale", _PLUS_ONE), ("tail scale", _PLUS_ONE), ("translation", "")),
-    ),
+    "TripleRE": ((("embedding", _UNIT),), (("head scale", _PLUS_ONE), ("tail scale", _PLUS_ONE), ("translation", ""))),
     "InterHT": ((("embedding", _UNIT), ("aid", f"{_UNIT}, then 1 is added")), (("translation", ""),)),
     "TranS": (
         (("embedding", _UNIT), ("aid", f"{_UNIT}, then 1 is added")),

@@ -130,10 +130,7 @@ def sharding_of(
 
 
 def _lines(
-    variable: DenseVariable,
-    settings: LocationSettings,
-    overrides: Mapping[str, TensorLocation],
-    replicas: int,
+    variable: DenseVariable, settings: LocationSettings, overrides: Mapping[str, TensorLocation], replicas: int
 ) -> list[VariablePlacement]:
     override = overrides.get(variable.name)
     of_state = overrides.get(variable.name + _STATE, override)

@@ -71,8 +71,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "storage"),
-    [("memory", "memory"), ("file:///x", "file"), ("redis://h", "redis"), ("rediss://h", "redis")],
+    ("url", "storage"), [("memory", "memory"), ("file:///x", "file"), ("redis://h", "redis"), ("rediss://h", "redis")]
 )
 def test_what_a_url_stands_for(url: str, storage: str) -> None:
     assert storage_of_url(url) == storage

@@ -55,9 +55,7 @@ def urls(redis_url: str) -> Callable[[str], list[str]]:
 
 @pytest.mark.parametrize("joined", [by_id, by_column, by_table])
 def test_a_commit_at_every_point(
-    urls: Callable[[str], list[str]],
-    joined: Callable[[list[str]], EmbeddingStore],
-    monkeypatch: pytest.MonkeyPatch,
+    urls: Callable[[str], list[str]], joined: Callable[[list[str]], EmbeddingStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with undisturbed(2) as two, undisturbed(4) as four:
         before, after = everything(two), everything(four)

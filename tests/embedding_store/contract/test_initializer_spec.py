@@ -14,10 +14,7 @@ from elastable.embedding_store.errors import BadSpec
 
 
 # Glorot and Bengio 2010; He et al. 2015; LeCun et al. 1998; a normal cut at two sigma is narrower by 0.8796.
-@pytest.mark.parametrize(
-    ("kind", "variance"),
-    [("glorot", 2 / (1000 + 24)), ("he", 2 / 1000), ("lecun", 1 / 1000)],
-)
+@pytest.mark.parametrize(("kind", "variance"), [("glorot", 2 / (1000 + 24)), ("he", 2 / 1000), ("lecun", 1 / 1000)])
 def test_a_table_says_what_the_kind_means_for_its_shape(kind: str, variance: float) -> None:
     uniform = TableSpec("t", 24, 1000, initializer=InitializerSpec(f"{kind}_uniform")).initializer
     assert uniform.kind == "uniform"

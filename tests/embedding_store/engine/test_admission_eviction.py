@@ -85,12 +85,7 @@ class TenancyMachine(RuleBasedStateMachine):
         every=st.integers(1, 3),
     )
     def make(
-        self,
-        sightings: int | None,
-        max_age: int | None,
-        min_frequency: int | None,
-        max_rows: int | None,
-        every: int,
+        self, sightings: int | None, max_age: int | None, min_frequency: int | None, max_rows: int | None, every: int
     ) -> None:
         nothing = max_age is None and min_frequency is None and max_rows is None
         self.eviction = None if nothing else EvictionSpec(max_age, min_frequency, max_rows, every)

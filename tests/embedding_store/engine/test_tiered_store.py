@@ -364,10 +364,7 @@ class _LosingLog(NoLog):
 @pytest.mark.parametrize("again", [True, False])
 def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost: str, again: bool) -> None:
     log = _LosingLog()
-    with (
-        tiered_store(FailingTier(), log, TINY) as store,
-        MemoryStore(1, direct_bytes=100) as plain,
-    ):
+    with tiered_store(FailingTier(), log, TINY) as store, MemoryStore(1, direct_bytes=100) as plain:
         for each in (store, plain):
             trained(each, 3)
         before, pin = everything(store), store.pin()

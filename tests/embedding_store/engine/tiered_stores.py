@@ -33,11 +33,7 @@ def tiered_store(
         stack.enter_context(log)
         store = stack.enter_context(MemoryStore(threads, direct_bytes=direct_bytes))
         store.keep_tier(
-            StoreTier(tier, log, budget),
-            log_bytes=log_bytes,
-            every_s=every_s,
-            timeout_s=timeout_s,
-            closing_s=closing_s,
+            StoreTier(tier, log, budget), log_bytes=log_bytes, every_s=every_s, timeout_s=timeout_s, closing_s=closing_s
         )
         stack.pop_all()
     return store

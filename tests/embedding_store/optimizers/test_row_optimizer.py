@@ -82,10 +82,7 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
-@given(
-    st.integers(1, 40),
-    st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(0, 3), max_size=4)), max_size=6),
-)
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(0, 3), max_size=4)), max_size=6))
 @settings(max_examples=10)
 def test_lazy_rows_are_those_of_a_naive_loop(
     name: str, hyperparameters: dict[str, object], dim: int, history: list[tuple[int, set[int]]]

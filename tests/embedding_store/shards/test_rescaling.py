@@ -50,11 +50,7 @@ def trained(servers: Sequence[ServedShard]) -> None:
             store.commit_pushed(commit(version, RECORD))
 
 
-def move(
-    old: Sequence[ServedShard],
-    new: Sequence[ServedShard],
-    client: type[ShardClient] = ShardClient,
-) -> MovedRows:
+def move(old: Sequence[ServedShard], new: Sequence[ServedShard], client: type[ShardClient] = ShardClient) -> MovedRows:
     with ExitStack() as held:
         clients = {
             address: held.enter_context(client(address, 60.0))

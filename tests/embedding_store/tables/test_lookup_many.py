@@ -164,11 +164,7 @@ def test_one_array_for_all_tables_has_a_column_for_each(tables: list[EmbeddingTa
 @pytest.mark.parametrize(
     ("ids", "axis", "message"),
     [
-        (
-            np.zeros((5, 3), int),
-            None,
-            r"ids \[5, 3\] for 5 tables: give \[n, 5\].*\[5, n\] with axis=0; got axis=1",
-        ),
+        (np.zeros((5, 3), int), None, r"ids \[5, 3\] for 5 tables: give \[n, 5\].*\[5, n\] with axis=0; got axis=1"),
         (np.zeros((3, 5), int), 0, "got axis=0"),
         (np.zeros((5, 5), int), 2, "got axis=2"),
         (np.zeros(5, int), None, r"ids \[5\] for 5 tables"),

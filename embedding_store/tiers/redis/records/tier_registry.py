@@ -325,10 +325,7 @@ class TierState:
     @staticmethod
     def forget(key: bytes, table: str, sequence: int) -> list[Command]:
         """The commands that take a table out, `sequence` being the greatest of its stamps and all others."""
-        return [
-            ("HDEL", key, _STAMPS + table.encode(), _LOST + table.encode()),
-            *TierState.began(key, sequence),
-        ]
+        return [("HDEL", key, _STAMPS + table.encode(), _LOST + table.encode()), *TierState.began(key, sequence)]
 
     @staticmethod
     def began(key: bytes, sequence: int) -> list[Command]:
