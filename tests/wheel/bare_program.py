@@ -65,7 +65,7 @@ here = ("AdmissionSpec", "ElastableError", "MemoryStore", "TableSpec", "hash_ids
 assert all(getattr(et, name) is not None for name in here)
 assert et.replica_group().size == 1
 EXTRAS = {
-    "keras": ("DistributedEmbedding", "Embedding", "NumpyReader", "averaged", "export_keras", "fit", "save", "step"),
+    "keras": ("DistributedEmbedding", "Embedding", "ParquetReader", "averaged", "export_keras", "fit", "save", "step"),
     "replicas": ("HostEmbedding", "ReplicaTrainer", "create_host_embedding"),
 }
 for extra, names in EXTRAS.items():
