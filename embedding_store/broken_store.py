@@ -63,9 +63,6 @@ OnBroken = Callable[[StoreBroken, BrokenStore], None]
 def broken_store(url: str, deadline_s: float | None = None) -> Iterator[BrokenStore]:
     """What is left at a URL of one store in memory with a log, in files or in Redis; nothing is read yet.
 
-    Args:
-        url, deadline_s: As of `open_store`.
-
     Raises:
         StoreFailed, Unavailable, DeadlineExceeded: the server cannot be reached.
     """

@@ -137,11 +137,6 @@ class MasterApi(Protocol):
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         """The dense variables of `version` (None: the current one); None if it is not committed within `wait_s`.
 
-        Args:
-            incarnation: Of the worker.
-            version: Which one.
-            wait_s: Seconds to wait for it.
-
         Raises:
             StaleVersion: the version is past, or the job has ended; the task must be dropped.
         """
@@ -409,7 +404,6 @@ class WorkerStatus:
     """A worker that has joined.
 
     Attributes:
-        identity: Who it is.
         leases: Micro-batches that it holds.
         micro_batches, records_per_s: Of it that counted; of the last minute, 0 where that is not known.
         silent_s: Seconds since a micro-batch of it counted last, or since it joined.

@@ -37,8 +37,6 @@ class ReplayedTables:
     """Tables to which changes are applied as they were made once.
 
     Attributes:
-        tables: By name.
-        new_table: Makes an empty one.
         version: After the last change.
         record: `Commit.record` of that version.
     """
@@ -120,11 +118,7 @@ _BLOCK_ROWS = 65_536
 
 
 class ChangeLog(Closing):
-    """The log of a store's changes, kept outside its process, and what the log begins with.
-
-    Attributes:
-        log: Where changes are appended.
-    """
+    """The log of a store's changes, kept outside its process, and what the log begins with."""
 
     def __init__(self, log: Log) -> None:
         self.log = log

@@ -21,9 +21,7 @@ class BaseFile:
     """A base.
 
     Attributes:
-        path: Where it is.
         sequence: The last log entry that it includes.
-        bytes: Its length.
     """
 
     path: Path
@@ -87,9 +85,7 @@ def write_base(folder: Path, sequence: int, version: int, payloads: Iterable[Seq
     """Writes a base; on return it is on the disk, and older ones are removed.
 
     Args:
-        folder: Of the log.
         sequence: The last log entry that it includes.
-        version: Of the store.
         payloads: The changes that make the store, in order; none is empty.
 
     Raises:

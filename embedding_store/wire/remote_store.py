@@ -46,7 +46,6 @@ class RemoteReads(BaseSource):
     """The calls that read a store, or a version that is pinned there.
 
     Args:
-        connection: To its server.
         token: Of the pin to read; empty: the store.
 
     Attributes:
@@ -226,11 +225,7 @@ class RemoteSource(RemoteReads):
         return reply.socket, reply.token
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """Rows of many tables in one call; see `RowSource.lookup`.
-
-        Raises:
-            Unavailable, DeadlineExceeded: naming address and deadline.
-        """
+        """Rows of many tables in one call; see `RowSource.lookup`."""
         return self._look_up(ids, version, 0.0)
 
     def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:

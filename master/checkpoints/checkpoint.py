@@ -36,7 +36,6 @@ class Checkpoint:
     Attributes:
         home: Its folder.
         name: Its own folder in there.
-        manifest: What it is.
         base: What it builds upon; None: it is full.
     """
 
@@ -168,11 +167,7 @@ def _refuse_other_base(home: CheckpointFiles, name: str, manifest: Manifest, bas
 
 
 def read_tensors(checkpoint: Checkpoint, file: str) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint, not of its bases.
-
-    Raises:
-        CheckpointError: its bytes are not the ones that were written.
-    """
+    """The tensors of one file of a checkpoint, not of its bases."""
     place = f"{checkpoint.name}/{file}"
     if file not in checkpoint.manifest.files:  # a table may name any path
         raise CheckpointError(f"{checkpoint.home.at(checkpoint.name)}: {file!r} is none of the files in its manifest")
@@ -191,11 +186,7 @@ def read_tensors(checkpoint: Checkpoint, file: str) -> dict[str, Tensor]:
 
 
 def _tensors_of(checkpoint: Checkpoint, file: str, names: Collection[str]) -> dict[str, Tensor]:
-    """As `read_tensors`, of a file that holds these tensors, each as long as the others.
-
-    Raises:
-        CheckpointError: it does not, too.
-    """
+    """As `read_tensors`, of a file that holds these tensors, each as long as the others."""
     tensors = read_tensors(checkpoint, file)
     missing = [name for name in names if name not in tensors]
     if missing or len({len(tensors[name]) if tensors[name].ndim else -1 for name in names}) > 1:
@@ -287,7 +278,6 @@ class ListedCheckpoint:
     """One checkpoint of a directory.
 
     Attributes:
-        address: Where it is.
         checkpoint: Opened; None: it cannot be used.
         damage: Why not; "": it can.
     """

@@ -16,7 +16,6 @@ class TensorDifference:
     """A dense tensor that is not the same in both.
 
     Attributes:
-        key: Which.
         told: What differs: that one has it and the other not, dtypes or shapes, or values.
         largest: The largest absolute difference of two values; None: they cannot be compared.
         values: How many differ.
@@ -33,7 +32,6 @@ class TableDifference:
     """What differs between two tables of one name.
 
     Attributes:
-        table: Its name.
         spec: Field of the spec -> (there, here), of fields that differ.
         only_first, only_second: Rows that the other one lacks.
         weights, slots: Rows of both that differ there.

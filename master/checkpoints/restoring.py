@@ -28,7 +28,6 @@ def restore_tables(
     made are dropped again.
 
     Args:
-        checkpoint: What to restore.
         store: Of any backend, with any number of shards.
         tables: Which; None: all.
         dtype: Keep weights so, one of `WEIGHT_DTYPES`; None: each as it was. An
@@ -125,7 +124,6 @@ def restore_weights(checkpoint: Checkpoint, store: EmbeddingStore, changed: Call
 
     Raises:
         CheckpointError: a file is damaged; some rows may have been written then.
-        StoreFailed, Unavailable: the store failed.
     """
     checkpoint.verify()
     for name, spec in store.specs().items():
@@ -169,7 +167,6 @@ def warm_start(
     Args:
         checkpoint: Of any model.
         store: Holds the job's tables, empty.
-        tables: The job's tables.
         names: Of which tables; none: of all that both have.
 
     Returns:

@@ -25,10 +25,7 @@ def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, 
     """Hands the files of one table over.
 
     Args:
-        out: Writes them.
         prefix: Their names begin so.
-        source: Where the rows are.
-        spec: The table.
         changes: Since the base; None: the table is written whole. So it is if half of its rows changed.
     """
     rows = source.row_count(spec.name)
@@ -45,7 +42,6 @@ def write_blocks(
     """Hands the rows of one table over, by the ids of the whole table where `source` is a shard of it.
 
     Args:
-        out, prefix, source, spec: As of `write_rows`.
         changes: Whose rows are written; None: all.
         live: Whether the ids of all rows are written, too.
     """

@@ -113,8 +113,6 @@ def save_tables(
 
     Args:
         out: Writes files of the master's own; the file `known` has been handed to it.
-        files: Where the draft is.
-        draft: Its folder.
         source: A `ServedRows`.
         known: A file of the draft, by which the servers know it.
         changes: Since the base; None: all tables are written whole.

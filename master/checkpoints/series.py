@@ -31,7 +31,6 @@ class CheckpointSeries:
 
     Args:
         directory: Where they lie side by side: a path, or a URL that fsspec knows.
-        store: Holds the job's tables.
         keep: See `write_checkpoint`.
         full_every: Every so many checkpoints one is full; 1: all are, and nothing is collected.
         resumed: The checkpoint from which the store was restored and that it is equal to, if any.
@@ -84,8 +83,6 @@ class CheckpointSeries:
 
         Args:
             updates: As of `Commit`; nothing where store servers have seen them.
-            version: That was committed.
-            frozen: As of `Commit`.
         """
         self.rows_changed(updates)
         self._touches.add(version, frozen)
@@ -107,7 +104,6 @@ class CheckpointSeries:
             source: A pin of the version, or the store if nothing is committed until all is written.
             dense: See `write_checkpoint`; unchanged until all is written.
             job: See `write_checkpoint`.
-            progress: Of the current version.
 
         Returns:
             Writes, and returns the address; raises as `write_checkpoint`.

@@ -49,7 +49,6 @@ def write_checkpoint(
         directory: Where checkpoints lie side by side: a path, or a URL that fsspec knows; created if it does not exist.
         source: All of its tables are written: a pin, or a store to which nothing is committed meanwhile.
         dense: Dense variables, states and optimizer variables by key.
-        job: The job that it belongs to.
         progress: How far the job is; its version is the checkpoint's, and that of `source`.
         keep: How many of the job's newest whole checkpoints stay, with what they build upon; 0 keeps all.
         base: What to build upon, with `changes`; None: the checkpoint is full.
@@ -147,9 +146,7 @@ class StoredCheckpoint:
     """One checkpoint of a directory.
 
     Attributes:
-        name: Its folder.
         chain: The names of it and of what it builds upon, the newest first; empty: it cannot be restored.
-        job: The job that wrote it.
     """
 
     name: str
@@ -167,7 +164,6 @@ def to_remove(standing: Sequence[StoredCheckpoint], written: str, keep: int) -> 
     Args:
         standing: All checkpoints of a directory, the oldest version first.
         written: The name of the one that was written last.
-        keep: How many stay.
     """
     by_name = {one.name: one for one in standing}
     last = by_name.get(written, StoredCheckpoint(written))

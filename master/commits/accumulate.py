@@ -77,9 +77,7 @@ def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequenc
     """How the shards of a job sum the rows' part of the same gradient.
 
     Args:
-        version: That is updated.
         pushes: In micro-batch order, as of `accumulate`; asynchronous ones are of one sender.
-        average: As of `accumulate`.
         frozen: Tables that take no step.
     """
     if not pushes:

@@ -40,7 +40,6 @@ def clip(
     dense gradient, where Keras itself, on `IndexedSlices`, clips before it sums duplicates.
 
     Args:
-        dense: Gradients of the dense variables.
         squares: Table name -> the sum of the squares of its gradient; where nothing is clipped by norm, any number.
         clipping: Of the model's optimizer: of all that it trains.
         own: Of tables with an optimizer of their own, which the model's neither clips nor counts.

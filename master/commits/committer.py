@@ -25,8 +25,6 @@ class Committer:
     """Makes versions. Used by one thread at a time.
 
     Args:
-        store: Where the rows are.
-        dense: The dense part of the model.
         job: Its `average` says how pushes are summed (see `elastable.master.commits.accumulate`),
             its `staleness_modulation` how late ones are scaled.
         deadline_s: How long a failing commit is tried again.
@@ -34,7 +32,6 @@ class Committer:
         phases: Where the phases "sum", "dense" and "rows" are timed; None: nobody wants to know.
         clock: Seconds since 1970, asked once for every version: `Commit.time`.
         ahead: Whether `commit` may return while the store still logs the version; `settle` then waits for that.
-
     """
 
     def __init__(
@@ -88,7 +85,6 @@ class Committer:
         """The step from `version - 1` to `version`; returns what it was made of.
 
         Args:
-            version: The version to commit.
             pushes: In micro-batch order, checked; none: a version that changes nothing but the step count.
             progress: How far the job is once `version` is committed.
 

@@ -54,7 +54,6 @@ class DensePart:
         """Read-only copies of all variables and states.
 
         Args:
-            version: Of the snapshot.
             tensors: What `tensors` returned, if nothing has changed since; None: all is read.
         """
         return DenseSnapshot(version, (), ())

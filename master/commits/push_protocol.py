@@ -24,7 +24,6 @@ class Ticket:
 
     Attributes:
         push: The push; None: it was skipped, its micro-batch is done.
-        id: Its name.
         worker: The worker that the micro-batch was leased to, if any.
         committed: Whether the version that contains it is committed.
         why_not: Why it is not, for its sender.

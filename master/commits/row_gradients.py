@@ -114,7 +114,6 @@ class EmbeddedShard:
     """The one shard of a job whose master holds the store. Used by one thread at a time, `unlogged` by any.
 
     Args:
-        store: The rows.
         ahead: Whether `commit_pushed` may return while a store that keeps records still logs the version.
 
     Attributes:

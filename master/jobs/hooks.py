@@ -21,12 +21,7 @@ class Hooks:
         """Training of an epoch (counted from 0) begins, or continues after a resume."""
 
     def on_rows(self, version: int, made: Accumulated) -> None:
-        """Rows of a version have been committed, and logged where `waits_for_log` says so; `on_version` follows.
-
-        Args:
-            version: That was committed.
-            made: What it was made of.
-        """
+        """Rows of a version have been committed, and logged where `waits_for_log` says so; `on_version` follows."""
 
     def waits_for_log(self, version: int) -> bool:
         """Asked before `on_version`: whether the store has to have logged the version by then.
@@ -39,7 +34,6 @@ class Hooks:
         """A version has been committed.
 
         Args:
-            version: The current version.
             logs: Metrics of the epoch so far, computed when they are first read.
         """
 

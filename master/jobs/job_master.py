@@ -52,15 +52,9 @@ class Master(ServedMaster):
     Any thread may call it. One thread calls `run`: it commits, and calls the hooks, so that they see one version.
 
     Args:
-        job: What is computed.
         store: Holds the job's tables, at the version of `start`.
-        dense: The dense part of the model.
         metrics: The model's metrics; None: metric states are not checked.
         start: Where a resumed job continues.
-        options: Deadlines and intervals.
-
-    Attributes:
-        measures: What it counts.
 
     Raises:
         BadInput: no training records, or the store is at another version.
@@ -112,11 +106,7 @@ class Master(ServedMaster):
         return self.status()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits in another thread for `run` to end; False if it has not after `timeout_s` seconds.
-
-        Raises:
-            ElastableError: the error that made the job fail.
-        """
+        """Waits in another thread for `run` to end; False if it has not after `timeout_s` seconds."""
         ended = bool(wait((self._ended,), timeout_s).done)
         if self._state.failure is not None:
             raise self._state.failure

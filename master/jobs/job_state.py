@@ -188,11 +188,7 @@ class JobState:
         return ticket
 
     def take_evaluation(self, report: EvaluationReport) -> PushOutcome:
-        """Counts an evaluated micro-batch.
-
-        Raises:
-            FutureVersion: that version is not committed yet.
-        """
+        """Counts an evaluated micro-batch."""
         if report.version > self.version:
             raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
         if self.ending or report.version not in self.board.evaluations.versions:

@@ -40,7 +40,6 @@ class DenseTensors(DensePart, ABC):
 
     Args:
         model: A built model.
-        trained: See the attribute.
         states: Its other weights, in model order.
         reported: What workers get besides the states, as one more state each.
     """
@@ -480,9 +479,6 @@ class MultiUpdateState(DenseTensors):
     """A dense part whose step makes several updates.
 
     Variables are the weights that any update changes; states are all others.
-
-    Raises:
-        Unsupported: naming what of an optimizer cannot be honoured.
     """
 
     def __init__(self, model: keras.Model, steps: Steps) -> None:

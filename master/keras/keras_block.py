@@ -35,7 +35,6 @@ def canonical_config(
     """The optimizer's serialised config, as it is run on rows: constant rate, no clipping, averages or counted name.
 
     Args:
-        optimizer: A Keras optimizer.
         learning_rate, weight_decay: Replace the optimizer's own.
         undecayed: Whether it leaves tables out of weight decay (`exclude_from_weight_decay`), which no config says.
 

@@ -137,11 +137,7 @@ def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
 
 
 def refuse_of_table(optimizer: keras.Optimizer) -> None:
-    """Raises where an optimizer of a table's own says what is the model's optimizer's to say.
-
-    Raises:
-        Unsupported: naming it.
-    """
+    """Raises where an optimizer of a table's own says what is the model's optimizer's to say."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise Unsupported("LossScaleOptimizer: the loss is one for all tables and variables; give it to compile()")
@@ -163,9 +159,6 @@ def refuse_scaled_loss(optimizer: keras.Optimizer | None, table: OptimizerSpec) 
     Args:
         optimizer: Of `compile()`.
         table: The table, which may have its own.
-
-    Raises:
-        Unsupported: saying so.
     """
     if follows_steps(table) and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise Unsupported(
@@ -187,7 +180,6 @@ def accumulated_by(
     With Keras' `gradient_accumulation_steps=k` a version is k micro-batches that weigh the same.
 
     Args:
-        optimizer: Of `compile()`.
         micro_batches: In a pass over the records.
         grads_to_wait: As the user said; None: not at all.
         average: Likewise; "mean" is the default.
@@ -234,7 +226,6 @@ def table_optimizer(
     jointly, before. With `use_ema` the rows that a step touches have a moving average each.
 
     Args:
-        optimizer: A Keras optimizer.
         lazy: Whether rows without a gradient stay as they are.
         variable, key: Name and key of the Keras variable that the table replaces: `exclude_from_weight_decay` says
             by them which variables do not decay.

@@ -39,11 +39,7 @@ def outer_spec(name: str, inner: OptimizerSpec, config: Mapping[str, object]) ->
 
 
 class OuterRowOptimizer(RowOptimizer):
-    """What optimizers around another one share; made of a spec by `outer_spec`.
-
-    Raises:
-        BadSpec: the spec holds no such config.
-    """
+    """What optimizers around another one share; made of a spec by `outer_spec`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
         try:
@@ -85,7 +81,6 @@ def with_averages(optimizer: OptimizerSpec, momentum: float, overwrite_every: in
     """The optimizer that also keeps a moving average of the rows it touches.
 
     Args:
-        optimizer: Of the table.
         momentum: Keras' `ema_momentum`.
         overwrite_every: Keras' `ema_overwrite_frequency`: in each so-manieth step the rows that it touches become
             their averages; None: in none.
@@ -182,8 +177,6 @@ def constrained(
 
     Args:
         layer: Name of the embedding layer, for messages.
-        optimizer: Of the table.
-        constraint: A Keras constraint, or None.
 
     Raises:
         Unsupported: a constraint that is not one of a row alone.

@@ -18,7 +18,6 @@ class TaskGroup:
     """Micro-batches that must all be done before the job continues.
 
     Attributes:
-        kind: Train or evaluate.
         numbers: The micro-batches (`Task.micro_batch`).
         version: The version that is evaluated; 0 of training.
         opened: When work on the group could start; None: not yet.
@@ -310,7 +309,6 @@ class LeaseBook:
 
         Args:
             worker: Its incarnation.
-            unit: The unit.
             opened: When its group opened; None: not yet, so no lease of it ends.
         """
         granted = self._granted.get(unit, {}).get(worker)
@@ -327,12 +325,7 @@ class LeaseBook:
         return worker in self._granted.get(unit, ())
 
     def longest_held(self, group: TaskGroup, opened: float) -> tuple[int, float] | None:
-        """The undone micro-batch of the group that has been in progress for longest, and since when, if there is one.
-
-        Args:
-            group: Whose undone micro-batches are compared.
-            opened: When it opened.
-        """
+        """The undone micro-batch of the group in progress for longest, and since when; None: there is none."""
         since = {number: self._held_since(group.unit(number), opened) for number in group.undone()}
         longest = min(since, key=lambda number: since[number], default=None)
         return None if longest is None else (longest, since[longest])
@@ -351,7 +344,6 @@ class LeaseBook:
         """Ends every lease of the unit.
 
         Args:
-            unit: The unit.
             by: The worker that finished it; "": the one it was granted to last.
 
         Returns:
@@ -388,14 +380,6 @@ class TaskBoard:
     A worker that waits for a version must keep asking: a free micro-batch of the current group is granted to it
     whatever it has fetched ahead. Where none is free and it has none itself, it may get a backup of one that another
     worker has been computing for long: the first result counts.
-
-    Attributes:
-        training: The groups that are trained.
-        evaluations: The versions that are being evaluated.
-
-    Args:
-        now: Monotonic clock, in seconds.
-        position, done: The group that is trained next, and its micro-batches that are done.
     """
 
     def __init__(
@@ -438,9 +422,7 @@ class TaskBoard:
         do for that, are granted even where `want` is 0.
 
         Args:
-            worker: Its incarnation.
             want: How many more tasks it can hold.
-            version: The current version.
 
         Raises:
             NotJoined: the worker has no session.
@@ -505,15 +487,10 @@ class TaskBoard:
         them to it, or this one in an earlier session.
 
         Args:
-            worker: Its incarnation.
             holding: All tasks that it has not finished.
-            version: The current version.
 
         Returns:
             As `tasks` those that were leased to it in an answer that was lost; as `revoked` those it must drop.
-
-        Raises:
-            NotJoined: the worker has no session.
         """
         self._require_joined(worker)
         revoked, held = [], set()
@@ -541,8 +518,6 @@ class TaskBoard:
         """Counts a micro-batch of the current group, or of the evaluation of `version`, as done.
 
         Args:
-            kind: Train or evaluate.
-            micro_batch: Its number.
             version: The version that was evaluated.
             by: The worker that did it; "": the one it was granted to last.
 

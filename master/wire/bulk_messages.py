@@ -38,7 +38,6 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
     """The frames of one ReportGradient.
 
     Args:
-        push: What is pushed.
         channel: Where to lay its arrays down, if that is worth it; None: they travel in the frames.
 
     Raises:
@@ -70,7 +69,6 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
     """The push in the frames of one ReportGradient.
 
     Args:
-        frames: As they came.
         channels: Where its arrays may lie; None: nowhere else.
 
     Raises:
@@ -123,11 +121,7 @@ def dense_frames(snapshot: DenseSnapshot | None) -> Iterator[bytes]:
 
 
 def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
-    """The dense variables in the frames of one PullDense; None: not committed yet.
-
-    Raises:
-        BadInput: malformed frames.
-    """
+    """The dense variables in the frames of one PullDense; None: not committed yet."""
     reader = FrameReader(frames, "DenseFrame")
     header = reader.header(master_pb2.DenseHeader)
     plan = BodyPlan("DenseFrame")
@@ -157,11 +151,7 @@ def evaluation_frames(report: EvaluationReport) -> Iterator[bytes]:
 
 
 def evaluation_from_frames(frames: Iterable[bytes]) -> EvaluationReport:
-    """The report in the frames of one ReportEvaluation.
-
-    Raises:
-        BadInput: malformed frames.
-    """
+    """The report in the frames of one ReportEvaluation."""
     reader = FrameReader(frames, "EvaluationFrame")
     header = reader.header(master_pb2.EvaluationHeader)
     plan = BodyPlan("EvaluationFrame")

@@ -112,7 +112,6 @@ class Callers:
     both, the lower role counts.
 
     Args:
-        credentials: The server's.
         anonymous: The role of callers who show no token. None: there are none where tokens or roles of certificates are
             set; elsewhere everybody is a worker.
     """
@@ -327,7 +326,6 @@ class Credentials:
         """What a server at `address` is secured by; None: plain text.
 
         Args:
-            address: Where it listens.
             insecure: Whether it may be open to everybody who reaches it.
 
         Raises:

@@ -49,7 +49,6 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
     """The frames of one Commit.
 
     Args:
-        commit: What is committed.
         token: Names it, and no other.
         stage: Whether it is only made ready, for a CommitStaged to follow.
 
@@ -162,7 +161,6 @@ def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
     """The frames of one Delete or ReadRows.
 
     Args:
-        table: Its name.
         ids: int64 `[n]`.
         pin: Token of the pin to read; empty: the store.
 
@@ -174,11 +172,7 @@ def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
 
 
 def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
-    """The table, the ids and the pin in the frames of one Delete or ReadRows.
-
-    Raises:
-        BadInput: malformed frames.
-    """
+    """The table, the ids and the pin in the frames of one Delete or ReadRows."""
     reader = FrameReader(frames, "RowIds")
     header = reader.header(store_pb2.RowIdsHeader)
     plan = BodyPlan("RowIds")
@@ -209,11 +203,7 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
 
 
 def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
-    """A table, and what it keeps next to its rows.
-
-    Raises:
-        BadInput: malformed frames.
-    """
+    """A table, and what it keeps next to its rows."""
     reader = FrameReader(frames, "TableState")
     header = reader.header(store_pb2.TableStateHeader)
     plan = BodyPlan("TableState")

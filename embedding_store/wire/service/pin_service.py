@@ -31,11 +31,7 @@ class _Held:
 
 
 class ServedPins:
-    """The pins that clients have of a store, by their tokens.
-
-    Args:
-        store: What is pinned.
-    """
+    """The pins that clients have of a store, by their tokens."""
 
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store

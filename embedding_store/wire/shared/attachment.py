@@ -74,7 +74,6 @@ class TableLayout:
     """Where the rows of a table are.
 
     Attributes:
-        spec: The table.
         direct: Whether row i is at position i; else an index has its position.
         directory: Slabs of its directory, as `RowDirectory.slabs` lists them.
         values: Slabs of its weights, as `RowValues.slabs` lists them.
@@ -97,11 +96,7 @@ def table_to_packet(table: TableLayout) -> Packet:
 
 
 def table_from_packet(packet: Packet) -> TableLayout:
-    """The table that a packet describes.
-
-    Raises:
-        StoreFailed: it is malformed.
-    """
+    """The table that a packet describes."""
     try:
         return TableLayout(
             spec_from_json(packet["spec"]),

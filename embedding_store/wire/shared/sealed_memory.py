@@ -114,12 +114,7 @@ class SealedMemory:
 
 
 class Extent:
-    """A part of a `SealedMemory`, which is given back once nothing that was mapped of it is used any more.
-
-    Attributes:
-        memory: What it is a part of.
-        number: Which one.
-    """
+    """A part of a `SealedMemory`, which is given back once nothing that was mapped of it is used any more."""
 
     def __init__(self, memory: SealedMemory, number: int) -> None:
         self.memory = memory
@@ -154,7 +149,6 @@ def require_sealed(fd: int, end: int) -> None:
     """Refuses memory of another process under whose reader pages could vanish.
 
     Args:
-        fd: Its descriptor.
         end: Bytes that are going to be read.
 
     Raises:

@@ -46,7 +46,6 @@ class SharedChannel:
 
     Args:
         name: Of the owner's socket, as `Attachment` takes it.
-        token: To say there.
 
     Raises:
         OSError: there is no such socket on this host, or no memory to share.

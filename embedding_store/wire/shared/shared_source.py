@@ -201,8 +201,6 @@ class Attachment:
     Args:
         name: Of the owner's socket.
         token: The secret that its server asks for.
-        threads: For large gathers; None: one a core, at most 8.
-        ahead: Whether rows of a version are read that is still being logged, where that version is asked for.
 
     Raises:
         OSError: there is no such socket on this host.
@@ -238,9 +236,7 @@ class Attachment:
         """Answers requests from one state of the store.
 
         Args:
-            names: Tables that are read.
             make: Makes the requests, once the specs of the tables are known.
-            version: When given, the version to read, as of `lookup`.
             split: Whether one request may be shared by threads.
 
         Returns:
@@ -248,7 +244,6 @@ class Attachment:
 
         Raises:
             Detached: the owner is gone.
-            BadIds, IdOutOfRange, StaleVersion, FutureVersion: as `RowSource.lookup`.
         """
         give_up = time.monotonic() + _LONGEST_CHANGE_S
         for _ in range(_ATTEMPTS):
@@ -269,20 +264,12 @@ class Attachment:
         return None
 
     def version(self) -> int | None:
-        """The current version; None if a change takes too long.
-
-        Raises:
-            Detached: the owner is gone.
-        """
+        """The current version; None if a change takes too long."""
         notice = self._settled(time.monotonic() + _LONGEST_CHANGE_S)
         return None if notice is None else notice.version
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
-        """Whether the version is current or past, once it is or after `timeout_s` seconds.
-
-        Raises:
-            Detached: the owner is gone.
-        """
+        """Whether the version is current or past, once it is or after `timeout_s` seconds."""
         end = time.monotonic() + timeout_s
         while True:
             notice = self._look()
@@ -398,7 +385,6 @@ class MappedSlab(Slab):
 
     Args:
         fd: Descriptor of its memory; the caller closes it.
-        shape: Its rows, columns and dtype.
     """
 
     def __init__(self, fd: int, shape: protocol.SlabShape) -> None:
@@ -419,12 +405,7 @@ class MappedSlab(Slab):
 
 
 class AttachedTable:
-    """One table of another process.
-
-    Args:
-        layout: Its spec and the shapes of its slabs.
-        slabs: Its mapped slabs.
-    """
+    """One table of another process."""
 
     def __init__(self, layout: protocol.TableLayout, slabs: Sequence[MappedSlab]) -> None:
         self.spec = layout.spec

@@ -52,11 +52,7 @@ class SharedSlab(Slab):
 
     Args:
         extent: Its memory, which nothing else uses.
-        rows, columns, dtype: As of `Slab`.
         growing: Called before it grows.
-
-    Attributes:
-        extent: Its memory.
     """
 
     def __init__(
@@ -417,9 +413,6 @@ class SharedMemoryStore(MemoryStore):
     Rows lie in memory with descriptors and without names, so that nothing is left of them when the last process that
     has them mapped is gone, however it ended. Readers in other processes take no lock: a board tells them whether what
     they have read was one state.
-
-    Args:
-        threads, direct_bytes, before_image_bytes, timeout_s: As of `MemoryStore`.
 
     Raises:
         OSError: the system has no memfd or no abstract sockets (it is not Linux).

@@ -35,9 +35,7 @@ class Notice:
 
     Attributes:
         sequence: Counts beginnings and ends of changes; odd: something is changing.
-        version: Of the rows.
         generation: Of the layout: which tables there are, and which memory holds them.
-        closed: Whether the store was closed.
         ahead: While a change is unfinished: the version whose rows are there, and not logged yet; 0: there is none.
     """
 

@@ -36,11 +36,7 @@ def files_at(place: str | Path | CheckpointFiles) -> CheckpointFiles:
 
 
 def require_writable_checkpoints(place: str | Path) -> None:
-    """Makes sure that checkpoints can be written there.
-
-    Raises:
-        BadInput: naming the place and why not.
-    """
+    """Makes sure that checkpoints can be written there."""
     try:
         files_at(place).probe()
     except OSError as error:
@@ -49,11 +45,7 @@ def require_writable_checkpoints(place: str | Path) -> None:
 
 @contextmanager
 def claimed_checkpoints(place: str | Path) -> Iterator[None]:
-    """Within the block no other job may begin to write checkpoints there; at a URL that is not known.
-
-    Raises:
-        BadInput: another one does.
-    """
+    """Within the block no other job may begin to write checkpoints there; at a URL that is not known."""
     files = files_at(place)
     if not isinstance(files, LocalFiles):
         yield
@@ -86,7 +78,6 @@ def newest_checkpoint(place: str | Path) -> str | None:
 
     Raises:
         CheckpointError: the place cannot be read.
-        BadInput: see `files_at`.
     """
     found = located(place)
     return None if found is None else found[0].at(found[1])
@@ -163,11 +154,7 @@ def version_named(name: str) -> tuple[int, int] | None:
 
 
 def files_at_url(url: str) -> CheckpointFiles:
-    """The folder of checkpoints at a URL.
-
-    Raises:
-        BadInput: the kind of URL is unknown, its driver is not installed, or it cannot be read.
-    """
+    """The folder of checkpoints at a URL."""
     try:
         system, path = url_to_fs(url)
     except ImportError as error:

@@ -29,7 +29,6 @@ class TableEntry:
     """One table of a checkpoint.
 
     Attributes:
-        spec: The table.
         rows: That hold a value of their own at the checkpoint's version.
         written: Rows in `files`.
         files: Blocks of rows.

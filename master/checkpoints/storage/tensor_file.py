@@ -154,8 +154,6 @@ class FileWriter:
     At most one file more than there are threads is pending.
 
     Args:
-        files: Where the draft is.
-        draft: Its folder.
         note: Goes into every file.
         background: Whether training continues meanwhile: then it is one thread of low
             priority. Its work must not hold a lock that training needs.
