@@ -30,7 +30,6 @@ class RowExchange(ABC):
     """A table that the members of a group look up and update together, by the same calls in the same order.
 
     Attributes:
-        group: The replicas.
         spec: The whole table.
         dim: Columns of the gradients that this member sums, in `parts` and `apply`.
     """
@@ -49,7 +48,6 @@ class RowExchange(ABC):
         """The part of everyone's gradients that this member sums.
 
         Args:
-            batch: The lookup's ids.
             gradients: float32 `[counts[rank], whole dim]`, this member's, C-contiguous.
             scales: float32 `[replicas]`, the factor of each replica's.
 
@@ -149,10 +147,8 @@ def gather_ids(
     """All-gathers ids; every member calls it.
 
     Args:
-        group: The replicas.
         spec: The whole table, with a fixed vocabulary.
         indices: This member's integers, of any shape.
-        clip_indices: Whether to clip ids to the table.
 
     Returns:
         Everyone's ids, and the shape of this member's.
@@ -405,7 +401,6 @@ def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
 
     Args:
         pieces: float32 `[n, rows, width]`, C-contiguous; `pieces[j]` are columns `j width` to `(j + 1) width`.
-        count: Number of rows.
         dim: Number of columns, at most `n width`.
     """
     out = np.empty((count, dim), np.float32)
@@ -490,8 +485,6 @@ class Callbacks(RowExchange):
         """Creates the table, unless the store has it already.
 
         Args:
-            group: The replicas.
-            spec: The table.
             store: The store that all of them reach; None, for one replica alone: a memory store.
 
         Raises:

@@ -15,7 +15,6 @@ class ClassificationMetrics:
 
     Attributes:
         accuracy, precision, recall, f1: In 0 .. 1; 0 where nothing can be divided.
-        triples: Number of triples.
     """
 
     accuracy: float
@@ -56,7 +55,6 @@ class Thresholds:
             relation: int `[N]`.
             scores: float32 `[N]`.
             labels: bool `[N]`: True for true triples.
-            relations: Number of relations, R.
 
         Raises:
             BadInput: there are no triples.
