@@ -401,6 +401,7 @@ def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
 
     Args:
         pieces: float32 `[n, rows, width]`, C-contiguous; `pieces[j]` are columns `j width` to `(j + 1) width`.
+        count: Number of rows.
         dim: Number of columns, at most `n width`.
     """
     out = np.empty((count, dim), np.float32)

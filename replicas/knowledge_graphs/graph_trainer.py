@@ -53,6 +53,7 @@ class GraphTrainer:
         further_types: int32 `[K, 2]`: entity and type, for entities of several types.
 
     Attributes:
+        step: Number of steps taken.
         wish: The largest `wish` of any member at the last step.
 
     Raises:

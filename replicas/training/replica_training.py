@@ -62,6 +62,7 @@ class Training:
         plan: What is sharded, and why.
         optimizer: The optimizer of this replica's parts.
         whole_tensors: The whole state, for checkpoints.
+        step: Number of steps taken.
         memory: Measured after the last step with `measure`; None: not yet.
 
     Raises:

@@ -55,6 +55,7 @@ class Thresholds:
             relation: int `[N]`.
             scores: float32 `[N]`.
             labels: bool `[N]`: True for true triples.
+            relations: Number of relations, R.
 
         Raises:
             BadInput: there are no triples.

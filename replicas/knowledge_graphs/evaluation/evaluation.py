@@ -90,6 +90,7 @@ class Candidates:
 
         Args:
             entities: int `[k]`.
+            count: Number of entities, E.
 
         Raises:
             BadInput: no candidate at all.
@@ -108,6 +109,7 @@ class Candidates:
 
         Args:
             types: int `[E]`.
+            count: Number of entities, E.
             further: int `[K, 2]`: entity and type, for entities of several types.
 
         Raises:
@@ -163,6 +165,7 @@ class TripleCandidates:
 
         Args:
             heads, tails: int `[N, k]`, -1 at padding; their k may differ.
+            count: Number of entities, E.
 
         Raises:
             BadInput: other shapes or dtypes.

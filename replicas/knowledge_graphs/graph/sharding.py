@@ -49,6 +49,7 @@ class Sharding:
         """Deals out the entities, shuffled within each type, type after type, to the shards in turn.
 
         Args:
+            entities: Number of entities, E.
             shards: Number of workers, n.
             entity_types: int `[E]`, from 0; None: all are of type 0.
 

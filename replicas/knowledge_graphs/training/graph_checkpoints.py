@@ -26,6 +26,8 @@ class RunProgress:
     """The progress of a run.
 
     Attributes:
+        epochs: Epochs completed.
+        step: Steps completed.
         best_mrr: Best validation MRR so far; -1 before any.
         best_step: Step of its checkpoint.
         waited: Evaluations since then.
