@@ -26,9 +26,7 @@ def finalize_averages(
     Doing it again changes nothing.
 
     Args:
-        dense: The dense part.
         store: Holds the tables; nobody commits to it meanwhile.
-        tables: Of the model.
         rows_changed: Called with rows that were written.
     """
     dense.finalize_averages()

@@ -32,11 +32,6 @@ class BestVersions:
     """Follows the callbacks that restore best weights, and does for tables what they do for dense weights.
 
     Args:
-        callbacks: Of the job.
-        store: Holds its tables.
-        dense: Its dense part.
-        job: What is computed.
-        progress: The place of the job.
         directory: Where checkpoints of best versions go, for a job that may be resumed; None: a temporary folder.
         rows_changed: Called with rows that were put back.
 

@@ -29,10 +29,7 @@ class JobCallbacks:
     A step is what Keras calls a batch: one version, or as many as `steps_per_execution`.
 
     Args:
-        callbacks: Keras callbacks.
         model: The master's model; it holds the dense variables of the version.
-        epochs: Of the job.
-        steps_per_epoch: Of the job.
         freezing: Notified whenever callbacks may have frozen layers.
         best: Notified whenever callbacks may have kept weights, or put them back.
         in_job: Whether this is a job, which is resumed by its own means.
@@ -128,8 +125,6 @@ class JobCallbacks:
 
     def version(self, step: int, logs: Mapping[str, float], last: bool = True) -> bool:
         """A step is committed; True if training is to stop.
-
-        With `compile(steps_per_execution=)` callbacks see that many steps as one, as in Keras.
 
         Args:
             step: Its place in its epoch, counted from 0.

@@ -26,7 +26,6 @@ class Freezing:
 
     Args:
         model: A built model, compiled; callbacks know it.
-        dense: Its dense part.
         of: Names what Keras traces once: the method that trains, the size of its batches, and their structure.
     """
 

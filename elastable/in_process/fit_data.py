@@ -51,7 +51,6 @@ class FitData:
     """Records to train on and to evaluate on.
 
     Attributes:
-        train: To train on.
         validation: To evaluate on; None: nothing is evaluated.
         batch_size: Records in a micro-batch.
         validation_batch_size: Records that are evaluated together.

@@ -40,8 +40,6 @@ def fit_seeds(seed: int | None, model: keras.Model, initial_epoch: int) -> FitSe
         seed: What the caller gave. None: everything is drawn as in plain Keras, so that `keras.utils.set_random_seed`
             decides all of it; the order of the records differs from call to call, as in Keras, but a call with an
             `initial_epoch` goes on with the orders of the one before.
-        model: The model.
-        initial_epoch: The epoch to begin at.
 
     Raises:
         BadInput: the seed is no integer.

@@ -91,11 +91,7 @@ class FitSettings:
 
 
 def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.callbacks.History:
-    """Trains the model; returns Keras' `History`.
-
-    Raises:
-        ElastableError: data, model, callbacks or settings that cannot be used.
-    """
+    """Trains the model; returns Keras' `History`."""
     if settings.evaluate_every and data.validation is None:
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
     train = for_model(data.train, model)

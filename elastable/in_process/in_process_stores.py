@@ -141,7 +141,6 @@ class FitTables:
 
     Attributes:
         specs: Table name -> its spec, of those that are in the store.
-        store: Holds them.
         on_worker: Tables that are Keras variables of the model instead.
         optimizers: As of `discover_tables`.
 

@@ -41,7 +41,6 @@ def train_batch(model: keras.Model, reader: Reader) -> dict[str, float]:
 
     Args:
         model: A compiled model.
-        reader: The records of the batch.
 
     Raises:
         ElastableError: data or a model that cannot be used.

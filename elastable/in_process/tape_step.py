@@ -80,7 +80,6 @@ class _Trainer:
         """One version: the step of one optimizer.
 
         Args:
-            part: What is trained.
             gradients: id of a variable -> its gradient; others take no step.
             push: Its slices, and everything but the dense part.
             trained: Tables that the step moves; one that the loss does not reach takes none, as in Keras.

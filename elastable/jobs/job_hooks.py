@@ -27,7 +27,6 @@ class UntrainedTables:
     Frozen layers (`trainable=False`) are not warned of.
 
     Args:
-        model: The model that is trained.
         versions: Versions after which a table should have had a gradient.
     """
 
@@ -76,8 +75,6 @@ class JobHooks(Hooks):
     """Joins a job to Keras callbacks, a run directory and checkpoints.
 
     Attributes:
-        callbacks: Keras callbacks of the job.
-        schedule: Of the job.
         stop: Ends the job, with a reason.
         run: Where metrics are noted; None: nowhere.
         save: Begins to write a checkpoint; None: none are written.

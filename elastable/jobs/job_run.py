@@ -66,7 +66,6 @@ class CheckpointWriter:
     pin was given up, training waits while the next one is written. The last one of a job raises.
 
     Args:
-        store: Holds the rows.
         begin: Begins a checkpoint, in the thread that commits (`CheckpointSeries.begin`).
         deadline_s: How long the last one of a job is tried again while the store fails.
         log: Where each of them is noted; None: nowhere.
@@ -164,9 +163,6 @@ class JobRun:
     """Drives a job from its first version to its last.
 
     Args:
-        options: Of the job.
-        prepared: Its model, tables and store.
-        master: Of the job.
         run: Directory for its results.
         console: Where a person looks.
         health: Of the store, while it trains.

@@ -75,9 +75,7 @@ class LocalWorkers(_Processes):
     """Processes of `elastable worker`; they end at once when the master's process does.
 
     Args:
-        count: Number of processes.
         options: Of each; the first alone makes a profile.
-        logs: Directory for the log files.
         environment: Variables in which their environment differs from this process'.
     """
 
@@ -122,9 +120,7 @@ class LocalStores(_Processes):
     """Processes of `elastable store`, each with a part of the job's `--store`.
 
     Args:
-        count: How many.
         options: Of each, with the job's store.
-        logs: Directory for the log files.
         access: Who may call them.
 
     Raises:

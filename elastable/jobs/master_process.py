@@ -52,12 +52,7 @@ _LOOK_EVERY_S = 1.0  # at store servers
 
 
 def run_job(options: JobOptions, console: Console) -> int:
-    """Trains as the options say; the exit code.
-
-    Args:
-        options: The job.
-        console: Where a person looks.
-    """
+    """Trains as the options say; the exit code."""
     started = time.monotonic()
     # Now, and not when hours of training are to be saved.
     require_watchable(options.http, options.insecure)
@@ -205,7 +200,6 @@ class JobAccess:
         """For a job that is about to begin.
 
         Args:
-            options: Of the job.
             given: Credentials; None: those of the environment.
 
         Raises:

@@ -58,8 +58,6 @@ def giving_way_to(
 
     Args:
         checkpoint: That the job goes on from.
-        tables: Of its model.
-        job, options: As of `fill_store`.
 
     Returns:
         What raises `BadInput` where another process uses the store, or where it is another job's; `CheckpointError`
@@ -94,13 +92,8 @@ class PreparedJob:
     """Everything the master of a job needs.
 
     Attributes:
-        job: What is computed.
-        file: The model file.
         model: The master's model; it holds the dense variables.
         store: Holds the tables, at the version of `progress`.
-        tables: Its tables.
-        dense: The dense part.
-        metrics: The model's metrics.
         progress: Where the job begins.
         resumed: The checkpoint that the store was restored from; None: from none.
         warm: The one whose rows a new job may begin with; None: none.
@@ -122,7 +115,6 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     """Loads the model file, builds the model, discovers its tables and creates them.
 
     Args:
-        options: The job.
         credentials: Of the client of its store servers; None: those of the environment.
 
     Raises:

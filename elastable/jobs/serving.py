@@ -48,9 +48,6 @@ class _Serving:
     """A store that this process serves.
 
     Attributes:
-        options: Of the command.
-        url: Of the store.
-        console: Where a person looks.
         stopped: Set when it is to end.
         lost: What lost the store, if that ended it.
     """

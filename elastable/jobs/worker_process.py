@@ -118,11 +118,7 @@ def run_worker(options: WorkerOptions) -> int:
 
 
 def refuse_early_end(ended: JobStatus | None) -> None:
-    """A signal ended the master and not the job: whoever starts masters again is to start workers again, too.
-
-    Raises:
-        JobFailed: so it is.
-    """
+    """A signal ended the master and not the job: whoever starts masters again is to start workers again, too."""
     # By its reason and not its state: a master that was asked to stop may be through with its last version by now.
     if ended is not None and ended.stopped in SIGNAL_REASONS.values():
         raise JobFailed(

@@ -79,8 +79,6 @@ class Launch:
     """One run of a program in several processes.
 
     Args:
-        size: Number of members.
-        program: The program that each member runs.
         deadline_s: Deadline for all members to start; also the default deadline of their `replica_group()`.
         hosts: mpiexec's `-hosts`; None: this host.
         grace_s: Time for the others to end by themselves once one has failed, or the launch was interrupted.
@@ -289,7 +287,6 @@ class RankStream:
     """One stream of one member.
 
     Args:
-        rank: Of the member.
         connection: Where its bytes come from.
         into: Where its lines go.
     """

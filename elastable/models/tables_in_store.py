@@ -25,7 +25,6 @@ def seeded_as_read(tables: Mapping[str, TableSpec], model: keras.Model, keras: b
     """The tables with the seeds of the rows that the model reads already: rows not yet touched stay what they are.
 
     Args:
-        tables: By name.
         model: A built model, whose layers read from stores or read initial values.
         keras: Whether tables that are in no store yet begin as in Keras, by the global seed under which their layers
             were made.

@@ -44,7 +44,6 @@ class TrainedModel:
     """A model with the dense variables and tables of a checkpoint, or with those that model() gives.
 
     Attributes:
-        file: The model file.
         checkpoint: None: there is none.
         model: Attached to `store`.
         store: Holds its tables.

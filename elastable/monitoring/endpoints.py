@@ -36,11 +36,7 @@ T = TypeVar("T")
 
 
 class Endpoints:
-    """Answers for one process. One request at a time reads its state, in a separate thread.
-
-    Args:
-        watched: What it shows.
-    """
+    """Answers for one process. One request at a time reads its state, in a separate thread."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched

@@ -40,7 +40,6 @@ class Metric:
         kind: Gauge, counter or histogram.
         unit: Of its values, in words.
         meaning: One phrase.
-        labels: Names of its labels.
     """
 
     name: str

@@ -27,8 +27,6 @@ def watched_over_http(http: str | None, insecure: bool, watched: Watched, consol
     Args:
         http: `host:port`; None: nothing is served, and the libraries that it takes are not imported.
         insecure: As of `HttpServer`.
-        watched: What is shown.
-        console: Where it is said.
 
     Raises:
         BadInput: as `HttpServer`.

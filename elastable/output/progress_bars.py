@@ -41,7 +41,6 @@ class JobProgress:
     before.
 
     Args:
-        console: Where a person looks.
         examples: That the whole job trains, earlier runs of it included.
         trained: Of them, by earlier runs.
     """

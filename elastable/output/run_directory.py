@@ -44,7 +44,6 @@ class RunDirectory:
     disk that is full for a while must not end hours of training.
 
     Attributes:
-        path: Of the directory.
         curves: What was recorded, as curves; of a job that goes on, also by the runs before it in the same home.
     """
 
@@ -63,11 +62,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, home: Path) -> "RunDirectory":
-        """A new directory in `home`, named after the time.
-
-        Raises:
-            BadInput: `home` cannot be written; names it and why.
-        """
+        """A new directory in `home`, named after the time."""
         name = time.strftime("%Y%m%d-%H%M%S")
         try:
             home.mkdir(parents=True, exist_ok=True)
@@ -174,7 +169,6 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
 
     Args:
         lines: What `RunDirectory.record` noted.
-        file: Where the picture goes.
     """
     import matplotlib
 

@@ -45,7 +45,6 @@ def load_settings(
     `[kg.train]` those of `elastable kg train`: so one file serves several commands.
 
     Args:
-        file: The file.
         command: Words of the command, `("kg", "train")`.
         fields: Its settings.
         commands: Words that a command may begin with.

@@ -15,7 +15,6 @@ def require_same(group: ReplicaGroup, what: str, described: Mapping[str, object]
     """Compares a description across replicas; every member calls it.
 
     Args:
-        group: The replicas.
         what: What is described; begins the error message.
         described: Name -> JSON value.
 

@@ -133,7 +133,6 @@ def run_threads(size: int, work: Callable[[ReplicaGroup], Result], deadline_s: f
     """Runs `work` in a group of threads.
 
     Args:
-        size: Number of members.
         work: Called in each thread with that member's view of the group.
         deadline_s: Seconds that a member waits for the others.
 

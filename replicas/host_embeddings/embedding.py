@@ -101,7 +101,6 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
     `accumulation_factor=k` sums them first. `create_host_embedding` makes one.
 
     Attributes:
-        table: The table.
         takes_ids: Models with such a layer look at what their integer inputs are given.
     """
 

@@ -30,7 +30,6 @@ class RowExchange(ABC):
     """A table that the members of a group look up and update together, by the same calls in the same order.
 
     Attributes:
-        group: The replicas.
         spec: The whole table.
         dim: Columns of the gradients that this member sums, in `parts` and `apply`.
     """
@@ -49,7 +48,6 @@ class RowExchange(ABC):
         """The part of everyone's gradients that this member sums.
 
         Args:
-            batch: The lookup's ids.
             gradients: float32 `[counts[rank], whole dim]`, this member's, C-contiguous.
             scales: float32 `[replicas]`, the factor of each replica's.
 
@@ -149,10 +147,8 @@ def gather_ids(
     """All-gathers ids; every member calls it.
 
     Args:
-        group: The replicas.
         spec: The whole table, with a fixed vocabulary.
         indices: This member's integers, of any shape.
-        clip_indices: Whether to clip ids to the table.
 
     Returns:
         Everyone's ids, and the shape of this member's.
@@ -490,8 +486,6 @@ class Callbacks(RowExchange):
         """Creates the table, unless the store has it already.
 
         Args:
-            group: The replicas.
-            spec: The table.
             store: The store that all of them reach; None, for one replica alone: a memory store.
 
         Raises:

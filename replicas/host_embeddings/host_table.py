@@ -115,7 +115,6 @@ class HostTable:
     Attributes:
         spec: The whole table.
         optimizer: How it is trained; None: not at all.
-        group: The replicas.
         strategy: "TOKEN" or "ENCODING".
         reduction: "mean" or "sum", over replicas.
         step: Number of optimizer steps taken.
@@ -174,7 +173,6 @@ class HostTable:
 
         Args:
             indices: Integers of any shape.
-            clip_indices: Whether to clip indices to the table.
 
         Returns:
             The table's dtype (bfloat16 of `ml_dtypes`), the indices' shape + `[dim]`.
@@ -201,7 +199,6 @@ class HostTable:
         Gradients of one id are summed by lookup, replica and position, in float32, before the optimizer sees them.
 
         Args:
-            batch: The lookup's ids.
             gradients: float32 for every table dtype: this member's, with the lookup's shape.
 
         Raises:

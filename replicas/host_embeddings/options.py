@@ -174,7 +174,6 @@ def bytes_per_step(
     Args:
         strategy: "TOKEN" or "ENCODING".
         rows, dim: Size of the table.
-        replicas: Number of replicas.
         lookups: Ids of each replica.
         token_exchange: "rows" or "sums".
     """

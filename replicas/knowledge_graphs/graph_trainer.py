@@ -46,8 +46,6 @@ class GraphTrainer:
 
     Args:
         group: Worker and shard are a member's rank.
-        settings: All settings of the run.
-        entities: Number of entities.
         relations: Number of relations, without inverse ones.
         triples: int32 `[N, 3]`: the training triples, by global id.
         pool: Threads of this worker; they do not affect results.
@@ -55,10 +53,7 @@ class GraphTrainer:
         further_types: int32 `[K, 2]`: entity and type, for entities of several types.
 
     Attributes:
-        model: This worker's part of the model.
-        sharding: Sharding of the entities.
         step: Number of steps taken.
-        steps_per_epoch: Steps of an epoch.
         wish: The largest `wish` of any member at the last step.
 
     Raises:

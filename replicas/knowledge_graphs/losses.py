@@ -102,8 +102,7 @@ class SampledSoftmax(Loss):
     """`-log(exp(p) / (exp(p) + c sum exp(n)))`: cross-entropy of the triple among its candidates.
 
     Args:
-        margin: Not used.
-        adversarial: Not used.
+        margin, adversarial: Not used.
         entities: c is `(entities - 1) / candidates that count`, so that the sum
             estimates the one over all entities; 0: c is 1.
     """

@@ -28,11 +28,9 @@ class ShardedModel:
     Args:
         group: Worker and shard are a member's rank.
         settings: The model, its optimizer and its seed.
-        sharding: Sharding of the entities over the group's members.
         relations: Number of relations, with inverse ones.
 
     Attributes:
-        score: The score function.
         entities: float32 `[rows, entity_width]`: this worker's shard.
         relations: float32 `[R, relation_width]`.
 
@@ -66,7 +64,6 @@ class ShardedModel:
         Args:
             gradients: Those of this worker's shard; of relations and further variables, summed over all workers.
             step: Number of steps taken before.
-            rate: Learning rate.
         """
         places = np.ascontiguousarray(gradients.rows, np.int64)
         self._apply("entities", self.entities, places, gradients.entities, step, rate)

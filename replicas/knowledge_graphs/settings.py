@@ -336,12 +336,8 @@ def planned_settings(
     Args:
         model: Name of the score function.
         given: Settings by name; None: not given.
-        size: The graph's.
         budget_minutes: Time for the run; None: 40 minutes, and no end by time.
         cores: Of the machine; None: those of this process.
-
-    Raises:
-        BadInput: as `settings_of`.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     if budget_minutes is not None:

@@ -145,7 +145,6 @@ class MpiChannel:
         comm: An MPI communicator that nothing else uses.
         addresses: Ranks in `comm`, by rank in the group.
         names: Ranks in the outermost group, by rank in the group; used in errors.
-        rank: Rank of this member in the group.
         number: Unique among channels that share two members.
         deadline_s: Seconds that members wait for each other without progress.
         monitor: Detects members that have left; None: nothing does yet.

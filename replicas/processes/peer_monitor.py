@@ -36,7 +36,6 @@ class PeerMonitor:
     first one to leave, whichever message arrives first.
 
     Args:
-        rank: Rank of this member.
         connections: To every other member.
         deadline_s: How long members wait for each other; a link may be cut for as long.
 
@@ -69,8 +68,6 @@ class PeerMonitor:
         """The first of these members to leave before completing an exchange, and why; None: all can complete it.
 
         Args:
-            ranks: The members.
-            channel: Number of the channel.
             needed: Rounds of it that a member has completed once the exchange is done.
         """
         for rank, why in list(self.gone.items()):
@@ -235,7 +232,6 @@ class MemberAddress:
 
     Attributes:
         hosts: Addresses to try, in this order.
-        port: TCP port.
         token: A secret that callers must send, so that strangers are not taken for members.
     """
 
@@ -264,7 +260,6 @@ class Rendezvous:
         """A connection to every other member; all call it.
 
         Args:
-            rank: Rank of this member.
             members: Addresses of all, by rank.
             deadline_s: Seconds to wait for the others.
 

@@ -78,12 +78,7 @@ _world: "MPI.Intracomm | None" = None
 
 
 def world_communicator(deadline_s: float) -> "MPI.Intracomm":
-    """Our own communicator of all processes; the first call, which all must make, starts MPI.
-
-    Raises:
-        DeadlineExceeded: not all processes have called it.
-        NotInstalled: mpi4py is not installed.
-    """
+    """Our own communicator of all processes; the first call, which all must make, starts MPI."""
     global _world
     if _world is None:
         _world = _start(deadline_s)

@@ -40,8 +40,6 @@ class Feed:
     Args:
         reader: The same records on every replica.
         batch_size: Records of a global batch; the last of an epoch may have fewer.
-        group: All replicas.
-        seed: Seed of the order.
         shuffle: False: records keep their order.
         collective_layer: The name of a layer that all replicas call together,
             so that none may be without records; "": there is none.
@@ -111,11 +109,7 @@ class _Range(Reader):
 
 
 def reader_of(x: object, y: object = None, sample_weight: object = None) -> Reader:
-    """Arrays as Keras takes them, or whatever `as_reader` takes, as a reader.
-
-    Raises:
-        BadInput: it is neither.
-    """
+    """Arrays as Keras takes them, or whatever `as_reader` takes, as a reader."""
     if isinstance(x, Reader | tuple | Mapping) and y is None and sample_weight is None:
         return as_reader(x)
     return NumpyReader(x, y, sample_weight)

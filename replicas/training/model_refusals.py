@@ -74,7 +74,6 @@ def refuse_terms(model: keras.Model, loss: tf.Tensor, recorded: Recording, batch
     Args:
         model: For the message.
         loss: The loss; nothing is refused in eager mode, where its terms cannot be seen.
-        recorded: What was recorded while it was traced.
         batch: Of symbolic tensors.
     """
     if tf.executing_eagerly():

@@ -18,8 +18,6 @@ class ReplicaCallbacks:
     Args:
         callbacks, model: This replica's.
         group: All replicas; each creates this.
-        epochs: Epochs of the training.
-        steps: Steps of an epoch.
         verbose: 0: silent; otherwise rank 0 prints a line per epoch.
 
     Attributes:

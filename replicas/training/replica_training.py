@@ -60,9 +60,7 @@ class Training:
 
     Attributes:
         plan: What is sharded, and why.
-        weights: The trainable variables.
         optimizer: The optimizer of this replica's parts.
-        metrics: The model's metrics.
         whole_tensors: The whole state, for checkpoints.
         step: Number of steps taken.
         memory: Measured after the last step with `measure`; None: not yet.

@@ -20,11 +20,7 @@ from elastable.worker.step.batch_checks import batch_spec, flat_spec, pack_flat,
 
 
 class BatchStep:
-    """A function of a batch, traced once for any number of records.
-
-    Attributes:
-        graph: What was traced.
-    """
+    """A function of a batch, traced once for any number of records."""
 
     def __init__(self, model: keras.Model, sample: TensorBatch, extra: Sequence[tf.TensorSpec] = ()) -> None:
         self._model = model

@@ -413,8 +413,6 @@ def restore_hosts(model: keras.Model, group: ReplicaGroup, tensors: Mapping[str,
     """Restores what `host_tensors` gave; every replica calls it.
 
     Args:
-        model: This replica's.
-        group: All replicas.
         tensors: Tensors by key; only rank 0's are used.
 
     Raises:
@@ -460,11 +458,8 @@ def predict_all(
     """The outputs of all records, in their order, on every replica; each calls it.
 
     Args:
-        model: The model.
-        step: This replica's.
         reader: The same records on every replica.
         batch_size: Most records that a replica computes at once.
-        group: All replicas.
     """
     split = VariableSplit(len(reader), group.size)
     mine = np.arange(*split.bounds(group.rank))
@@ -499,11 +494,7 @@ def run_epochs(
     Callbacks and evaluation see the model's whole weights; what callbacks change in them counts.
 
     Args:
-        training: The model's training state.
         compute: For batches shaped like the feed's.
-        feed: The records.
-        listeners: The callbacks.
-        epochs: The epochs to run.
         evaluate: Epoch -> validation logs to add.
     """
     logs: dict[str, float] = {}

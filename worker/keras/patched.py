@@ -48,8 +48,6 @@ def patched(owner: type, name: str, make: Callable[[Method], Method]) -> Iterato
     Calls from other threads go where they went before; blocks of several threads run side by side.
 
     Args:
-        owner: A class.
-        name: The name of one of its methods.
         make: Takes the method that the calling thread sees, and returns its replacement.
     """
     key = (owner, name)

@@ -40,7 +40,6 @@ class _Feature:
         path: Its path in the structure, keys joined by dots.
         table: Index of its table in the layer.
         length: Length of its sequence; 0: it is reduced.
-        config: The user's description.
     """
 
     path: str
@@ -383,7 +382,6 @@ class TableFeatures(Embedding):
         Args:
             inputs: Integer ids: dense of any rank, ragged or sparse of rank 2.
             weights: Weight of each id in its combination, of the same kind and shape; None: 1.
-            training: Whether the call trains; see `keras.layers.Layer`.
             length: If positive, return a sequence of this length instead of a combination.
 
         Raises:

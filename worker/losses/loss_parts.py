@@ -43,7 +43,6 @@ def metric_means(
     The states of micro-batches are added up, so all others must be sums over records.
 
     Args:
-        model, recorded, terms, origins: The model, and what is known of the step.
         states: id of a metric variable -> its value at the end of the step.
 
     Raises:
@@ -66,7 +65,6 @@ def eager_means(
     """As `metric_means`, of a step that runs eagerly, whose graph has shown that all numbers are divided alike.
 
     Args:
-        model, recorded: The model, and what was recorded of the step.
         records: In the micro-batch.
         kind: What the numbers are divided by.
         penalty: On rows, which Keras' loss metric counts in; None: there is none.
@@ -204,8 +202,6 @@ def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], a
 
     Args:
         model: For messages.
-        loss: The whole loss.
-        terms: Its terms (`elastable.worker.losses.loss_terms`).
         average: How the job combines micro-batches; see `JobSpec`.
 
     Raises:

@@ -109,7 +109,6 @@ class LossTerms:
 
     Args:
         recorded: The reductions of Keras' losses in it, and other tensors with a known divisor.
-        origins: Of the step's tensors.
     """
 
     def __init__(self, recorded: Sequence[RecordedLoss], origins: Origins) -> None:

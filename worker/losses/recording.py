@@ -51,7 +51,6 @@ class LayerCall:
     """A call of a layer that computes each record by itself.
 
     Attributes:
-        inputs: Its tensors.
         outputs: Its tensors, each with what it is: "dense", or of a ragged or sparse tensor "values" or "places".
         since: How many operations the graph had before it. A tensor that was there then is no output of the call, such
             as an input that is returned as it is, or its mask.
@@ -69,7 +68,6 @@ class MetricUpdate:
     """An update of a metric by a class of Keras.
 
     Attributes:
-        metric: The metric.
         by: The class whose `update_state` it is.
         given: The tensors that it was given; of `Mean` and `Sum` the values first.
         weight: Of `Mean` and `Sum`: their sample weight, or None.

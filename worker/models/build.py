@@ -43,7 +43,6 @@ def as_tensors(
     """A batch of arrays as the same structure of tensors, with TensorFlow's ragged and sparse tensors.
 
     Args:
-        batch: Arrays.
         source: Where they are from, for messages.
         model: The model that takes them: its integer inputs get exact integers, and other floats are float32, as in
             `model.fit`. None: it is not there yet, and floats stay what they are.

@@ -313,10 +313,8 @@ def shape_rows(flat: FlatIds, rows: tf.Tensor, combiner: str | None, dim: int) -
     """The output of a call from its flat rows.
 
     Args:
-        flat: The result of `flatten_ids`.
         rows: float32 `[n, dim]`.
         combiner: How the last axis of the ids is reduced; None: not at all.
-        dim: Columns.
 
     Returns:
         Without a combiner ids' shape + `[dim]` (ragged for ragged ids); with one, ids' shape without its last axis +

@@ -97,7 +97,6 @@ def first_rows(layer: StoreLayer, unseeded: bool) -> Float32 | None:
     initializer's seed. Without a seed Keras chooses one, by `keras.utils.set_random_seed` if that was called.
 
     Args:
-        layer: A store-backed layer.
         unseeded: Whether to draw also from an initializer without a seed.
 
     Returns:

@@ -168,7 +168,6 @@ class TapeLookup:
     """One call of a layer.
 
     Attributes:
-        layer: The layer called.
         unique: int64 `[u]`: its unique ids.
         rows: float32 `[u, dim]` tensor that the call gathered from, watched by all open tapes.
     """

@@ -107,7 +107,6 @@ class StoreBacked:
         Args:
             seed: Seed of the initial values, unless the initializer has one. None: Keras' global seed when the layer
                 was created, else 0.
-            optimizer: Optimizer of the rows.
         """
         spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)
         optimizer = optimizer or OptimizerSpec()

@@ -32,10 +32,7 @@ class Prepared:
     """A task whose records are read and ids are known: ready for any version.
 
     Attributes:
-        task: The task.
         batch: (x, ...) as tensors.
-        ids: Its id sets.
-        records: Records in it.
     """
 
     task: Task
@@ -72,11 +69,9 @@ class MicroBatchComputer:
 
     Args:
         model: A built model.
-        job: The job's parameters.
         readers: The splits; they are read as the model's inputs want them.
         sample: A batch as the model takes it, for its shapes.
         source: Source of rows for calls whose ids cannot be planned.
-        specs: Of the tables.
         deadline_s: Seconds to retry a lookup of ids that could not be planned.
         keras_draws: Whether random layers continue from their current state, as in `model.fit`: for a single process
             that computes all micro-batches in order. False: they depend on the job's seed and the micro-batch.

@@ -57,8 +57,6 @@ class Worker:
 
     Args:
         master: The master, or its client.
-        computer: What computes a micro-batch.
-        source: Where rows are looked up.
         session: The session that `master.join(identity)` opened.
         identity: This start of the worker.
         deadline_s: Seconds that the master or store may be unreachable.
@@ -300,7 +298,6 @@ class _PushNaming:
 
     Attributes:
         sync: Whether the job is synchronous: a task then is computed on the version that it is for.
-        incarnation: Of the worker.
         looks_ahead: Whether rows are looked up before their task's turn: those of a numbered version do not change,
             unless callbacks write some after its commit; of an asynchronous job they are wanted as late as possible.
     """
@@ -330,7 +327,6 @@ class RowPushes:
 
     Args:
         servers: All of the job's.
-        job: The job.
         deadline_s: Seconds that a server may be away, or be full.
     """
 
@@ -343,7 +339,6 @@ class RowPushes:
         """Hands in the gradients of rows; what is left is the master's.
 
         Args:
-            push: Of a micro-batch.
             refuse_failed: Called before every attempt; raises where the job is over.
 
         Raises:

@@ -25,7 +25,6 @@ class RowsAhead:
     rows and dense part of a version are transferred at the same time.
 
     Args:
-        source: Where rows are looked up.
         deadline_s: Seconds to wait for a running lookup.
         job: Whose traces its lookups belong to.
     """

@@ -118,9 +118,6 @@ class WorkerMeasures:
         """Around a micro-batch, from its lookup until its gradients count.
 
         Args:
-            job: Its name.
-            task: What is computed.
-            computed_on: The version that it is computed on.
             worker: Incarnation of the worker.
         """
         profiled = nullcontext() if self._profile is None else self._profile.micro_batch(task)

@@ -36,7 +36,6 @@ def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str)
 
     Args:
         spec: `batch_spec` of the first records of the training data.
-        batch: Tensors.
         records: Number of records requested.
         source: Origin of the batch, for messages.
 

@@ -26,7 +26,6 @@ class Forward:
 
     Attributes:
         x, y, weight: The batch; `y` and `weight` may be None.
-        predicted: The model's output.
         loss: What `compute_loss` returned.
     """
 

@@ -33,7 +33,6 @@ def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[s
     Args:
         tables: The table of every planned call, in call order.
         calls: int64 `[n]` ids of every planned call.
-        specs: The tables of the job.
 
     Raises:
         TableNotFound: the store does not contain it, or lost it.

@@ -72,9 +72,7 @@ class ModelStep(ABC):
     Args:
         model: A compiled and built model.
         spec: TypeSpecs of its batches.
-        plan: Its id plan.
         lookup: For calls that could not be planned.
-        training: Whether the model trains.
     """
 
     def __init__(
@@ -223,10 +221,7 @@ class TrainStep(ModelStep):
     """Forward, backward and metrics of one micro-batch.
 
     Args:
-        model: A compiled and built model.
-        spec: TypeSpecs of its batches.
-        plan: Its id plan.
-        lookup: For calls that could not be planned.
+        model, spec, lookup: As of `ModelStep`.
         seed: Seed of dropout; None: random layers continue from their current state, as in Keras.
         average: How micro-batches are combined (`JobSpec.average`); None: each is a version.
         steps: The plan of the model's own `train_step`; None: it has none.
@@ -271,7 +266,6 @@ class TrainStep(ModelStep):
         Args:
             batch: (x,), (x, y) or (x, y, sample_weight), as tensors.
             bets: Table name -> float32 `[u, dim]`: the rows of `ids.unique`.
-            ids: The id sets of the batch.
             micro_batch: Its number within the job; seeds dropout.
         """
         with imposed(self._model, self._trainable):  # it may be traced, or run, within this call

@@ -98,10 +98,8 @@ def fill_store(
     goes on there, unless the checkpoint is newer. Nothing is copied then: the rows are where they were.
 
     Args:
-        store: Holds the tables.
         tables: That the model needs.
         dense: The dense part of the model; changed where the job goes on.
-        job: As the options describe it.
         options: Whether an earlier job goes on (`resume`) or makes room for a new one when it has finished (`rerun`),
             its tables are dropped (`overwrite`), and the store is taken from a process that uses it (`take_over`).
         checkpoint: The newest one to resume from; None: there is none.

@@ -49,7 +49,6 @@ class DnsServers:
 
     Attributes:
         name: The name, and the port of all servers.
-        count: How many there are.
     """
 
     name: Address
@@ -74,7 +73,6 @@ class DnsServers:
 
         Args:
             deadline_s: How long that is waited for.
-            resolve: Looks a name up.
 
         Raises:
             Unavailable: it has more or fewer by the deadline.
@@ -127,7 +125,6 @@ def find_servers(stores: Sequence[str], deadline_s: float, resolve: Resolve = re
     Args:
         stores: What `require_servers` takes.
         deadline_s: How long they are waited for, and then how long one behind a DNS name may be away.
-        resolve: Looks a DNS name up.
 
     Raises:
         Unavailable: some are not there by the deadline; names them.
@@ -151,9 +148,7 @@ def server_now(stores: Sequence[str], number: int, known: Sequence[str], resolve
 
     Args:
         stores: What `require_servers` takes.
-        number: Of the server.
         known: Where all servers were last, by number.
-        resolve: Looks a DNS name up.
 
     Raises:
         ElastableError: the registry does not answer.

@@ -56,7 +56,6 @@ class StoreRegistry(Closing):
         Args:
             number: Which; None: the one that this host had last if nobody holds it, else the lowest that is free, below
                 the URL's `count` where it has one.
-            host: Of the server.
             lease_s: Seconds for which the number stays taken after the server was last heard of.
 
         Raises:
@@ -171,11 +170,7 @@ class StoreRegistry(Closing):
 
 
 class Registration(Closing):
-    """A number that is held until `close`, and until its lease ends where this process dies.
-
-    Attributes:
-        number: Of the server.
-    """
+    """A number that is held until `close`, and until its lease ends where this process dies."""
 
     def __init__(self, registry: StoreRegistry, number: int, secret: str, lease_s: float) -> None:
         self.number = number

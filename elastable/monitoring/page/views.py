@@ -54,10 +54,7 @@ class JobView:
     """Of a job.
 
     Attributes:
-        master: Of the job.
-        store: Of the job.
         not_ready: Why the store cannot be asked now; None: it can.
-        checkpoints: That the job writes.
         curves: Of its metrics.
         resume: The command that goes on with the job.
         ended: Workers that the job's command has started and that have failed.

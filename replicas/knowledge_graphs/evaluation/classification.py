@@ -15,7 +15,6 @@ class ClassificationMetrics:
 
     Attributes:
         accuracy, precision, recall, f1: In 0 .. 1; 0 where nothing can be divided.
-        triples: Number of triples.
     """
 
     accuracy: float

@@ -29,7 +29,6 @@ class QueryBatches:
         batch_per_worker: Queries of each worker in a batch, q.
 
     Attributes:
-        side: See above.
         batches: Number of batches, as many as the fullest worker needs.
 
     Raises:
@@ -219,7 +218,6 @@ class AllScores:
     Every member of the group calls the same methods with its own part of the same batch of queries (`QueryBatches`).
 
     Args:
-        model: This worker's part of the model.
         window_values: Most scores in memory at once (at least one column per query).
         pool: Threads to compute with; they do not affect results.
     """
@@ -411,7 +409,6 @@ class Evaluation:
     """Ranks triples over the group; every member calls it with the same triples and gets the same metrics.
 
     Args:
-        model: This worker's part of the model.
         reciprocal: Whether head queries are tail queries of inverse relations.
         relations: Number of relations, without inverse ones.
         known: True triples `[N, 3]` that do not compete: all splits.
@@ -443,9 +440,6 @@ class Evaluation:
         Args:
             triples: The same on every member.
             stop: Asked at every batch, on every member if on any; where one says True, the result is {}.
-
-        Raises:
-            BadInput: there are no triples.
         """
         found = RankingMetrics(ties=self._ties)
         for side, queries, ranks in self._ranked(triples):
@@ -456,11 +450,7 @@ class Evaluation:
         return found.result()
 
     def ranks(self, triples: Int32) -> "QueryRanks":
-        """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker.
-
-        Raises:
-            BadInput: there are no triples.
-        """
+        """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker."""
         parts = [np.empty((0, 4), np.int64)]
         for side, queries, ranks in self._ranked(triples):
             columns = [
@@ -528,11 +518,7 @@ class QueryRanks:
         return QueryRanks(self.triple[which], self.side[which], ranks)
 
     def metrics(self, hits: Sequence[int] = HITS, ties: str = "average") -> dict[str, float]:
-        """MRR, mean rank and Hits@k, as `RankingMetrics.result`.
-
-        Raises:
-            BadInput: there are no queries, a k below 1, or unknown ties.
-        """
+        """MRR, mean rank and Hits@k, as `RankingMetrics.result`."""
         found = RankingMetrics(hits, ties)
         for place, side in enumerate(SIDES):
             found.add(side, self.ranks, self.side == place)

@@ -167,7 +167,6 @@ class RankingMetrics:
         """Counts queries.
 
         Args:
-            side: The queried end.
             ranks: Ranks of their answers, `[q]`.
             mask: bool `[q]`: False at padding, which does not count.
         """

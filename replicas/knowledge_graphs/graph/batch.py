@@ -36,8 +36,6 @@ class Negatives:
             1`, or 2 for corruption "ht" (0: heads, 1: tails), and every triple of the step is scored with all
             candidates of its end (in corruption "ht" each block has a half for each end). All `rows[j]` are equal then,
             unless they are `local`.
-        corruption: See `CORRUPTIONS`.
-        local: See `rows`.
         mask: bool `[n * p, n, m]`, or `[1, n, m]` if it is the same for all triples, or None if every candidate counts
             in every step. `mask[b, s, k]` is False if candidate k of shard s (with `local`: of `rows[s]`) does not
             count for triple b: it is padding, or makes a known triple and is filtered.
@@ -62,7 +60,6 @@ class StepBatch:
 
     Attributes:
         step: Number of the step in the run, from 0; it determines the batch, given the sampler's settings.
-        worker: Rank of the worker.
         head: int32 `[n, p]`, rows of this worker's shard: the heads of its triples, block by block.
         relation: int32 `[n, p]`: the relations of its triples.
         tail: int32 `[n, p]`, rows of this worker's shard: `tail[j]` are the tails of worker j's block `worker`. An

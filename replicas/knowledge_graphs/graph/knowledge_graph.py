@@ -111,7 +111,6 @@ class KnowledgeGraph:
     """Triples by id, and the names of ids.
 
     Attributes:
-        name: Name of the graph.
         entities: Names by id: those of training triples first, in order of first occurrence.
         relations: The same for relations.
         train: int32 `[N, 3]`: head, relation, tail.

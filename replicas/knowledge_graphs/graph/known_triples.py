@@ -20,7 +20,6 @@ class AnswerLists:
         keys: int64 `[K]`, ascending: `given * relations + relation` of each pair that occurs.
         offsets: int64 `[K + 1]`: the answers of pair k are `answers[offsets[k]:offsets[k + 1]]`.
         answers: int32 `[A]`, ascending and unique within a pair.
-        relations: Number of relations.
     """
 
     keys: Int64
@@ -44,7 +43,6 @@ class KnownTriples:
     """The true triples, found from either end.
 
     Attributes:
-        entities: Number of entities.
         tails: The tails of every (head, relation).
         heads: The heads of every (tail, relation).
     """
@@ -59,7 +57,6 @@ class KnownTriples:
         """Indexes triples: four bytes per triple and end, sixteen per pair that occurs, and temporary memory.
 
         Args:
-            entities: Number of entities.
             relations: Number of relations, with inverse ones if the triples have them.
             triples: int `[N, 3]` each; all splits for filtered ranking, the training triples for filtered candidates.
 
@@ -89,7 +86,6 @@ class KnownTriples:
         positions and keeps those: eight bytes per answer.
 
         Args:
-            side: The queried end.
             given: int64 `[q]`, the given entities.
             relation: int `[q]`.
             answer: int64 `[q]`, -1: none. It is excluded even if it is not known: an
@@ -120,7 +116,6 @@ class Exclusions:
         places: int64 `[A]`, `shard * rows + row` of answers.
         first, last: int64 `[q]`: query i excludes `places[first[i]:last[i]]`, ascending.
         own: int64 `[q]`: query i excludes `own[i]`, too; -1: none.
-        rows: Rows of a shard.
     """
 
     places: Int64

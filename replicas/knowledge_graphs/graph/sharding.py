@@ -23,7 +23,6 @@ class Sharding:
     """The shard and row of every entity; `entity_at` is the inverse.
 
     Attributes:
-        seed: Seed of the assignment.
         shard_of: int32 `[E]`.
         row_of: int32 `[E]`.
         entity_at: int64 `[n, rows]`: the entity of each row; -1 in the last row of a
@@ -52,7 +51,6 @@ class Sharding:
         Args:
             entities: Number of entities, E.
             shards: Number of workers, n.
-            seed: Seed of the shuffle.
             entity_types: int `[E]`, from 0; None: all are of type 0.
 
         Raises:
@@ -196,7 +194,6 @@ class PartitionedTriples:
     """Triples grouped by shards; within a group they keep their order.
 
     Attributes:
-        sharding: Sharding of the entities.
         mode: "pair": by the shards of head and tail, for training; "head" or "tail": by
             the shard of that end, for queries.
         triples: int32 `[N, 3]`: head, relation, tail, global ids, group after group.
@@ -219,8 +216,6 @@ class PartitionedTriples:
         Args:
             triples: int `[N, 3]`: head, relation, tail. With mode "head" a tail may
                 be -1, with mode "tail" a head: the queried end.
-            sharding: Sharding of the entities.
-            mode: See the class.
 
         Raises:
             BadInput: malformed triples or an unknown mode.

@@ -30,7 +30,6 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
     Blank lines are skipped but counted; a name may contain anything but tabs and line breaks.
 
     Args:
-        path: The file.
         columns: What each column is, for errors.
 
     Raises:
@@ -247,7 +246,6 @@ def read_entity_types(file: Path | None, entities: Names) -> tuple[Names | None,
 
     Args:
         file: The file; None: there are no types.
-        entities: The graph's.
 
     Returns:
         The names of types; int32 `[E]`, the first type of each entity; int32 `[K, 2]`, entity and type, further ones.
@@ -292,7 +290,6 @@ class GraphParts:
     """Names by id, and the triples of each split.
 
     Attributes:
-        name: Name of the graph.
         entities, relations: Names by id.
         triples: "train", "valid" and "test" -> int32 `[N, 3]`.
         entity_types: int32 `[E]`; None if there are no types.

@@ -53,12 +53,10 @@ class NegativeSampler(ABC):
     """Draws candidates with a separate key for every (shard, worker), so that any worker can repeat another's draws.
 
     Args:
-        sharding: Sharding of the entities.
         count: Candidates from each shard, m: for each triple, or (shared) for all triples of the step.
         corruption: Which end they replace; see `batch.CORRUPTIONS`.
         shared: All triples of a step are scored with the same candidates (with `local`: all of a worker's).
         local: Draw only from the worker's own shard; nothing is exchanged.
-        seed: Seed of the draws.
         exclude: What to mask besides padding: "nothing", the triple's own "answer",
             or every "known" answer, so that no true triple is a negative.
         known: The true triples; needed for exclude "known".
@@ -114,7 +112,6 @@ class NegativeSampler(ABC):
             keys: uint64 `[k]`: keys of the pairs' random numbers.
             shards: int64 `[k]`.
             workers: int64 `[k]`.
-            step: All workers' triples.
 
         Returns:
             int32 `[k, B, m]`, rows of the shards; bool `[k, B, m]`, False at padding, or None if no step has padding.
@@ -180,8 +177,6 @@ class NegativeSampler(ABC):
 
         Args:
             entities: int64 `[k, B, m]`, -1 at padding.
-            step: All workers' triples.
-            worker: The worker.
 
         Returns:
             bool `[n * p, k, m]`, or `[1, k, m]` if it is the same for all triples.
@@ -248,7 +243,6 @@ class TripleNegatives(NegativeSampler):
     """Candidates from lists, each scored on its own shard; padded so that all shards have the same number.
 
     Args:
-        sharding: Sharding of the entities.
         heads: int `[N, k]`, global ids: candidates for the head of each triple, by its position in the partitioned
             array; or `[k]`: the same for all. -1 is padding. Needed for corruption "h" and "ht".
         tails: The same for tails; needed for "t" and "ht".

@@ -62,7 +62,6 @@ class Scheme(ABC):
 
     Args:
         group: Worker and shard are a member's rank.
-        score: The score function.
         pool: Threads to compute with; they do not affect results.
         dropout: Of the given entities and relations of queries; None: none.
     """
@@ -253,7 +252,6 @@ class Asked:
     """A worker's triples whose candidates replace the same end.
 
     Attributes:
-        side: The queried end.
         triples: int64 `[q]`: indices of the worker's triples.
         place: Index of the side among shared candidates: 1 for tails in corruption "ht", else 0.
     """
@@ -286,7 +284,6 @@ class TripleScores:
     """Scores of triples with given embeddings, through the queries that also score their candidates.
 
     Args:
-        score: The score function.
         asked: The queried ends; each triple once.
         heads: float32 `[b, entity_width]`.
         relation: int `[b]`.

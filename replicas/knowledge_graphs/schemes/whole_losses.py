@@ -31,7 +31,6 @@ class WholeSoftmax:
 
     Args:
         group: Worker and shard are a member's rank.
-        score: The score function.
         held: Entities of this shard; further rows are padding.
         sides: The queried ends of every triple.
         pool: Threads to compute with; they do not affect results.
@@ -131,8 +130,6 @@ class WholeSoftmax:
         """This shard's part of everyone's loss, and the gradients of the scores.
 
         Args:
-            side: The queried end.
-            batch: This worker's part.
             scores: float32 `[n * n * p, held]`: of everyone's queries with this shard's entities.
             weight: float32 `[n * n * p]`, of everyone's triples.
         """
@@ -192,10 +189,8 @@ class KvsAll(WholeSoftmax):
     gradients are computed in place.
 
     Args:
-        group, score, held, pool, dropout: As of `WholeSoftmax`.
-        sharding: Sharding of the entities.
+        group, score, held, pool, smoothing, dropout: As of `WholeSoftmax`.
         known: The training triples, whose tails are answers.
-        smoothing: Label smoothing, 0 to 1.
     """
 
     def __init__(

@@ -32,7 +32,6 @@ class ConvE(ScoreFunction):
 
     Args:
         dim: Size of an entity, without its bias.
-        seed: Seed of the initial filters and weights.
 
     Raises:
         BadInput: `dim` is not that of an image with height and width of at least 2.

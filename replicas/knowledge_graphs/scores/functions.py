@@ -45,9 +45,7 @@ class ScoreFunction(ABC):
 
     Attributes:
         name: Name in `scores.SCORES`.
-        dim: The requested dimension.
         entity_width, relation_width, query_width: float32 values of each.
-        comparison: Compares queries with candidates.
         entities, relations: Initial values.
         entity_values, relation_values: What their rows hold.
         norms: The norms to choose from; none if the score has no norm or only one.
@@ -86,7 +84,6 @@ class ScoreFunction(ABC):
         Args:
             given: float32 `[b, entity_width]`: the prepared entities at the other end.
             relation: float32 `[b, relation_width]`.
-            side: The queried end.
 
         Returns:
             float32 `[b, query_width]`.
@@ -222,7 +219,6 @@ class TuckER(ScoreFunction):
 
     Args:
         dim: Size of an entity and of a relation, d; the core has d^3 values, the same on every worker.
-        seed: Seed of the initial core.
     """
 
     name = "TuckER"
@@ -419,10 +415,7 @@ class InterHT(ScoreFunction):
 
 
 class TranS(InterHT):
-    """`-|h * (t' + 1) - t * (h' + 1) + r1 * h + r2 + r3 * t|`; a relation is `[r1, r2, r3]`.
-
-    The relation combines three vectors, by the entities that it connects.
-    """
+    """`-|h * (t' + 1) - t * (h' + 1) + r1 * h + r2 + r3 * t|`; a relation is `[r1, r2, r3]`."""
 
     name = "TranS"
 

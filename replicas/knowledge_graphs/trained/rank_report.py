@@ -28,7 +28,6 @@ class RankGroup:
 
     Attributes:
         name: Relation, category ("1-N: one head has many tails") or side.
-        queries: Their number.
         metrics: As `QueryRanks.metrics`.
     """
 
@@ -52,7 +51,6 @@ def rank_groups(
         by: One of `GROUPINGS`.
         ranks: Ranks of `triples`.
         triples: int32 `[N, 3]`: what was ranked.
-        relations: Names of relations.
         train: int32 `[M, 3]`: the triples that categories are drawn from; see `relation_categories`.
         hits, ties: As of `QueryRanks.metrics`.
 
@@ -91,7 +89,6 @@ def save_ranks(
     optimistic, pessimistic (int64), score (float: of the triple).
 
     Args:
-        path: The file.
         ranks: Ranks of `triples`.
         triples: int32 `[N, 3]`.
         scores: float32 `[N]`, of the triples as head and as tail queries.
@@ -168,7 +165,6 @@ def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidate
         file: `.npz` with OGB's arrays `head_neg` and `tail_neg`, int `[N, k]`; with `head_type` and `tail_type`, as of
             ogbl-biokg, ids count within the type. Or `.parquet` with columns `head_candidates` and `tail_candidates`,
             a list of names for each triple.
-        graph: Its entities.
 
     Raises:
         BadInput: a file that cannot be read, without these arrays or columns, or with unknown names.

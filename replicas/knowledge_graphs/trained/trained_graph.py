@@ -46,7 +46,6 @@ class TrainedGraph:
 
     Attributes:
         entities, relations: Names by id; inverse relations have ids from `len(relations)` on, and no names.
-        settings: The run's settings.
         model: All entities in one shard; not for concurrent use.
 
     Raises:
@@ -178,13 +177,6 @@ class LinkPredictor:
     Args:
         run: The run directory, or its model if that is loaded already.
         source, pool: As of `TrainedGraph`, which they load.
-
-    Attributes:
-        trained: The model.
-
-    Raises:
-        BadInput: there is no such run, or it has no checkpoint.
-        CheckpointError: the checkpoint cannot be read.
     """
 
     def __init__(self, run: Path | TrainedGraph, source: str | None = None, pool: RangePool = SERIAL) -> None:
@@ -248,12 +240,8 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Pa
     Entities have the order of their ids; relations too, with inverse ones behind all others, named `NAME (inverse)`.
 
     Args:
-        trained: The model.
         folder: Must not exist, or be empty.
         kind: One of `FORMATS`.
-
-    Returns:
-        The files.
 
     Raises:
         BadInput: an unknown format, or a folder that holds something or cannot be written; nothing is left.

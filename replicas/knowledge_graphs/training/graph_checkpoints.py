@@ -32,7 +32,6 @@ class RunProgress:
         best_step: Step of its checkpoint.
         waited: Evaluations since then.
         stopped: Whether early stopping has ended training.
-        evaluated_step: Step of the last evaluation.
         steps_per_epoch: Steps of an epoch, which depend on the number of workers; 0: before the first step.
         seconds: Time spent so far.
     """
@@ -78,9 +77,6 @@ class GraphCheckpoints:
 
         Args:
             state: From `GraphTrainer.state`.
-            settings: The run's settings.
-            place: The run's progress.
-            graph: The graph's identity.
 
         Raises:
             CheckpointError: it cannot be written; no earlier one has changed.

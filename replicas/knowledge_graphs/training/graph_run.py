@@ -31,9 +31,7 @@ class GraphRun:
     """A run over a graph.
 
     Attributes:
-        graph: The graph.
         source: Where the graph came from, as the user wrote it.
-        settings: The run's settings.
         home: The run directory; checkpoints are in its folder `checkpoints`.
         begin: The checkpoint to resume; None: start from scratch.
         checkpoint_minutes: Time between checkpoints, besides those at evaluations.
@@ -180,8 +178,6 @@ class TrainingLoop:
         evaluation: Ranks triples with the trainer's model.
         tell: Called on rank 0.
         identity: The graph's, for checkpoints.
-        place: The run's progress.
-        best: The best state so far.
     """
 
     def __init__(
@@ -223,11 +219,7 @@ class TrainingLoop:
         return {"metrics": metrics, "split": split, "best_validation_mrr": self._place.best_mrr} | self._counts()
 
     def _time_evaluations(self) -> None:
-        """With a budget: measures what ranking a triple takes, kernels that are compiled first left out.
-
-        Raises:
-            BadInput: ranking the validation triples once takes longer than the budget.
-        """
+        """With a budget: measures what ranking a triple takes, kernels that are compiled first left out."""
         run, valid = self._run, self._run.graph.valid
         budget, timed = run.settings.budget_minutes, valid[:_TIMED] if len(valid) else run.graph.test[:_TIMED]
         if budget is None or not len(timed):

@@ -28,11 +28,7 @@ class Layout:
 
 
 class Exchange:
-    """Reduces and gathers tensors over a group; every member calls the same methods with the same layouts.
-
-    Attributes:
-        group: All replicas.
-    """
+    """Reduces and gathers tensors over a group; every member calls the same methods with the same layouts."""
 
     def __init__(self, group: ReplicaGroup, domains: Iterable[ReplicaGrouping]) -> None:
         """Makes the groups of the domains; every member calls it."""
@@ -56,7 +52,6 @@ class Exchange:
 
         Args:
             arrays: Of number dtypes, any shapes.
-            layouts: One for each.
         """
         found: list[Array] = list(arrays)
         for places in _together(arrays, layouts):

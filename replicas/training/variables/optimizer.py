@@ -87,8 +87,6 @@ class PartOptimizer:
         targets: What is updated for each: a flat buffer, or the variable itself.
 
     Attributes:
-        keras: The optimizer.
-        slots: Every slot.
         clipping: How to clip gradients before `apply`.
     """
 
@@ -226,7 +224,6 @@ def squared_norms(group: ReplicaGroup, gradients: Sequence[Array], layouts: Sequ
     Args:
         group: All replicas; each calls this.
         gradients: Summed over the replicas: whole, or this replica's buffer.
-        layouts: One for each.
     """
     mine = np.array(
         [_sum_of_squares(_own(group, array, layout)) for array, layout in zip(gradients, layouts, strict=True)]

@@ -51,7 +51,6 @@ class VariablePlacement:
         elements, bytes: Size of the whole.
         here: Bytes that one replica holds, padding included.
         domain: The replicas that share one copy; None: every replica has one.
-        reason: Why.
     """
 
     variable: str
@@ -72,7 +71,6 @@ def plan_variables(
         variables: The model's variables, in order.
         settings: Settings for all of them. An override names a variable by its path or a suffix of it and applies to
             weight and state; with "/optimizer_state" appended, to the state alone.
-        replicas: Number of replicas.
 
     Raises:
         BadSpec: a variable is given twice; an override matches no variable, several, or one that another override
@@ -106,10 +104,8 @@ def sharding_of(
 
     Args:
         kind: "weight", "optimizer_state" or "activation".
-        elements: Elements of the tensor.
         settings: Settings of this kind of tensor.
         override: Applied without thresholds.
-        replicas: Number of replicas.
     """
     location = settings.location if override is None else override
     why = f"setting, {elements:,} elements" if override is None else "override by name"

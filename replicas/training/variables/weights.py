@@ -67,7 +67,6 @@ class ReplicaWeights:
     Attributes:
         layouts: How each variable is updated.
         targets: What is updated for each variable: a flat buffer, or itself.
-        exchange: Collectives over the replicas.
 
     Raises:
         BadSpec: another trainer shards a variable already.
@@ -237,7 +236,6 @@ class WholeTensors:
     Args:
         weights: The model's trainable variables.
         states: Its other variables, those of frozen layers included.
-        optimizer: The optimizer of the weights.
     """
 
     def __init__(self, weights: ReplicaWeights, states: Sequence[keras.Variable], optimizer: PartOptimizer) -> None:

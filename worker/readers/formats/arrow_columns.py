@@ -32,7 +32,6 @@ class At:
     """Where the values of a column are: "clicks.csv, line 7: column 'user'".
 
     Attributes:
-        column: Its name.
         place: Number of a record in its block -> file and line, or file and row.
     """
 
@@ -176,7 +175,6 @@ def merged_type(kinds: Sequence[tuple[object, pa.DataType]], want: str, name: st
     Args:
         kinds: (file, type of the column there).
         want: dtype of the input that the column feeds, "number" for targets and weights; "": not known.
-        name: Of the column.
 
     Raises:
         BadInput: types that have none in common, or that the input cannot take.
@@ -285,8 +283,6 @@ def to_array(values: pa.Array | pa.ChunkedArray, column: Column, at: At) -> Leaf
 
     Args:
         values: `[records]`, of any type that has a plain one.
-        column: What to make of them.
-        at: Where a record is.
 
     Raises:
         BadInput: a value that its type does not hold exactly, a null without replacement, a uint64 above 2**63 - 1,

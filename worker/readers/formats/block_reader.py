@@ -45,7 +45,6 @@ class Decoded:
     """A block as its file holds it.
 
     Attributes:
-        file: The file.
         table: Its columns, without those of folders.
         place: Where its records are.
     """
@@ -59,15 +58,12 @@ class BlockReader(Reader):
     """Records in blocks, one block after another.
 
     Args:
-        files: The files.
         columns: Names of the columns in each file.
         counts: Records in each block, of all files.
-        choice: The user's options about columns.
         transform: Batch -> batch with the same number of records; applied to the result of `take`.
         cached_blocks: Number of decoded blocks to keep, the last used ones.
 
     Attributes:
-        files, choice: The arguments.
         in_file: Names of the columns to read from files; those of folders' names are not among them.
 
     Raises:

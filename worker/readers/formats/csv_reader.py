@@ -140,11 +140,7 @@ class CsvReader(BlockReader):
         return [(self.files[0], kind)]
 
     def read_block(self, block: int) -> Decoded:
-        """Reads and parses one block.
-
-        Raises:
-            BadInput: a malformed record, by file and line; a file that changed.
-        """
+        """Reads and parses one block."""
         number, local = self._places[block]
         file, index = self.files[number], self._indexes[number]
         text = self._text(block)

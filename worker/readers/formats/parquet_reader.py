@@ -78,11 +78,7 @@ class ParquetReader(BlockReader):
         return [(file, schema.field(name).type) for file, schema in zip(self.files, schemas, strict=True)]
 
     def read_block(self, block: int) -> Decoded:
-        """Reads a row group.
-
-        Raises:
-            BadInput: a file that changed or is broken.
-        """
+        """Reads a row group."""
         place, group = self._places[block]
         file = self.files[place]
         try:

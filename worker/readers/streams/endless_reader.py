@@ -70,11 +70,7 @@ class EndlessReader(Reader):
         return self.of_pass(0).take(indices)
 
     def take_from(self, first: int, indices: Int64) -> Batch:
-        """Records `first + indices` of the stream; one thread at a time reads on.
-
-        Raises:
-            BadInput: see the class.
-        """
+        """Records `first + indices` of the stream; one thread at a time reads on."""
         numbers, places = np.divmod(checked_indices(indices, len(self), self._name) + first, self.batch_records)
         with self._lock:
             return cast("Batch", gathered(numbers, places, self._batch, empty=first // self.batch_records))

@@ -34,7 +34,6 @@ class _Spool:
 
     Args:
         name: Its name in errors, such as "x['user']".
-        folder: Folder of its files.
         first: One of the parts: all have its dtype, and its shape but for the first axis.
 
     Attributes:
@@ -77,14 +76,7 @@ class _Spool:
         self._write(self._file, np.ascontiguousarray(part, self._dtype))
 
     def finish(self, records: int) -> None:
-        """Ends writing; from now on `take` may be called.
-
-        Args:
-            records: How many were appended.
-
-        Raises:
-            BadInput: no room on the disk.
-        """
+        """Ends writing; from now on `take` may be called."""
         with self._disk_errors():
             self._file.flush()
             if self._lengths is not None:

@@ -55,14 +55,10 @@ class Gathering:
     """Collects the gradients of a step.
 
     Attributes:
-        model: The job's model.
         planned: The planned `step.apply` calls.
-        scope: Of the step.
         average: As of `TrainStep`.
         recorded: What was recorded of the step so far.
-        batch: The batch.
         rows: Tensors that hold rows.
-        applied: The results so far.
     """
 
     model: keras.Model

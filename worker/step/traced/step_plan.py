@@ -226,7 +226,6 @@ class Change:
     """A change of variables or tables.
 
     Attributes:
-        keys: What is changed.
         position: After which operation.
     """
 
@@ -243,7 +242,6 @@ class _StepGraph:
     """The graph of a step.
 
     Args:
-        graph: A traced graph.
         variables: Keras variables whose reads matter.
         rows: Name of an operation that yields rows -> what it reads, and the position of the lookup.
     """
@@ -307,7 +305,6 @@ class StepPlan:
     """The plan of a step, in execution order.
 
     Attributes:
-        applies: Every `step.apply`.
         states: Weights that no update changes, in model order.
         variables: All others, in model order.
         several: Whether the step does more than one update of the whole model by the optimizer of `compile()`.

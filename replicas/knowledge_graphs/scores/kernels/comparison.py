@@ -99,12 +99,11 @@ class Comparison:
         """Of the sum of `score_gradients * scores`; adds those of the rows in place.
 
         Args:
-            queries, rows, places: See `scores`.
+            queries, rows, places, pool: See `scores`.
             scores: float32 `[b, n]`, what `scores` gave.
             score_gradients: float32 `[b, n]`.
             row_places: int64 `[g, n]`: where in `row_gradients` each candidate's gradient is summed.
             row_gradients: float32 `[u, entity width]`, added to in place.
-            pool: Threads to compute with; they change no bit.
 
         Returns:
             Gradients of the queries, float32 `[b, query width]`.

@@ -8,11 +8,7 @@ from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Compar
 
 
 def distance(norm: int) -> Comparison:
-    """`-|q - e|` by the norm 1 or 2; a query is as wide as a row.
-
-    Raises:
-        BadInput: another norm.
-    """
+    """`-|q - e|` by the norm 1 or 2; a query is as wide as a row."""
     return pair_comparison(
         _distance_score, _distance_add, lambda queries, highest, norm: length(np.abs(queries) + highest, norm), 1, norm
     )
@@ -109,20 +105,12 @@ def _modulus_add(
 
 
 def affine(norm: int) -> Comparison:
-    """`-|a + b * e|`, elementwise; a query is `[a, b]`, twice as wide as a row.
-
-    Raises:
-        BadInput: another norm than 1 or 2.
-    """
+    """`-|a + b * e|`, elementwise; a query is `[a, b]`, twice as wide as a row."""
     return pair_comparison(_affine_score, _affine_add, _affine_size, 1, norm)
 
 
 def affine_of_two(norm: int) -> Comparison:
-    """`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`.
-
-    Raises:
-        BadInput: another norm than 1 or 2.
-    """
+    """`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`."""
     return Comparison(_affine_forward_of_two, _affine_backward_of_two, _affine_size_of_two, 2, norm)
 
 
@@ -277,9 +265,6 @@ def boxes(norm: int) -> Comparison:
 
     `D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a box of width w: `|z| / (w + 1)` inside,
     that is where `|z| <= w / 2`, and `|z| (w + 1) - w (w + 1 - 1 / (w + 1)) / 2` outside.
-
-    Raises:
-        BadInput: another norm than 1 or 2.
     """
     return Comparison(_box_forward, _box_backward, _box_size, 2, norm)
 
