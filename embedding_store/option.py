@@ -54,7 +54,9 @@ class OptionField:
     """One field of a config dataclass.
 
     Attributes:
+        name: Of the field.
         kinds: The types that its value may have; `tuple` and `list` hold strings.
+        option: What it means.
         default: Its value where nobody sets it; `dataclasses.MISSING`: it must be set.
     """
 
@@ -144,6 +146,7 @@ def check_options(config: object, *, python: bool = False) -> None:
     """Checks the fields of a config dataclass against their options.
 
     Args:
+        config: The dataclass.
         python: Whether a message shows a field as an argument in Python, `dim=0`, and not as an option, `--dim 0`.
 
     Raises:
@@ -157,7 +160,12 @@ def check_options(config: object, *, python: bool = False) -> None:
 
 
 def command_words(config: object, leave_out: Collection[str] = ()) -> list[str]:
-    """The words of a command line that give these settings; defaults are left out."""
+    """The words of a command line that give these settings; defaults are left out.
+
+    Args:
+        config: The dataclass.
+        leave_out: Names of fields to leave out.
+    """
     words = []
     for name, each in option_fields(type(config)).items():
         value = getattr(config, name)

@@ -28,6 +28,7 @@ class TableImages:
     """What a commit has made of one table's rows.
 
     Attributes:
+        table: Its name.
         ids: int64 `[n]`, each once: rows that were updated and are still there.
         weights: float32 `[n, dim]`, after the update.
         slots: float32 `[n, slot_width]`, likewise.

@@ -19,6 +19,7 @@ class LogReport:
     Attributes:
         base: The name of the base file; None: there is none.
         base_version: The version of the store in it; 0 without one.
+        base_bytes: Its length.
         first, last: Sequence numbers of the oldest and the newest entry; last is 0 when there is none.
         version: The store's version after the newest entry.
         bytes: What the entries take.
@@ -43,7 +44,13 @@ class LogReport:
 
 @dataclass(slots=True)
 class ChangeTally:
-    """Counts the changes of a log, entry by entry."""
+    """Counts the changes of a log, entry by entry.
+
+    Attributes:
+        version: The store's version after them.
+        kinds: Kind of change -> entries of that kind.
+        rows: Rows that the commits among them have written.
+    """
 
     version: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -64,6 +71,7 @@ def entry_of_version(log: Log, after: int, version: int) -> tuple[int, int]:
     Args:
         log: Its entries after `after` are read.
         after: The store's version there is at most `version`.
+        version: The version to find.
 
     Returns:
         The last entry of that version or an earlier one, and how many rows the commits after it have written.

@@ -41,7 +41,9 @@ class Segment:
     """A file of a log.
 
     Attributes:
+        path: Where it is.
         first, last: Sequence numbers of its first and its last entry.
+        bytes: Its length.
         previous: `Header.previous` of its first entry.
         check: `Header.check` of its last entry.
     """
@@ -77,6 +79,7 @@ class SegmentReader(Closing):
         """Opens the file.
 
         Args:
+            path: Of the file.
             first: The sequence number of its first entry; None: its name says it.
 
         Raises:
@@ -104,7 +107,11 @@ class SegmentReader(Closing):
             yield header
 
     def entries(self, end: int | None = None) -> Iterator[LogEntry]:
-        """The entries up to byte `end` (None: the file's length); ends where none is intact."""
+        """The entries up to byte `end` (None: the file's length); ends where none is intact.
+
+        Raises:
+            StoreBroken: an entry does not follow the one before.
+        """
         size = self.size if end is None else end
         while (header := self._header(size)) is not None:
             content = self._read(self.offset, header.entry_bytes)
@@ -215,6 +222,7 @@ def check_segments(folder: Path) -> tuple[list[Segment], int]:
     """The segments of a folder, oldest first, and the bytes of a torn entry at its end; changes nothing.
 
     Raises:
+        StoreBroken: as `open_segments`.
         StoreFailed: the folder cannot be read.
     """
     try:

@@ -35,6 +35,7 @@ def _instructions(names: str, result: Type = types.void, *takes: Type) -> Callab
 
     Args:
         names: Of its arguments, with spaces between them.
+        result: What the function returns.
         takes: Types that its arguments are converted to; none: they stay as they are.
     """
     parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("typing_context", *names.split())]

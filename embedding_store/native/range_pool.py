@@ -146,6 +146,8 @@ class RangePool:
         """As `run`, in pieces that threads take as they come free, so that one that starts late takes fewer.
 
         Args:
+            work: Must give the same result wherever the range is cut.
+            count: Length of the whole range.
             piece: Length of a piece; the last may be shorter.
 
         Raises:
@@ -159,6 +161,7 @@ class RangePool:
 
         Args:
             work: Joins `counter`, takes pieces until none are left, and leaves.
+            counter: Of this work.
 
         Raises:
             StoreFailed: a thread did not finish its pieces. An error of `work` in the caller's thread passes through,

@@ -85,6 +85,7 @@ class RowOptimizer(ABC):
     """One optimizer with its hyperparameters; holds no state.
 
     Attributes:
+        spec: What it was made from.
         slots: Its slots, side by side in this order.
         fused: Whether `apply` updates rows in place at any positions, from
             any thread, and cannot fail; else a store hands it a gathered block.

@@ -55,6 +55,7 @@ def update_kernel(step: ValueStep, slots: int, twice: bool = False) -> UpdateKer
     """A kernel that takes an optimizer's step on every value of some rows.
 
     Args:
+        step: The optimizer's step on one value.
         slots: How many slots it has, each as wide as the weights: 0 to 3.
         twice: Whether the loop is compiled once more for rows of whole cache lines, for optimizers that are limited
             by computation.
@@ -124,6 +125,7 @@ class KernelOptimizer(RowOptimizer):
     Attributes:
         defaults: All its hyperparameters.
         shares: Those that must lie from 0 to 1.
+        kernel: Updates rows.
     """
 
     defaults: Mapping[str, float]
@@ -142,7 +144,12 @@ class KernelOptimizer(RowOptimizer):
         self._decay = self._singles["weight_decay"]
 
     def scalars(self, step: int, rate: F) -> Scalars:
-        """What the kernel takes besides learning rate and weight decay."""
+        """What the kernel takes besides learning rate and weight decay.
+
+        Args:
+            step: Optimizer steps taken before this one.
+            rate: Its learning rate.
+        """
         return ()
 
     def single(self, *names: str) -> tuple[F, ...]:

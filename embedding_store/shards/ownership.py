@@ -66,6 +66,7 @@ class ShardOwnership:
 
         Args:
             secret: 16 to 64 bytes.
+            claim: What it says of itself.
             first: Whether it may replace another owner; else it has been the owner, and says so again.
 
         Returns:
@@ -126,6 +127,7 @@ def refuse_other_position(specs: Mapping[str, TableSpec], number: int, servers: 
     """Refuses a claim of this server as another one than its tables say.
 
     Args:
+        specs: The server's tables.
         number: As which server it is claimed, counted from 0.
         servers: Of how many; 0: the claim does not say.
 

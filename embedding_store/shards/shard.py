@@ -63,7 +63,12 @@ class PushBuffer:
         return push.sender != "" and self._last.get(push.sender, push.micro_batch) > push.micro_batch
 
     def add(self, push: shard_store.RowPush, version: int) -> None:
-        """Keeps a push that is not here. Raises `NotReady` where there is no room for it now."""
+        """Keeps a push that is not here. Raises `NotReady` where there is no room for it now.
+
+        Args:
+            push: What to keep.
+            version: Of the store.
+        """
         rows = sum(each.indices.nbytes + each.values.nbytes for part in push.parts for each in part.values())
         size = _PUSH_BYTES + rows
         replaced = self._replaced_by(push)

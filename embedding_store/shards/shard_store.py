@@ -113,6 +113,7 @@ class PushedCommit:
     """The step from version `sums.version` to the one after it. Fields that are not listed are those of `Commit`.
 
     Attributes:
+        sums: What the gradient is made of.
         clips: Table name -> how its gradient is clipped; absent: not at all.
         dropped: Whether the gradient overflowed, and is left out for that.
         cuts: As of `Commit`; `ShardedStore` decides them.
@@ -202,6 +203,7 @@ def cut_of(max_rows: int, offers: Sequence[RowOffer], ask: Ask) -> EvictionCut:
     """Which rows go so that `max_rows` of all servers' stay: those touched last, and of equal ones the smaller ids.
 
     Args:
+        max_rows: Of the table.
         offers: Of all servers, with `FEW_VERSIONS` versions.
         ask: Asks all servers again.
 
@@ -333,6 +335,7 @@ class TableSave:
     """What is saved of a table.
 
     Attributes:
+        table: Its name.
         prefix: The names of its files begin so.
         whole: Whether all rows are saved; else those that changed.
         live: Whether the ids of all rows are saved, too.
@@ -353,6 +356,7 @@ class RowSave:
         place: The folder or URL where checkpoints lie side by side.
         draft: The folder in there that is to become one.
         known: A file that the caller has written into the draft, by which a server knows that it reaches the very same.
+        known_bytes: Its size.
         tables: What is saved; none: only what an earlier attempt began is given up.
         mark: Of the changes (`ShardStore.take_changes`), where a table is not saved whole.
         note: Goes into every file.
@@ -456,6 +460,10 @@ class ShardStore(EmbeddingStore, ServedRows, ABC):
     def begin_job(self, job: str, may_overflow: bool) -> None:
         """Takes pushes of this job from now on.
 
+        Args:
+            job: Its id.
+            may_overflow: Whether pushes may hold NaN or Inf.
+
         Raises:
             TakenOver: another process has become the owner.
         """
@@ -514,6 +522,7 @@ class ShardServer(ShardStore):
 
         Args:
             number: Counted from 0.
+            servers: How many there are.
         """
 
     @abstractmethod
@@ -532,4 +541,7 @@ class ShardServer(ShardStore):
             commit: That is to be made; without `cuts`.
             most: How many versions are listed, of each table.
             ids: Table name -> (version, n): the n greatest ids of rows that were last touched at that version.
+
+        Raises:
+            StaleVersion, FutureVersion: as `measure`.
         """

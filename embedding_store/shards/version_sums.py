@@ -69,6 +69,7 @@ def sum_pushes(sums: RowSums, pushes: Mapping[int, Sequence[Mapping[str, Slices]
     """The gradient of a version.
 
     Args:
+        sums: What it is made of.
         pushes: By micro-batch, the parts of its push: table name -> gradient.
     """
     parts = [pushes[term.micro_batch][term.part] for term in sums.terms]
@@ -101,6 +102,7 @@ def table_updates(
 
     Args:
         parts: Table name -> gradient; in the order in which they are summed.
+        shares: What each part is multiplied by.
         frozen: Tables that are left out.
     """
     # By name: the order in which a push happens to list its tables must not show.
@@ -134,7 +136,11 @@ Pushes = Mapping[int, Sequence[Mapping[str, Slices]]]
 
 
 class VersionSums:
-    """Used by one thread at a time."""
+    """Used by one thread at a time.
+
+    Args:
+        pushes: Those that a sum is made of.
+    """
 
     def __init__(self, pushes: Callable[[RowSums], Pushes]) -> None:
         self._pushes = pushes

@@ -29,6 +29,7 @@ def not_installed(error: BaseException, what: str, extra: str | None = None) -> 
     """The error that says which extra to install, where an import failed for want of it; None of any other error.
 
     Args:
+        error: What was raised.
         what: That needs the library, as the subject of a sentence.
         extra: Brings all that it needs; None: the extra that brings the library.
     """
@@ -46,7 +47,11 @@ def not_installed(error: BaseException, what: str, extra: str | None = None) -> 
 
 @contextmanager
 def needs(what: str, extra: str | None = None) -> Iterator[None]:
-    """Around imports of what an extra brings: one that is not installed becomes `NotInstalled`."""
+    """Around imports of what an extra brings: one that is not installed becomes `NotInstalled`.
+
+    Args:
+        what, extra: As of `not_installed`.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

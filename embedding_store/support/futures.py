@@ -67,6 +67,9 @@ class Timers:
     """Runs actions at their times, one after the other: they must be short. Safe to use from many threads.
 
     The thread ends when nothing is left to time, and starts again when there is.
+
+    Args:
+        name: Of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -11,6 +11,7 @@ def printable(text: str, most: int = _MOST, lines: bool = True) -> str:
     """The text with every character that a terminal would obey written as `\\x1b` is.
 
     Args:
+        text: As it came.
         most: Characters; the rest is left out, and how many there were is said.
         lines: Whether it may have several lines. Those after the first are indented, so that none of them can
             pass for a separate line in a log.

@@ -109,6 +109,8 @@ def retry(
         what: Names the call in the log.
         deadline_s: No attempt starts later than this many seconds after the first.
         on: Errors that another attempt may mend.
+        now: Monotonic clock, in seconds.
+        sleep: Waits that many seconds.
 
     Raises:
         ElastableError: the last error of `on` before the deadline, as `given_up` returns it; `StoreBroken`, `TakenOver`

@@ -102,6 +102,7 @@ def require_ids(spec: TableSpec, ids: Int64) -> Int64:
     """The ids, C-contiguous, once they are known to fit the table.
 
     Args:
+        spec: The table.
         ids: int64 `[n]`.
 
     Raises:
@@ -119,7 +120,11 @@ def require_ids(spec: TableSpec, ids: Int64) -> Int64:
 
 
 def require_id_array(spec: TableSpec, ids: Int64) -> Int64:
-    """As `require_ids`, whatever the ids' values."""
+    """As `require_ids`, whatever the ids' values.
+
+    Raises:
+        BadIds: another dtype (`as_ids` converts integers) or shape.
+    """
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
         raise BadIds(f"table {spec.name!r}: ids must be int64 [n], got {array_kind(ids)}{_example(ids)}")
     return np.ascontiguousarray(ids)
@@ -144,6 +149,7 @@ def require_finite_of(table: str, ids: Int64, gradients: Float32) -> None:
     """Refuses NaN and Inf.
 
     Args:
+        table: Its name.
         ids: int64 `[n]`.
         gradients: float32 `[n, dim]`.
 
@@ -163,6 +169,7 @@ def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
     """The update, C-contiguous, once it is known to fit; that each id occurs once is trusted (see `commit_checks`).
 
     Raises:
+        BadIds, IdOutOfRange, BadGradient: as `require_ids`, `require_gradients`.
         Unsupported: the table's dtype is one for serving alone.
     """
     if spec.dtype == "int8":
@@ -346,6 +353,7 @@ def require_from_outside(commit: Commit) -> None:
         BadIds: an id that occurs twice; names both positions.
         BadGradient: arrays of different lengths, or squares that are negative.
         NotFinite: NaN or infinity; names table, id and column.
+        BadInput: as `require_numbers`.
     """
     require_numbers(commit)
     for table, update in commit.updates.items():

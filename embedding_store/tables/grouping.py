@@ -67,6 +67,9 @@ class Indexer:
 
         False also where that cannot be known at this cost: ids that lie further apart than bits would stay in a cache,
         or are few for that. Of ids that repeat, the first repetition ends the search.
+
+        Raises:
+            BadIds: as `unique`.
         """
         _require_groupable(ids)
         bits = min(_MOST_BITS, _BITS_AN_ID * len(ids))
@@ -109,6 +112,9 @@ class Indexer:
 
         Args:
             ids: int64 `[n]`, any values, n < 2**31.
+
+        Raises:
+            BadIds: not int64 `[n]`, or 2**31 ids or more.
         """
         unique, inverse = self.unique(ids)
         offsets, positions = self._offsets.take(len(unique) + 1), self._positions.take(len(ids))
@@ -227,6 +233,7 @@ def coalesce(ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableU
     Args:
         ids: int64 `[n]`, duplicates allowed.
         gradients: float32 `[n, dim]`.
+        pool: Threads to sum with.
 
     Raises:
         BadGradient: not one gradient row for each id.
@@ -242,6 +249,7 @@ def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> Ta
 
     Args:
         parts: At least one (ids int64 `[n]`, gradients float32 `[n, dim]`, scale); the same dim in all.
+        pool: Threads to sum with.
 
     Returns:
         The sums; where there is nothing to sum, the ids and gradients handed in.

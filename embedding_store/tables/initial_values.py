@@ -44,6 +44,7 @@ def write_initial_rows(spec: TableSpec, ids: Int64, rows: Int64, out: Float32) -
     """Writes the initial row of `ids[k]` into `out[rows[k]]`.
 
     Args:
+        spec: The table.
         ids: int64 `[m]`.
         rows: int64 `[m]`, rows of `out`.
         out: float32 `[n, dim]`, C-contiguous; other rows are left alone.

@@ -38,6 +38,7 @@ def lookup_request(
     """The request for ids or bags of a table, and its output where none is given.
 
     Args:
+        spec: The table.
         wanted: Integers of any shape, each looked up as a row; or bags.
         out: float32, ids' shape + `[dim]` or `[bags, dim]`, C-contiguous.
         of_wider: `out` may be columns of a wider C-contiguous buffer.

@@ -60,6 +60,7 @@ def put_weights(store: EmbeddingStore, table: str, ids: Int64, weights: Float32)
 
     Args:
         store: Nobody commits to it meanwhile.
+        table: In the store.
         ids: int64 `[n]`, each once.
         weights: float32 `[n, dim]`.
 
@@ -80,6 +81,7 @@ def fresh_rows(spec: TableSpec, ids: Int64, weights: Float32) -> RowBlock:
     """A block of rows with the slots that a first update would find.
 
     Args:
+        spec: The table.
         ids: int64 `[n]`, each once.
         weights: float32 `[n, dim]`.
     """

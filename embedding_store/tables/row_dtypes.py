@@ -281,6 +281,7 @@ def round_update(spec: TableSpec, ids: Int64, step: int, weights: Float32) -> No
     would have kept of them, to the bit. float32 rows stay as they are.
 
     Args:
+        spec: The table.
         ids: int64 `[n]`.
         step: Of the update: optimizer steps taken before it.
         weights: float32 `[n, dim]`, C-contiguous.

@@ -49,7 +49,13 @@ class ReadsRows(Protocol):
 
 
 class TableReader:
-    """Rows of one table. Ids handed in have been checked, unless it is said otherwise; callers do the locking."""
+    """Rows of one table. Ids handed in have been checked, unless it is said otherwise; callers do the locking.
+
+    Args:
+        spec: The table.
+        directory: Where its rows lie.
+        rows: The rows there.
+    """
 
     def __init__(self, spec: TableSpec, directory: FindsPositions, rows: ReadsRows) -> None:
         self.spec = spec
@@ -179,6 +185,7 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
     Args:
         tables: The table of each request.
         requests: Checked, but for the range of ids.
+        pool: Threads to share the rows of all requests.
 
     Raises:
         SpecConflict: the table has another dim than when the request was made.
@@ -215,7 +222,9 @@ def answer_in_order(
     """As `RowSource.lookup_in_order`, by the caller's thread; the store is locked until the last is answered.
 
     Args:
+        lock: Of the store.
         readers: The tables of these names; is called while the lock is held.
+        requests: As those of `answer_requests`.
     """
     with lock.reading():
         found: dict[str, TableReader] = {}

@@ -54,6 +54,7 @@ class TableSlices:
     """What one table of a store is updated with.
 
     Attributes:
+        spec: Of the table.
         slices: Its gradient: `values` and `indices`, as of `IndexedSlices`.
         optimizer: The table's own, if with another learning rate; None: as the table has it.
     """
@@ -70,6 +71,7 @@ def update_tables(store: EmbeddingStore, updates: Sequence[TableSlices], *, step
     in memory of the calling thread that the next call uses again.
 
     Args:
+        store: Where the tables are.
         updates: The tables, each once.
         step: Optimizer steps taken before this one (Keras' `iterations`);
             None: as many as the store has versions.

@@ -46,6 +46,7 @@ class RemoteReads(BaseSource):
     """The calls that read a store, or a version that is pinned there.
 
     Args:
+        connection: To its server.
         token: Of the pin to read; empty: the store.
 
     Attributes:
@@ -225,7 +226,11 @@ class RemoteSource(RemoteReads):
         return reply.socket, reply.token
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """Rows of many tables in one call; see `RowSource.lookup`."""
+        """Rows of many tables in one call; see `RowSource.lookup`.
+
+        Raises:
+            Unavailable, DeadlineExceeded: naming address and deadline.
+        """
         return self._look_up(ids, version, 0.0)
 
     def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:

@@ -74,6 +74,8 @@ def missing_rows(which: Int64, known: UInt8, found: Int64) -> int:
     """Writes the rows of coefficients that are asked for and missing, each once; returns how many there are.
 
     Args:
+        which: int64 `[n]`, as of `rows_behind`.
+        known: uint8, as of `rows_behind`.
         found: int64, as long as `known` or as `which`.
     """
     count, met = 0, np.zeros(len(known), np.bool_)
@@ -194,7 +196,13 @@ DIVIDED = {  # by the degree of the polynomials, and whether the divisor's root 
 
 
 def move_rows(behind: RowsBehind, form: DenseForm, degree: int) -> None:
-    """Brings the weights of rows to the step of the coefficients, in place; slots stay as they are."""
+    """Brings the weights of rows to the step of the coefficients, in place; slots stay as they are.
+
+    Args:
+        behind: The rows.
+        form: Of the optimizer.
+        degree: As of `Segments`.
+    """
     move = _DECAY if form.moving < 0 else LINEAR if form.divisor < 0 else DIVIDED[degree, form.root]
     at, moving, divisor = 1 + len(form.factors), max(form.moving, 0), max(form.divisor, 0)
     move(behind, at, moving, divisor, np.float32(form.epsilon))

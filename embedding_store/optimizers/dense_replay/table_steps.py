@@ -100,6 +100,8 @@ class TableSteps:
 
         Args:
             step: Optimizer steps taken before it (Keras' `iterations`).
+            rate: Its learning rate.
+            ends_replay_epoch: As of `Commit`.
         """
         newest = self._replay_epochs[-1]
         with np.errstate(all="ignore"):
@@ -200,6 +202,7 @@ class Terms:
     """What is the same for all steps of a table.
 
     Attributes:
+        form: What a step does to a row without a gradient.
         segments: How sums over missed steps are cut.
         ratios: float64 `[degree + 1]`, as of `power_sums`.
         factors: float64 `[slots]`.
@@ -268,7 +271,11 @@ class ReplayEpoch:
         self.untouched_since = float(self._logs[self.count]) - logarithm
 
     def present(self, before: tuple[StepsAt, ...]) -> StepsAt:
-        """Rows as of the last step, in room that the next such view takes over."""
+        """Rows as of the last step, in room that the next such view takes over.
+
+        Args:
+            before: The ends of the replay epochs before this one, the oldest first.
+        """
         return self._view(self.count, self._room, before)
 
     def at(self, step: int, before: tuple[StepsAt, ...]) -> StepsAt:

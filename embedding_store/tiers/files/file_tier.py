@@ -336,6 +336,7 @@ class NumberedTable:
     """A table in a manifest.
 
     Attributes:
+        table: The table.
         number: Name of its files, decimal digits.
         token: 16 bytes that its files hold.
         items: Positions that they had room for at the last save.

@@ -31,6 +31,8 @@ class MappedFile:
     process, and after each `fsync` the first change of a page is slow. One call writes at a time.
 
     Attributes:
+        path: Of the file.
+        fd: The open file.
         begin: Where item 0 lies, in bytes.
         item_bytes: Bytes of an item.
         items: How many the file has room for.

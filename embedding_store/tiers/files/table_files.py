@@ -46,6 +46,7 @@ class TableFiles:
     which are still as the death left them.
 
     Attributes:
+        table: The table.
         doubtful: Positions of records that a scan found torn, and that were not written or deleted since.
     """
 
@@ -65,9 +66,14 @@ class TableFiles:
             folder: Theirs.
             number: Their name in it.
             token: 16 bytes that both hold.
+            table: The table.
             items: Positions that both must have room for; None: they are new.
             clean: Whether nothing was written since the last save.
             fsync: Whether a save waits for the disk.
+
+        Raises:
+            StoreBroken: a file is missing, cut short, or another one.
+            StoreFailed: a file cannot be made or opened.
         """
         self.table, self.doubtful, self._clean, self._fsync = table, set[int](), clean, fsync
         self._first = table.first_bytes or table.record_bytes
@@ -325,6 +331,7 @@ def load_checked(
 
     Args:
         file: uint8: the file, mapped; what lies beyond it is read by system calls.
+        fd: The open file.
         begin: Where in it record 0 lies, in bytes.
         items: How many records there may be.
         first, rest: Bytes of a record's parts.
@@ -387,6 +394,7 @@ def store_checked(
         through: Whether records are written through `file`, which is writable then. Many that follow one another are
             written by one system call all the same. If False, one system call also writes records that lie near one
             another, and what lies between them again; the range must be all of `order` then.
+        fd: The open file.
         begin: Where in it record 0 lies, in bytes.
         first: Bytes of a record's first part.
         ids, positions: int64 `[n]`.

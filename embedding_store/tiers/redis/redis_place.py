@@ -36,6 +36,7 @@ class RedisPlace:
     `<host>:<process>:<random>:0`; what watches it is refused by Redis once another process has taken over.
 
     Attributes:
+        url: Of the store.
         topology: The servers, with connections to read: they bear no name, and change nothing but the owner.
         owner: What this writer has written into the owner's key, without the `:0`; None: it never took over.
     """
@@ -59,6 +60,7 @@ class RedisPlace:
 
         Raises:
             TakenOver: a connection is new, and another process has taken over; from the calls that use it.
+            StoreFailed, Unavailable, DeadlineExceeded: as `take_over`.
         """
         with self._taking:
             if self.owner is None:
@@ -139,6 +141,7 @@ class RedisPlace:
         Args:
             questions: Commands that read.
             change: From their answers to the commands that write; none: nothing is to be done.
+            deadline: Of everything together.
             watched: Keys that nobody may change meanwhile, besides the owner's.
 
         Raises:

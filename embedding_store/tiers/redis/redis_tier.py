@@ -41,6 +41,9 @@ class RedisTier(Tier):
 
         Args:
             place: A URL; or a place that is shared with a log, which stays open when the tier is closed.
+
+        Raises:
+            What `RedisPlace` raises.
         """
         self._place = place if isinstance(place, RedisPlace) else RedisPlace(place)
         self._shared = isinstance(place, RedisPlace)

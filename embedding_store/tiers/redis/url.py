@@ -66,6 +66,7 @@ class RedisUrl:
         """Reads a URL.
 
         Args:
+            url: See the class.
             deadline_s: Its deadline, where it names none; None: `DEFAULT_DEADLINE_S`.
 
         Raises:

@@ -112,6 +112,7 @@ class Callers:
     both, the lower role counts.
 
     Args:
+        credentials: The server's.
         anonymous: The role of callers who show no token. None: there are none where tokens or roles of certificates are
             set; elsewhere everybody is a worker.
     """
@@ -326,6 +327,7 @@ class Credentials:
         """What a server at `address` is secured by; None: plain text.
 
         Args:
+            address: Where it listens.
             insecure: Whether it may be open to everybody who reaches it.
 
         Raises:

@@ -127,6 +127,7 @@ class MetadataChannel(CallChannel):
 
     Args:
         channel: Closed with this one.
+        key, value: The entry.
     """
 
     def __init__(self, channel: grpc.Channel, key: str, value: str | bytes) -> None:
@@ -204,6 +205,7 @@ def channel(address: str, credentials: Credentials | None = None) -> grpc.Channe
     """A channel to `host:port` that notices a dead peer; it connects at the first call.
 
     Args:
+        address: Of the server.
         credentials: What it is secured by, and the token that it sends; None: those of the environment.
 
     Raises:

@@ -113,7 +113,11 @@ class answering:  # noqa: N801 - reads as the `with` statement that it is for
 
 
 class raising:  # noqa: N801 - as `answering`
-    """Around a client's call: what gRPC raises becomes an `ElastableError`."""
+    """Around a client's call: what gRPC raises becomes an `ElastableError`.
+
+    Args:
+        address, deadline_s, wait_s: As of `translated`.
+    """
 
     __slots__ = ("_address", "_deadline_s", "_wait_s")
 
@@ -139,6 +143,9 @@ def translated(
     """The `ElastableError` of what a call ended with.
 
     Args:
+        error: What gRPC raised.
+        address: Of the server.
+        deadline_s: The caller's deadline in seconds.
         before: The details of an attempt before it; "" for none.
         wait_s: Seconds that the server was asked to wait, on top of the deadline.
     """

@@ -46,11 +46,15 @@ def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
     """The frames of one message.
 
     Args:
+        header: The serialized header message.
         arrays: C-contiguous arrays of any shape and of plain dtypes, in header order; they must not change until the
             last frame is made.
 
     Yields:
         One frame or more; each is one copy of the bytes it carries.
+
+    Raises:
+        BadInput: the header does not fit into a frame.
     """
     if len(header) > MAX_HEADER_BYTES:
         raise BadInput(f"a header of {len(header)} bytes does not fit into a frame; at most {MAX_HEADER_BYTES} do")
@@ -241,6 +245,7 @@ class FrameReader:
         """The body's buffers as `plan` declares them.
 
         Args:
+            plan: What the header declared.
             to_the_end: Whether the stream must end there; else more messages may follow in separate frames.
 
         Raises:

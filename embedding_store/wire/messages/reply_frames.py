@@ -37,6 +37,7 @@ class _Plan:
     """One frame.
 
     Attributes:
+        prefix: What it begins with.
         size: Bytes of rows after the prefix.
         pieces: Table, ids and dim of the rows, in order.
     """
@@ -68,6 +69,7 @@ class ReplyFrames:
     float32.
 
     Args:
+        header: The serialized header of the reply.
         ids: Table name -> int64 `[n]`, in header order.
         dims: Table name -> dim.
     """
@@ -98,6 +100,8 @@ class ReplyFrames:
         """The frames, each once its rows are in it.
 
         Args:
+            source: Where the rows are.
+            version: As of `RowSource.lookup`.
             threads: One fills the frames that a slow client has not taken yet, so that it delays no commit.
 
         Raises:

@@ -49,6 +49,7 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
     """The frames of one Commit.
 
     Args:
+        commit: What is committed.
         token: Names it, and no other.
         stage: Whether it is only made ready, for a CommitStaged to follow.
 
@@ -161,6 +162,7 @@ def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
     """The frames of one Delete or ReadRows.
 
     Args:
+        table: Its name.
         ids: int64 `[n]`.
         pin: Token of the pin to read; empty: the store.
 
@@ -172,7 +174,11 @@ def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
 
 
 def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
-    """The table, the ids and the pin in the frames of one Delete or ReadRows."""
+    """The table, the ids and the pin in the frames of one Delete or ReadRows.
+
+    Raises:
+        BadInput: malformed frames.
+    """
     reader = FrameReader(frames, "RowIds")
     header = reader.header(store_pb2.RowIdsHeader)
     plan = BodyPlan("RowIds")
@@ -203,7 +209,11 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
 
 
 def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
-    """A table, and what it keeps next to its rows."""
+    """A table, and what it keeps next to its rows.
+
+    Raises:
+        BadInput: malformed frames.
+    """
     reader = FrameReader(frames, "TableState")
     header = reader.header(store_pb2.TableStateHeader)
     plan = BodyPlan("TableState")

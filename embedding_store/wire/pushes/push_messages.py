@@ -28,6 +28,7 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
     """The frames of one PushRows.
 
     Args:
+        push: What is pushed.
         channel: Where to lay its arrays down, if that is worth it; None: they travel in the frames.
 
     Raises:
@@ -47,6 +48,7 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
     """The push in the frames of one PushRows.
 
     Args:
+        frames: As they came.
         channels: Where its arrays may lie; None: nowhere else.
 
     Raises:

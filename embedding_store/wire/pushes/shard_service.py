@@ -39,6 +39,7 @@ def shard_services(
     Args:
         shard: The rows, and the pushes.
         channels: Where the arrays of pushes may lie.
+        lookups, not_ready: As of `store_service`.
     """
     rows = StoreServicer(shard.store, lookups)
     servicer = _ShardServicer(shard, channels, rows.pins)

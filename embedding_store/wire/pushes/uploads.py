@@ -106,6 +106,7 @@ class SharedUpload(Generic[Message, Reply]):
 
     Args:
         connection: To the server.
+        upload: The call.
         frames: (message, channel) -> its frames; with a channel arrays may lie there instead.
         rows: That the same server serves: they say where its socket is.
     """

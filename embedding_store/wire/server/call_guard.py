@@ -30,6 +30,8 @@ class CallGuard:
     """Puts every call of a server behind the limits, and makes what it raises the status of the call.
 
     Args:
+        limits: Of the server.
+        threads: The server's.
         spare: Calls that may be under way above `limits.threads`: health checks, and refusals.
     """
 
@@ -168,6 +170,8 @@ class WaitingCalls:
     """The calls of one server whose methods may return a `Later`.
 
     Args:
+        room: Of the server.
+        limits: Of the server.
         threads: The server's, in which methods are called.
     """
 

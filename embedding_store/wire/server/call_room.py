@@ -62,6 +62,7 @@ class CallRoom:
     """The room of one server. Safe to use from many threads.
 
     Args:
+        limits: Of the server.
         spare: Calls that may be under way above `limits.threads`: health checks, and refusals.
     """
 

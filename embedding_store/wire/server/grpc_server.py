@@ -94,6 +94,7 @@ class GrpcServer:
 
     Args:
         address: `host:port` to listen on; port 0 takes a free one.
+        services: What is served.
         limits: Calls under way at once, and how long clients may take; one more is refused, and the client tries
             again. Threads start as they are needed.
         credentials: What it is secured by, and asks of clients; None: those of the environment.
@@ -199,6 +200,7 @@ def audit(call: str, who: str, context: grpc.ServicerContext, what: str, outcome
     """Writes one line to the logger `elastable.audit`: at INFO where the call was done, else at WARNING.
 
     Args:
+        call: Name of the call.
         who: The caller's role, and what it is known by.
         context: Of the call; it says from where.
         what: On what; "" where that was not read.
@@ -311,6 +313,8 @@ class CheckedCalls(Interceptor):
     Args:
         services: Whose methods are counted by name.
         counts: Where calls are counted, by method and name of the status code.
+        callers: Who may call.
+        guard: The limits.
     """
 
     def __init__(self, services: Sequence[Service], counts: Counts, callers: Callers, guard: CallGuard) -> None:

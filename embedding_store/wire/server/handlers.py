@@ -165,6 +165,7 @@ def control(method: Callable[..., Any], request: type[Message], *of_call: OfCall
 
     Args:
         method: Takes the message, and what `of_call` finds in the call's context.
+        request: The message's class.
         of_call: For example `client_of`.
     """
     return grpc.unary_unary_rpc_method_handler(_method(method, of_call), request.FromString, _serialized)

@@ -31,7 +31,11 @@ class _Held:
 
 
 class ServedPins:
-    """The pins that clients have of a store, by their tokens."""
+    """The pins that clients have of a store, by their tokens.
+
+    Args:
+        store: What is pinned.
+    """
 
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store

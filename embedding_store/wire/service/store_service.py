@@ -50,6 +50,7 @@ def store_service(
     """The service that answers for `store`.
 
     Args:
+        store: Where rows are.
         writable: Whether clients may create, change and drop tables. Not for the store of a job's master, which only
             the master may modify.
         lookups: Counts what clients look up; None: nobody wants to know.
@@ -60,6 +61,9 @@ def store_service(
 
 class StoreServicer:
     """Answers the calls of one store.
+
+    Args:
+        store, lookups: As of `store_service`.
 
     Attributes:
         pins: Those of its clients.
@@ -248,6 +252,9 @@ class VersionWaits:
     """The waits for versions of one store. Safe to use from many threads.
 
     A store that is not notified of commits is asked once, as `RowSource.wait_for_version` says.
+
+    Args:
+        store: Whose versions are waited for.
     """
 
     def __init__(self, store: EmbeddingStore) -> None:

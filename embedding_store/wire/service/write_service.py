@@ -26,6 +26,7 @@ def write_handlers(
     """Method name -> handler, of all calls that change `store`.
 
     Args:
+        store: What is changed.
         writable: Whether clients may change it; else every call refuses by its name.
         pins: Of clients; some changes are refused while there are pins.
         dropped: Called after a table was dropped.

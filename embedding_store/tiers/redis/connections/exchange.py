@@ -64,6 +64,8 @@ class Conversation:
     """What to say to one server, and what to make of its answer.
 
     Attributes:
+        address: The server.
+        requests: What to ask.
         replies: Takes the bytes that come back.
     """
 

@@ -70,6 +70,7 @@ class Connection:
     """A socket that is logged in, to one server. For one thread at a time.
 
     Attributes:
+        address: Of the server.
         socket: Non-blocking.
         inbox: uint8, where bulk replies are received.
         round_trip_s: Seconds that the fastest of some PINGs took when the connection was made.

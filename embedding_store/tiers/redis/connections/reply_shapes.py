@@ -128,6 +128,7 @@ def reply_error(what: str, line: str, url: RedisUrl) -> ElastableError:
 
     Args:
         what: Which server did what; begins the message.
+        line: The error reply.
         url: Of the store, for advice about a login.
     """
     kind = NotReady if is_transient(line) else StoreFailed

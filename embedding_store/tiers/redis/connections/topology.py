@@ -48,6 +48,7 @@ class Route:
     """Where some commands go in one round.
 
     Attributes:
+        address: The server.
         asking: It owns the slot only for commands that ASKING precedes.
         items: int64, the commands.
     """
@@ -66,6 +67,10 @@ class Topology:
 
     def __init__(self, url: RedisUrl, admit: Admit | None = None) -> None:
         """Asks the seeds who they are.
+
+        Args:
+            url: Of the store.
+            admit: As of `ConnectionPool`.
 
         Raises:
             What `refresh` and `admit` raise.
@@ -409,6 +414,7 @@ def change_if_unchanged(
     """Reads, decides, and writes, again and again until nobody else wrote in between.
 
     Args:
+        topology: The servers.
         watched: Keys that nobody may change meanwhile, all in one hash slot.
         questions: Commands that read.
         change: From their answers to the commands that write; none: nothing is left to do. What it raises is passed on.

@@ -132,6 +132,7 @@ def encode_reads(parts: Parts, text: UInt8, key_at: Int64, ids: Int64, asking: b
         ids: int64; a part reads `ids[row_at:row_at + rows]`.
         asking: An ASKING goes before each.
         out: uint8, with room for `read_sizes`.
+        at: Where to begin.
     """
     for c in range(len(parts)):
         part = parts[c]
@@ -163,6 +164,7 @@ def encode_writes(
         sequence: The partitions' new stamp.
         asking: An ASKING goes before what needs one.
         out: uint8, with room for `write_sizes`.
+        at: Where to begin.
     """
     for c in range(len(parts)):
         part = parts[c]

@@ -107,7 +107,12 @@ class RecordTable:
 
 
 class LostPartition(StoreBroken):
-    """A partition that the server lost, wholly or in part."""
+    """A partition that the server lost, wholly or in part.
+
+    Attributes:
+        table: Its table.
+        partition: Its number.
+    """
 
     def __init__(self, server: object, table: str, partition: int, how: str) -> None:
         super().__init__(
@@ -169,7 +174,9 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
     """Reads all records of some batches in one round.
 
     Args:
+        topology: The servers.
         batches: Their `rows`, `missing` and `stamps` are written.
+        deadline: Of everything together.
 
     Raises:
         LostPartition: a partition has no stamp, or is behind what is known of it.
@@ -237,7 +244,9 @@ def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, de
 
     Args:
         topology: The servers, with connections that may write.
+        batches: What to write.
         stamp: Of the partitions from now on.
+        deadline: Of everything together.
 
     Raises:
         LostPartition: a partition has no stamp, or is behind what is known of it.
@@ -274,6 +283,8 @@ class _Writes(Requests):
     """The writes of a route.
 
     Attributes:
+        shares: What is written.
+        parts: Of all shares.
         refused: Part -> the error line of the server, which did not tell its stamp; nothing is written then.
     """
 
@@ -340,6 +351,7 @@ class Batch:
     """Records of one table to read or to write, by partition.
 
     Attributes:
+        table: The table.
         parts: `PART`, one for each partition that has something to do.
         ids: int64 `[n]`, those of partition 0 first.
         positions: int64 `[n]`: the record of `ids[i]` is `rows[positions[i]]`.
@@ -365,6 +377,7 @@ class Batch:
         """Groups ids by partition.
 
         Args:
+            table: The table.
             ids: int64 `[n]`, each once.
             rows: uint8 `[n, w]`.
             known: int64 `[partitions]`; it is copied.

@@ -162,6 +162,7 @@ class TierRegistry:
 
         Args:
             commands: From the state's key and the greatest sequence that it knows of to the commands that change it.
+            deadline: Of everything together.
         """
         key = self._state_key
 

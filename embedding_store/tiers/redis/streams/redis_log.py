@@ -93,7 +93,11 @@ class RedisLog(Log):
             return self._ends.end.total - self._ends.begin
 
     def refresh(self) -> None:
-        """Reads anew where the log begins and ends, as another process may have changed it."""
+        """Reads anew where the log begins and ends, as another process may have changed it.
+
+        Raises:
+            StoreBroken, StoreFailed, Unavailable, DeadlineExceeded: as when the log was opened.
+        """
         with self._appending:
             self._require_open()
             deadline = self._place.deadline()
@@ -152,7 +156,11 @@ class RedisLog(Log):
             raise self._changed_while_read(sequence, last) or error from error
 
     def follow(self, after: int, wait_s: float) -> Iterator[LogEntry]:
-        """The entries after a sequence number, as soon as there are any; none where `wait_s` seconds pass before."""
+        """The entries after a sequence number, as soon as there are any; none where `wait_s` seconds pass before.
+
+        Raises:
+            What `entries` raises.
+        """
         self.refresh()
         if self.last <= after:
             deadline = Deadline(wait_s + self._place.url.deadline)

@@ -126,6 +126,7 @@ class StreamPart:
     Attributes:
         sequence, number: Its stream id.
         version, begin: Those of its log entry.
+        payload: Its bytes.
         header: Of the log entry, in its last part.
     """
 
@@ -251,6 +252,7 @@ class StreamEnds:
     Attributes:
         first: Sequence number of the oldest entry; `end.last` + 1 where there is none.
         begin: Bytes of all entries before that one.
+        end: The newest entry.
     """
 
     first: int = 1
@@ -291,6 +293,7 @@ def stream_entries(topology: Topology, begin: bytes, end: bytes) -> Iterator[Rep
 
     Raises:
         StoreBroken: the answer is no list of stream entries.
+        StoreFailed, Unavailable, DeadlineExceeded: as `Topology.call`.
     """
     key = log_key(topology.url.namespace)
     while True:
