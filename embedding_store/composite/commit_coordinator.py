@@ -38,6 +38,7 @@ class CommitCoordinator:
     """Splits commits over stores. Not thread-safe: one commit at a time.
 
     Args:
+        group: The stores.
         repairs_unknown: Whether a commit may complete one that another process began. Nobody can check that it is the
             same commit.
     """
@@ -55,7 +56,9 @@ class CommitCoordinator:
         """Stages a commit on every store that does not have it yet; see `EmbeddingStore.stage`.
 
         Args:
+            commit: Updates of whole tables.
             tables: The tables that are updated, in the commit's order.
+            versions: The current version of every store.
 
         Raises:
             StoreFailed: the stores are at different versions, and this commit does not repair that.
@@ -142,6 +145,7 @@ def recovery_version(versions: Mapping[int, int], version: int | None, names: Se
     """The version that all stores can go back to.
 
     Args:
+        versions: The current version of every store.
         version: The one that is asked for; None: the newest that all stores have reached.
         names: What errors call each store.
 

@@ -208,6 +208,7 @@ class CompositeSnapshot(CompositeReads[Snapshot]):
         pins: One of each store, in the order of the stores, all of the same version; closed with this one.
         splits: Which store holds which part of a table.
         version: The pinned version.
+        timeout_s: As of `StoreGroup`.
     """
 
     def __init__(self, pins: Sequence[Snapshot], splits: TableSplits, version: int, timeout_s: float) -> None:
@@ -252,6 +253,9 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         timeout_s: As of `StoreGroup`.
         repairs_unknown: Whether a commit may complete one that another process began, which nobody can compare with it;
             else `recover` comes first.
+
+    Raises:
+        BadInput: there are no stores, or one is given twice.
     """
 
     snapshot: type[CompositeSnapshot] = CompositeSnapshot
@@ -434,7 +438,12 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         self._commits.forget()
 
     def _refuse_leftovers(self, table: Partition) -> None:
-        """Refuses to complete a table that was begun with another spec, or of which some stores hold rows."""
+        """Refuses to complete a table that was begun with another spec, or of which some stores hold rows.
+
+        Raises:
+            SpecConflict: an interrupted `create_table` had another spec, or split the table otherwise.
+            ShardLost: some stores hold rows of the table that others lack.
+        """
         name = table.spec.name
         there = {number: spec for number, spec in enumerate(self.group.held().get(name, ())) if spec is not None}
         for number, spec in there.items():

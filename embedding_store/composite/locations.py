@@ -116,9 +116,13 @@ class Placement:
     """One line of a plan.
 
     Attributes:
+        table: Its name.
         kind: One of `KINDS`.
         row: Elements of one row of the tensor.
         rows: Rows of the whole tensor; None: as many as ids are met.
+        row_bytes: Bytes that one row takes.
+        location: Where it lives.
+        reason: Why there.
     """
 
     table: str
@@ -143,6 +147,10 @@ class Placement:
 def plan_tables(tables: Mapping[str, TableSpec], settings: LocationSettings) -> tuple[Placement, ...]:
     """What goes where, and why; the placements of one table follow each other.
 
+    Args:
+        tables: By name.
+        settings: For all of them.
+
     Raises:
         BadSpec: an override names no table; a table of any id is to stay on the worker; a row and its slots come to lie
             in different places.
@@ -161,7 +169,11 @@ def refuse_sharding(settings: LocationSettings, mode: str = "sync") -> None:
     """Refuses sharding over replicas, for a job in which a master holds the dense variables.
 
     Args:
+        settings: Of the job.
         mode: "sync" or "async".
+
+    Raises:
+        Unsupported: with what is sharded, and why that cannot be.
     """
     kinds = {"weight": settings.weight.location, "optimizer_state": settings.optimizer_state.location}
     asked = [name for name, where in {**kinds, **settings.overrides}.items() if where.replicated_tensor_sharding]
@@ -278,6 +290,7 @@ def read_locations(path: Path, store: str) -> Locations:
         users = "memory"
 
     Args:
+        path: The file.
         store: URL of the store that is used where the file names none: it says
             the default storage, and where that is.
 

@@ -74,6 +74,7 @@ def copy_tables(
     """As `repartition`, and nothing is checked: rows of the target are given up, and its version stays.
 
     Args:
+        source, target, progress: As of `repartition`.
         specs: Tables of the source by name; None: all.
     """
     specs = source.specs() if specs is None else specs

@@ -23,6 +23,10 @@ class PartitionedSource(CompositeSource[RowSource]):
 
     Args:
         shards: In the order in which the tables were split; closed with this source.
+        timeout_s: As of `StoreGroup`.
+
+    Raises:
+        BadInput: there are no shards, or one is given twice.
     """
 
     def __init__(self, shards: Sequence[RowSource], timeout_s: float = 60.0) -> None:
@@ -44,6 +48,8 @@ class PartitionedStore(CompositeStore):
 
     Raises:
         BadSpec: an unknown strategy; the known ones are listed.
+        BadInput: there are no stores, or one is given twice.
+        Unavailable, StoreFailed: as the stores.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class PlacedStore(CompositeStore):
         stores: Location -> the store there; closed with this one.
         places: Table name -> its location.
         default: The location of tables that `places` does not name.
+        timeout_s: As of `StoreGroup`.
 
     Raises:
         BadInput: a location without a store, or a store that is given twice.

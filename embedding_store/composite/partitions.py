@@ -34,6 +34,7 @@ class Part:
     """What one shard holds of some ids.
 
     Attributes:
+        shard: Number of the shard.
         ids: int64 `[m]`, the shard's own ids.
         places: int64 `[m]`, their positions in the ids handed in; None: all of them, in order.
     """
@@ -149,7 +150,11 @@ def partition(spec: TableSpec, strategy: str, shards: int) -> Partition:
 
 
 def whole_table(spec: TableSpec, shard: int, shards: int) -> Partition:
-    """All of a table on one of `shards` stores."""
+    """All of a table on one of `shards` stores.
+
+    Raises:
+        BadSpec: its optimizer is not known here.
+    """
     specs = tuple(spec if number == shard else None for number in range(shards))
     slots = np.arange(row_optimizer(spec.optimizer).slot_width(spec.dim))
     return Partition(spec, "whole", specs, (slice(0, spec.dim),) * shards, (slots,) * shards)
@@ -165,6 +170,7 @@ def partition_of_shards(name: str, held: Sequence[TableSpec | None]) -> tuple[Pa
     """How a table was split over stores, and which of them lack their part.
 
     Args:
+        name: Of the table.
         held: Its spec on every store, in order; None where it has none.
 
     Raises:
@@ -332,7 +338,12 @@ class TableSplits(ABC):
 
     @abstractmethod
     def plan(self, spec: TableSpec) -> Partition:
-        """How a new table will be split."""
+        """How a new table will be split.
+
+        Raises:
+            BadSpec: an optimizer that is not known here.
+            Unsupported: the table cannot be split this way.
+        """
 
     def owns(self, store: int, table: str) -> bool:
         """Whether a store may hold a part of a table of this name; what it holds under that name is ignored if not."""
@@ -343,7 +354,11 @@ class TableSplits(ABC):
         """How an existing table was split, and which stores lack their part of it.
 
         Args:
+            name: Name of the table.
             held: Its spec on each store; None where the store does not have it. At least one has.
+
+        Raises:
+            StoreFailed: the table was not split over these stores in this order.
         """
 
 

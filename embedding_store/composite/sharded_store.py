@@ -63,6 +63,11 @@ class ShardedStore(PartitionedStore, ShardStore):
 
     Args:
         servers: In the order in which existing tables were split; closed with this store.
+        timeout_s: As of `CompositeStore`.
+
+    Raises:
+        BadInput: there are none, or one is given twice.
+        Unavailable, StoreFailed: as the servers.
     """
 
     snapshot = ServersSnapshot

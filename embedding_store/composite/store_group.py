@@ -40,9 +40,11 @@ class StoreGroup(Generic[Source]):
     """All of them are asked at the same time, and errors name the one they come from. Safe to use from many threads.
 
     Attributes:
+        sources: All of them.
         splits: Which of them holds which part of a table, in the same order.
         timeout_s: Seconds that a lookup waits for a commit of this process, or a change for lookups and other changes,
             before `DeadlineExceeded`.
+        calls: Makes calls to them.
         lock: Held for reading by whoever needs all of them at one version, for writing by whoever changes them.
         in_memory: Whether all are in memory, where a small call is done sooner without threads.
         tables: Those that are known to be whole.
@@ -244,6 +246,7 @@ class StoreCalls:
         """What all calls returned, by store.
 
         Raises:
+            StoreFailed: a call did not end.
             Exception: what the first store that failed raised, naming the store; every call has ended.
         """
         results, errors = self.outcomes(calls, together)

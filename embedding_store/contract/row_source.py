@@ -71,6 +71,7 @@ class RowSource(Closing):
 
         Args:
             requests: Checked by `elastable.embedding_store.tables.lookups`.
+            version: As of `lookup`.
             split: Whether several threads may share the rows of one request.
 
         Raises:
@@ -85,6 +86,10 @@ class RowSource(Closing):
 
         Args:
             requests: As of `lookup_into`, all answered at one version.
+            version: As of `lookup_into`.
+
+        Raises:
+            As `lookup`.
         """
         taken = list(requests)
         self.lookup_into(taken, version)

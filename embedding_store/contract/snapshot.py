@@ -100,6 +100,9 @@ def not_pinned(wanted: int, current: int, pinned: Collection[int], why: str | No
     """The error for a version that is neither current nor pinned.
 
     Args:
+        wanted: That version.
+        current: The current version.
+        pinned: All pinned versions.
         why: What happened to the version's pin, if it had one.
     """
     if wanted > current:

@@ -297,6 +297,7 @@ def variance_scaling(scale: float, mode: str, distribution: str, rows: float, di
             reckons them for any matrix, its rows (in) and its columns (out).
         distribution: "uniform", "truncated_normal" or "untruncated_normal".
         rows: Size of the vocabulary.
+        dim: Columns.
     """
     fan = {"fan_in": rows, "fan_out": dim, "fan_avg": (rows + dim) / 2}[mode]
     variance = scale / max(1.0, fan)

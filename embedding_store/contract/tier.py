@@ -31,6 +31,7 @@ class Records:
     """Records of one table, to be read or to be written.
 
     Attributes:
+        table: Its name.
         ids: int64 `[n]`, each once; a tier that is not `far` may be asked for one twice.
         positions: int64 `[n]`: where the engine keeps each row, from 0 on. An id keeps its position until
             it is deleted. A tier keeps records by id or by position, whichever suits it.
@@ -144,6 +145,7 @@ class Tier(Closing):
         """Every record, in any order, in blocks of at most `block_rows`; nobody writes meanwhile.
 
         Args:
+            table: Its name.
             block_rows: At least 1.
             width: Only the first bytes of each record; 0: ids and positions alone. None: whole records.
 

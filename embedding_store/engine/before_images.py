@@ -74,7 +74,12 @@ class BeforeImages:
             ids: int64 `[n]`, each once, none with an image.
             positions: int64 `[n]`, where their rows lie; -1: there is none.
             sequence: Number of the change that is about to happen.
+            rows: The table's.
             touches: int64 `[n, 2]`, of tables with eviction.
+            pool: Threads to work with.
+
+        Raises:
+            MemoryError: there is no room; nothing has changed.
         """
         held = self._begun()
         start, stop = held.add(ids)
@@ -92,7 +97,11 @@ class BeforeImages:
         pool.run(copy, stop - start, _COPIED_A_THREAD)
 
     def take_over(self, newer: "BeforeImages") -> None:
-        """Keeps what only the pin after this one has, which is gone, and what this one needs."""
+        """Keeps what only the pin after this one has, which is gone, and what this one needs.
+
+        Raises:
+            MemoryError: there is no room; nothing has changed.
+        """
         if newer.memory is not None:
             ours, theirs = self._begun(), newer.memory
             places = np.empty(theirs.count, np.int64)
@@ -345,6 +354,9 @@ class TableVersions:
         Args:
             ids: int64 `[n]`, each once.
             positions: int64 `[n]`, where their rows lie; -1: there is none.
+            rows: The table's.
+            members: The table's.
+            pool: Threads to work with.
         """
         self.sequence += 1
         try:

@@ -33,6 +33,7 @@ class CatchUpOptimizer(RowOptimizer):
 
     Args:
         inner: The optimizer; its kernels look at the slots that they know, whatever comes after them.
+        steps: Of the table.
     """
 
     def __init__(self, inner: RowOptimizer, steps: TableSteps) -> None:
@@ -79,6 +80,7 @@ class ReplayedRows(TableRows):
 
     Args:
         inner: The rows, whose optimizer is a `CatchUpOptimizer`.
+        steps: Of the table.
         step: The one to read as of; None: the present one.
     """
 

@@ -102,8 +102,10 @@ class RowTouches:
 
         Args:
             version: That is to be committed, and looks at rows.
+            row_ids: As of `evict`.
             touched: int64, positions of rows that it touches.
             fresh_ids: int64, ids that it gives a row.
+            oldest: As of `evict`.
         """
         least_times = self._eviction.min_frequency or 0
         versions = self._versions.array[: len(row_ids), 0].copy()
@@ -134,7 +136,9 @@ class RowTouches:
         """Lets go of rows as the eviction says, where it looks at this version.
 
         Args:
+            version: That is being committed.
             row_ids: int64 `[high]`, the id at each position.
+            count: Rows that there are.
             remove: Takes rows away by their ids; is called with a few at a time, whose touches are there until then.
             oldest: Rows that were last touched before this version go, whatever else the eviction says.
             cut: What goes for `max_rows`, where others decide: rows touched before a version, and of those of that

@@ -52,6 +52,9 @@ class RowMembership:
         Returns:
             The update without the others, and int64 `[n]`: the ids, of those
             without a row, that this sights once more (None: nobody counts).
+
+        Raises:
+            MemoryError: no room for a smaller update.
         """
         if self._sketch is None:
             return update, None
@@ -123,6 +126,8 @@ class RowMembership:
         """Lets go of rows as the table's eviction says; allocates nothing that grows with the table.
 
         Args:
+            version: That is being committed.
+            directory: Of the table.
             remove: Takes rows away by their ids, and returns how many there were.
             time: When the version is committed, as of `Commit`; None only where rows do not go with time.
             cut: As of `Commit`, where the table shares its budget of rows.

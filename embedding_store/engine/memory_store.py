@@ -167,7 +167,11 @@ class MemoryStore(BaseStore):
             return self._table(table).state()
 
     def _readers(self, tables: Iterable[str], version: int | None) -> Sequence[TableReader]:
-        """What reads each of the tables at a version; the lock is held."""
+        """What reads each of the tables at a version; the lock is held.
+
+        Raises:
+            TableNotFound, StaleVersion, FutureVersion: as `lookup`.
+        """
         found = [self._table(table) for table in tables]
         if version is None or version == self._version:
             return found
@@ -615,6 +619,7 @@ class MemoryStore(BaseStore):
         The store closes them.
 
         Args:
+            tier: The tier, and its log.
             log_bytes: Of changes that are not in the tier; beyond it, commits wait.
             every_s: Seconds between two times that changed rows are written.
             timeout_s: Seconds that a commit waits for the tier.

@@ -66,8 +66,11 @@ class MemoryTable(TableReader):
 
     Attributes:
         directory: Where the rows lie.
+        rows: The rows there.
         members: Which ids have rows: admission and eviction.
+        optimizer: Of the table.
         replay: Its dense replay; None: only gradients move rows.
+        slot_width: Slots of a row.
         versions: Those that are pinned; whatever changes rows tells them before.
     """
 
@@ -81,7 +84,11 @@ class MemoryTable(TableReader):
         new_slab: SlabMaker = anonymous_slab,
         make_rows: MakeRows | None = None,
     ) -> None:
-        """Args are those of the table; `new_slab` holds its directory, and its rows unless `make_rows` does."""
+        """Args are those of the table; `new_slab` holds its directory, and its rows unless `make_rows` does.
+
+        Raises:
+            BadSpec: an optimizer that is not known here.
+        """
         self._new_slab = new_slab
         self._make_rows = resident_rows(new_slab) if make_rows is None else make_rows
         self.optimizer = row_optimizer(spec.optimizer)
@@ -220,7 +227,12 @@ class MemoryTable(TableReader):
             self.rows.write(batch.positions, staged.block.weights[start:stop], staged.block.slots[start:stop])
 
     def follow(self, step: int, learning_rate: float, ends_replay_epoch: bool) -> None:
-        """Counts a step, for rows that it did not update: one for every commit, whether or not it names the table."""
+        """Counts a step, for the rows that it did not update: one for every commit, whether it names the table or not.
+
+        Args:
+            step, ends_replay_epoch: As of `Commit`.
+            learning_rate: Of the step.
+        """
         if self.replay is not None:
             self.replay.steps.take(step, learning_rate, ends_replay_epoch)
             self._sweep(self.replay)
@@ -243,7 +255,13 @@ class MemoryTable(TableReader):
         return self.members.staying(commit.version, update, self.directory, time)
 
     def evict(self, version: int, time: float | None = None, cut: EvictionCut | None = None) -> None:
-        """Lets go of rows, as the table's eviction says for this version; cannot fail."""
+        """Lets go of rows, as the table's eviction says for this version; cannot fail.
+
+        Args:
+            version: That is being committed.
+            time: When, as of `Commit`.
+            cut: What goes for `max_rows`, as of `Commit`.
+        """
         self._removed.clear()
         if self.versions:
             self.versions.save_touch_times(self.members)
@@ -321,6 +339,7 @@ class MemoryTable(TableReader):
         Args:
             update: That was applied; None: none was.
             counted: int64, ids that the table's admission has counted.
+            pool: Threads to work with.
         """
         removed = np.concatenate(self._removed) if self._removed else _NO_IDS
         ids, positions = (_NO_IDS, _NO_IDS) if update is None else (update.ids, update.positions)

@@ -27,6 +27,8 @@ class PinnedTable(TableReader):
     `_PLACE_BITS`, 1 + the number of the images among `since`.
 
     Args:
+        spec: The table.
+        directory, rows, members: Of the table as it is now.
         since: What was saved for the version, for the next one that is pinned, and so on.
         sequence: Changes of rows so far of which images were taken.
         replay: Of a table whose rows follow steps.

@@ -37,6 +37,8 @@ class PinLease:
     """What one pin has of a version.
 
     Attributes:
+        version: That is pinned.
+        seconds: Of the lease.
         ends: When it runs out, by the store's clock.
         gone: Why it is no more; None: it holds.
     """
@@ -71,7 +73,11 @@ class StorePins:
         return any(self._late(lease) for held in self._leases.values() for lease in held)
 
     def take(self, current: int, version: int | None, seconds: float) -> PinLease:
-        """A lease of the current version, or of one that is pinned. Alone."""
+        """A lease of the current version, or of one that is pinned. Alone.
+
+        Raises:
+            StaleVersion, FutureVersion: neither.
+        """
         self.sweep()
         wanted = current if version is None else version
         if wanted not in self._leases:
@@ -219,7 +225,15 @@ def _not_renewed(lease: PinLease) -> str:
 
 @dataclass(eq=False)
 class MemoryPin(Snapshot):
-    """A read shares the store with lookups, and so waits for a commit that is being made, and no longer."""
+    """A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
+
+    Args:
+        lock, pool: Of the store.
+        table: Finds a table of the store by its name, or raises.
+        store_specs: `specs` of the store.
+        pins: Of the store.
+        lease: Of this pin.
+    """
 
     _lock: ReadersWriterLock
     _pool: RangePool

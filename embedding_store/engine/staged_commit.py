@@ -20,6 +20,8 @@ class StagedCommit:
     """A commit that cannot fail any more.
 
     Attributes:
+        commit: What it is.
+        tables: Of the store, by name.
         updates: Tables with what it does to each.
         time: When it is made; None: no table asks for it.
     """
@@ -82,8 +84,14 @@ def stage_commit(
 
     Args:
         commit: Whose version and numbers were checked.
+        tables: Of the store, by name.
         updates: Those of the commit, checked, and their tables.
         bring: Reads cold rows of these ids, int64 `[n]`, of all tables at once.
+
+    Raises:
+        MemoryError: no room for new rows.
+        ElastableError: rows cannot be read, or steps not be taken.
+        Exception: whatever an optimizer that is not fused raises.
     """
     for table in tables.values():
         if table.replay is not None:

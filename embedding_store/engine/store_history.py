@@ -37,6 +37,8 @@ class ReplayedTables:
     """Tables to which changes are applied as they were made once.
 
     Attributes:
+        tables: By name.
+        new_table: Makes an empty one.
         version: After the last change.
         record: `Commit.record` of that version.
     """
@@ -118,7 +120,11 @@ _BLOCK_ROWS = 65_536
 
 
 class ChangeLog(Closing):
-    """The log of a store's changes, kept outside its process, and what the log begins with."""
+    """The log of a store's changes, kept outside its process, and what the log begins with.
+
+    Attributes:
+        log: Where changes are appended.
+    """
 
     def __init__(self, log: Log) -> None:
         self.log = log

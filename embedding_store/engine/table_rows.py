@@ -60,6 +60,7 @@ class TableRows(ABC):
         Args:
             positions: int64 `[n]`, all of them.
             fresh: int64 `[m]`, indices in `positions` of those that hold no values yet.
+            pool: Threads to work with.
 
         Returns:
             What `update` gets of these rows as `UpdateBatch.frames`, so that it need not look again.

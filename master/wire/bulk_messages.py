@@ -38,6 +38,7 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
     """The frames of one ReportGradient.
 
     Args:
+        push: What is pushed.
         channel: Where to lay its arrays down, if that is worth it; None: they travel in the frames.
 
     Raises:
@@ -69,6 +70,7 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
     """The push in the frames of one ReportGradient.
 
     Args:
+        frames: As they came.
         channels: Where its arrays may lie; None: nowhere else.
 
     Raises:
@@ -121,7 +123,11 @@ def dense_frames(snapshot: DenseSnapshot | None) -> Iterator[bytes]:
 
 
 def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
-    """The dense variables in the frames of one PullDense; None: not committed yet."""
+    """The dense variables in the frames of one PullDense; None: not committed yet.
+
+    Raises:
+        BadInput: malformed frames.
+    """
     reader = FrameReader(frames, "DenseFrame")
     header = reader.header(master_pb2.DenseHeader)
     plan = BodyPlan("DenseFrame")
@@ -151,7 +157,11 @@ def evaluation_frames(report: EvaluationReport) -> Iterator[bytes]:
 
 
 def evaluation_from_frames(frames: Iterable[bytes]) -> EvaluationReport:
-    """The report in the frames of one ReportEvaluation."""
+    """The report in the frames of one ReportEvaluation.
+
+    Raises:
+        BadInput: malformed frames.
+    """
     reader = FrameReader(frames, "EvaluationFrame")
     header = reader.header(master_pb2.EvaluationHeader)
     plan = BodyPlan("EvaluationFrame")

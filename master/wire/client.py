@@ -187,6 +187,7 @@ class RemoteSession:
     Args:
         stream: The call `Join`, just made; its events are bytes yet. (gRPC leaves a call open whose message it
             cannot parse, and a session would last as long.)
+        address: Of the master, for messages.
         timeout_s: Seconds to wait for the job's description.
 
     Attributes:

@@ -47,6 +47,8 @@ def master_service(
     """The service that answers for `master`.
 
     Args:
+        master: What answers.
+        channels: Where gradients may lie.
         join_first: Whether a worker must join before its other calls, each of which shows the secret that it joined
             with. Else a name is its owner's from the first push on for which a secret is shown. None: unless `master`
             is a `BareMaster`, which has no work to hand out.
@@ -224,6 +226,8 @@ class _SessionStream:
     """One session, closed once, by whichever thread sees its end first.
 
     Attributes:
+        session: Of the worker.
+        ended: The end of its job.
         news: How the job ended; None: the session ended before.
     """
 

@@ -44,7 +44,11 @@ def job_to_message(job: JobSpec) -> master_pb2.JobDescription:
 
 
 def job_from_message(message: master_pb2.JobDescription) -> JobSpec:
-    """The job that a master describes."""
+    """The job that a master describes.
+
+    Raises:
+        BadSpec: no job can be so.
+    """
     fields = {name: getattr(message, name) for name in _JOB_FIELDS}
     if not message.HasField("staleness_bound"):
         fields["staleness_bound"] = None
@@ -76,7 +80,11 @@ def lease_to_message(lease: Lease) -> master_pb2.LeaseTasksReply:
 
 
 def lease_from_message(message: master_pb2.LeaseTasksReply) -> Lease:
-    """Tasks leased."""
+    """Tasks leased.
+
+    Raises:
+        BadInput: a task of a kind that this program does not know.
+    """
     tasks, revoked = (tuple(map(_task_from_message, some)) for some in (message.tasks, message.revoked))
     return Lease(tasks, message.finished, revoked)
 
@@ -99,7 +107,11 @@ def outcome_to_message(outcome: PushOutcome) -> master_pb2.PushOutcome.ValueType
 
 
 def outcome_from_message(value: master_pb2.PushOutcome.ValueType) -> PushOutcome:
-    """The outcome of a number."""
+    """The outcome of a number.
+
+    Raises:
+        BadInput: an outcome that this program does not know.
+    """
     if value not in _OUTCOMES_BACK:
         raise BadInput(f"push outcome {value}: known outcomes are {', '.join(PushOutcome)}; is the master newer?")
     return _OUTCOMES_BACK[value]

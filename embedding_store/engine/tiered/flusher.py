@@ -42,6 +42,8 @@ class Flusher:
         """Begins.
 
         Args:
+            tier: What is written.
+            lock: Of the store.
             state: The store as it is; called while the lock is held.
             may_write: Whether its version is one that cannot be taken back any more; likewise.
             every_s: Seconds between two passes, while rows change.

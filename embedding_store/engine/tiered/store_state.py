@@ -21,10 +21,13 @@ class FlushedTable:
     """What the state of a store says of one table, besides its rows.
 
     Attributes:
+        spec: The table.
         stored: Its name in the tier.
         direct: Whether row i lies at position i.
+        state: Its `TableState`.
         steps: `TableSteps.save` of a table whose rows follow steps.
         touched: How to read what records say of touches.
+        rows: How many the table has.
     """
 
     spec: TableSpec
@@ -48,8 +51,10 @@ class StoreState:
     """A store as of one entry of its log.
 
     Attributes:
+        version: Of the store.
         sequence: Number of the entry: rows in the tier include it, and maybe later ones.
         record: `Commit.record` of the version.
+        tables: Every table.
         complete: Whether the rows in the tier are those of this entry, no later ones. Only asked without a log.
     """
 

@@ -33,7 +33,10 @@ class StoreTier(ChangeLog):
     is under way at a time, so that no older value of a row overwrites a newer one. The log is trimmed behind them.
 
     Attributes:
+        tier: Where rows are written.
         log: Where every change is appended before anybody sees it.
+        names: Of tables in the tier.
+        kept: The state in the tier.
         owned: Whether this process is the one that writes.
         begun: How often the store has begun anew at a state of the tier: kept one, or was brought back to one.
     """
@@ -49,6 +52,7 @@ class StoreTier(ChangeLog):
         """Reads nothing yet.
 
         Args:
+            tier, log: Of the store.
             budget: Bytes of memory for the rows of all tables.
             new_slab: Makes their memory, while all rows have room.
             closing: Closes tier and log; None: their own methods do.
@@ -147,13 +151,21 @@ class StoreTier(ChangeLog):
             self._acknowledge()
 
     def wait(self) -> None:
-        """Returns once nothing is being written, and takes note of it; the store is held alone."""
+        """Returns once nothing is being written, and takes note of it; the store is held alone.
+
+        Raises:
+            StoreFailed: a write does not end.
+        """
         self.begin_writing()
         with self._turn:
             self._end_turn()
 
     def write_all(self) -> None:
-        """Writes every changed row now; the caller has the store alone."""
+        """Writes every changed row now; the caller has the store alone.
+
+        Raises:
+            ElastableError: as `Tier.write`.
+        """
         cursors = dict.fromkeys(self.tables(), 0)
         while any(cursor >= 0 for cursor in cursors.values()):
             self.begin_writing()
@@ -223,6 +235,9 @@ class StoreTier(ChangeLog):
         Args:
             wanted: Names of tables, and ids int64 `[n]` that are looked up there.
             lock: Of the store, which is not held.
+
+        Raises:
+            StoreBroken, StoreFailed, Unavailable, DeadlineExceeded: as `Tier.read`.
         """
         for name, ids in wanted:
             if name in self._tables:
@@ -276,6 +291,9 @@ class StoreTier(ChangeLog):
 
         Args:
             wanted: Tables (others than tiered ones are passed over), and ids int64 `[n]`, which may repeat.
+
+        Raises:
+            StoreBroken, StoreFailed, Unavailable, DeadlineExceeded: as `Tier.read`.
         """
         asked: list[tuple[TieredTable, Records]] = []
         for table, ids in wanted:

@@ -42,6 +42,7 @@ class RecordLayout:
         """Copies rows into records.
 
         Args:
+            slabs: Of the parts.
             frames: int64 `[n]`, where in them the rows are.
             touches: int64 `[n, 2]`, of a table with eviction.
             records: uint8 `[n, record_bytes]`.
@@ -59,6 +60,7 @@ class RecordLayout:
         Args:
             records: uint8 `[m, bytes]`, whole or only their first bytes.
             indices: int64 `[n]`, which of them.
+            slabs: Of the parts.
             frames: int64 `[n]`: record `indices[i]` becomes row `frames[i]`.
         """
         at = 0
@@ -108,6 +110,7 @@ class TierRecords:
     """What the rows of a table know of the tier behind them. A table that is cleared gets another one.
 
     Attributes:
+        tier: The tier.
         name: Of the table in the tier.
         title: Of the table, for messages.
         budget: Shares memory out among tables.
@@ -149,6 +152,7 @@ class TierRecords:
 
         Raises:
             StoreBroken: the tier has lost one of them.
+            StoreFailed, Unavailable, DeadlineExceeded: as `Tier.read`.
         """
         wanted = self.wanted(positions, record_bytes)
         (missing,) = self.tier.read([wanted])

@@ -110,6 +110,7 @@ class ColdRows:
     """Reads rows of one table. Many threads may, at the same time.
 
     Attributes:
+        spec, optimizer, layout: Of the table.
         behind: The table in its tier.
         prefetched: Records that lookups have read.
     """

@@ -71,8 +71,10 @@ class Captured:
     """Changed rows of a table as they were at one moment, and rows that are gone.
 
     Attributes:
+        table: The table.
         behind: What it had in the tier then.
         described: The table as the tier should know it.
+        records: Its changed rows.
         gone: ids and positions, int64 `[n]` each, of rows that were deleted.
     """
 
@@ -106,7 +108,13 @@ class TieredTable(MemoryTable):
         """An empty table.
 
         Args:
+            spec, direct_bytes, new_slab: As of `MemoryTable`.
+            tier, budget, make_clean: As of `TierRecords`.
+            names: Of tables in the tier.
             stored: Its name there; None: a new one.
+
+        Raises:
+            BadSpec: an optimizer that is not known here.
         """
         self._tier, self._names = tier, names
 
