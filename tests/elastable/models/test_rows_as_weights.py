@@ -13,6 +13,7 @@ import elastable as et
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, IdOutOfRange, ModelError, Unsupported
+from tests.elastable import one_table
 
 ROWS, DIM = 20, 4
 IDS = np.random.default_rng(0).integers(0, ROWS, (32, 2))
@@ -120,6 +121,25 @@ def test_rows_are_not_assigned_within_a_step() -> None:
 
     with pytest.raises(ModelError, match=r"'inner': its rows are assigned within a step.*on_epoch_end"):
         fit(model_of(layer, loss))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("constraint", keras.constraints.NonNeg()), ("regularizer", keras.regularizers.L2(0.1))]
+)
+@pytest.mark.parametrize("offload_above", [0, 9])
+def test_what_is_set_on_the_weight_counts_as_in_keras(attribute: str, value: object, offload_above: int) -> None:
+    models, whole = [], len(one_table.IDS)
+    for table in (one_table.plain_table(), one_table.plain_table() if offload_above else one_table.own_table()):
+        model = one_table.model_of(table, keras.optimizers.SGD(0.3))
+        table.set_weights([one_table.START])
+        setattr(table.embeddings, attribute, value)
+        models.append(model)
+    models[0].fit(one_table.IDS, one_table.TARGETS, batch_size=whole, epochs=2, verbose=0)
+    et.fit(
+        models[1], one_table.IDS, one_table.TARGETS, batch_size=whole, epochs=2, verbose=0,
+        offload_embeddings_above=offload_above,
+    )  # fmt: skip
+    one_table.assert_same(models[1], models[0])
 
 
 def test_slots_stay_where_rows_are_assigned() -> None:
