@@ -230,6 +230,25 @@ def test_state_trees_are_refused() -> None:
             use()
 
 
+def test_state_of_an_optimizer_by_hand_is_refused_where_it_lacks_slots() -> None:
+    model = one_table.model_of(one_table.own_table())
+    one_table.train(model)
+    plain = one_table.model_of(one_table.plain_table())
+    one_table.train(plain)
+    state: dict[str, Float32] = {}
+    with pytest.raises(Unsupported, match=r"save_own_variables of the optimizer 'adam': the slots .* use model.save"):
+        model.optimizer.save_own_variables(state)
+    dense = {str(number): np.array(each) for number, each in enumerate(model.optimizer.variables)}
+    with pytest.raises(Unsupported, match=r"load_own_variables of the optimizer 'adam': .* a new optimizer"):
+        model.optimizer.load_own_variables(dense)
+    plain.optimizer.save_own_variables(state)
+    model.optimizer.load_own_variables(state)
+    model.set_weights(plain.get_weights())
+    for each in (model, plain):
+        one_table.train(each)
+    one_table.assert_same(model, plain)
+
+
 def test_a_saved_model_holds_the_rows_once(tmp_path: Path) -> None:
     layer = et.Embedding(30_000, 8, weights=np.random.default_rng(0).normal(size=(30_000, 8)).astype(np.float32))
     model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
