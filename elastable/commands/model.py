@@ -58,7 +58,7 @@ def predict(options: _PredictOptions) -> None:
     import_tensorflow()
     from elastable.models.trained import batches, open_trained
 
-    _require_suffix(options.output, ".npy", "predictions")
+    _require_output(options.output, ".npy", "predictions")
     trained = open_trained(options.model_file, options.checkpoint, options.split)
     parts = [
         trained.model.predict_on_batch(batch[0])
@@ -83,12 +83,14 @@ def export(options: _ExportOptions) -> None:
     from elastable.models.trained import open_trained
     from elastable.worker.models.export import export_keras
 
-    _require_suffix(options.output, ".keras", "models")
+    _require_output(options.output, ".keras", "models")
     trained = open_trained(options.model_file, options.checkpoint)
     written = export_keras(trained.model, trained.store, options.output)
     typer.echo(json.dumps({"output": str(written), **trained.origin()}))
 
 
-def _require_suffix(output: Path, suffix: str, what: str) -> None:
+def _require_output(output: Path, suffix: str, what: str) -> None:
     if output.suffix != suffix:
         raise BadInput(f"--output {output}: {what} are written as {suffix}")
+    if not output.parent.is_dir():
+        raise BadInput(f"--output {output}: there is no directory {output.parent}")

@@ -125,8 +125,10 @@ def open_trained(
 
 
 def _take_given(file: ModelFile, model: keras.Model, steps: StepPlan | None, store: EmbeddingStore) -> None:
-    """Puts the rows that model() gives into the store. Raises `BadInput` where it gives none."""
+    """Puts the rows that model() gives into the store, if it has tables. Raises `BadInput` where it gives none."""
     layers = store_layers(model)
+    if not layers:
+        return
     if not tables_given(layers):
         raise BadInput(
             f"{file.path}: model() returns a model without rows (it loads none, and sets none), and no checkpoint is "

@@ -22,7 +22,7 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import keep_on_worker, offloading
 from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.records.reader import ModelInputs, Reader
-from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, list_length, map_inputs
+from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
 from elastable.worker.rows.saved_rows import rows_unlisted
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
@@ -88,9 +88,8 @@ def for_model(reader: Reader, model: keras.Model) -> Reader:
 
     Of a model without symbolic inputs (a subclass of `keras.Model`) nothing is known, and nothing changes.
     """
-    try:
-        inputs = model.input
-    except (AttributeError, ValueError):  # it has none, or none yet
+    inputs = inputs_of(model)
+    if inputs is None:
         return reader
     named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
     made = {name: each for name, each in named.items() if isinstance(each, keras.KerasTensor)}

@@ -145,8 +145,27 @@ def _places(optimizer: keras.optimizers.Optimizer, offloaded_only: bool) -> list
     return found if any(isinstance(place, _SlotOfTable) for place in found) else []
 
 
+def _refuse_by_hand(method: str, optimizer: keras.optimizers.Optimizer, store: _Arrays, *places: list[_Place]) -> None:
+    """Refuses what holds dense variables' state alone: in a file, that of tables is in the part of their layers.
+
+    Args:
+        method: Its name.
+        optimizer: As it was built.
+        store: A dict where a program calls the method; Keras passes a part of a file.
+        places: Of offloaded tables, and of all.
+    """
+    offloaded, every = map(len, places)
+    if isinstance(store, dict) and offloaded != every and len(store) != every:
+        raise Unsupported(
+            f"{method} of the optimizer {optimizer.name!r}: the slots of tables are in their store, and would be left "
+            "out; use model.save, save_weights and load_weights, or tf.train.Checkpoint(model), or compile the model "
+            "with a new optimizer to begin with new slots"
+        )
+
+
 def _save(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
-    places = _places(optimizer, offloaded_only=True)
+    places, every = (_places(optimizer, offloaded_only) for offloaded_only in (True, False))
+    _refuse_by_hand("save_own_variables", optimizer, store, places, every)
     slots = {layer: _slots_of(layer) for layer in {place.layer for place in places if isinstance(place, _SlotOfTable)}}
     for number, place in enumerate(places):
         store[str(number)] = slots[place.layer][place.slot] if isinstance(place, _SlotOfTable) else np.asarray(place)
@@ -154,7 +173,8 @@ def _save(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
 
 
 def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
-    candidates = (_places(optimizer, offloaded_only) for offloaded_only in (True, False))
+    candidates = [_places(optimizer, offloaded_only) for offloaded_only in (True, False)]
+    _refuse_by_hand("load_own_variables", optimizer, store, *candidates)
     places = next((each for each in candidates if each and len(each) == len(store.keys())), [])
     tables = {place.layer for place in places if isinstance(place, _SlotOfTable)}
     if not all(isinstance(layer.source, EmbeddingStore) for layer in tables):

@@ -167,6 +167,7 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
             layer._tracker.lock()
             _offload(layer)
             layer.trainable = layer.trainable and variable.trainable
+            layer.embeddings_regularizer, layer.embeddings_constraint = variable.regularizer, variable.constraint
             layer.variable_path = variable.path
             object.__setattr__(layer, "_replaced", (variable.value.name, variable.value._unique_id))
             _tie(model, variable, layer.embeddings)

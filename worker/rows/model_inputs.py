@@ -51,24 +51,35 @@ def map_inputs(model: keras.Model, x: object, function: _Convert) -> object:
         x: Arrays or tensors as the model is called with them: one, or by name, or in the order of the inputs.
         function: (value, input) -> value.
     """
-    inputs = _inputs_of(model)
+    inputs = inputs_of(model)
     return x if inputs is None else _mapped(x, inputs, function)
 
 
-def _inputs_of(model: keras.Model) -> Structure[_Input] | None:
-    if isinstance(model, keras.Sequential) and not model.built:
-        first = next(iter(model.layers), None)
-        if isinstance(first, keras.Sequential):
-            return _inputs_of(first)
-        return _Input(str(first.name)) if first is not None and hasattr(first, "table_spec") else None
+def inputs_of(model: keras.Model) -> Structure[_Input | keras.KerasTensor] | None:
+    """A model's inputs in the structure that it is called with; None: nothing is known of them."""
+    if isinstance(model, keras.Sequential):
+        return _sequential_input(model)
     try:
-        made: Structure[_Input] = model.input
+        made: Structure[_Input | keras.KerasTensor] = model.input
         return made
     except (AttributeError, ValueError):  # a subclass without inputs
         return None
 
 
-def _mapped(x: object, inputs: Structure[_Input], function: _Convert) -> object:
+def _sequential_input(model: keras.Sequential) -> Structure[_Input | keras.KerasTensor] | None:
+    # Not its `input`, which is of the model around it, or missing. Keras assumes floats where it makes the input layer.
+    made = next(iter(model._layers), None)
+    given = made.output if isinstance(made, keras.layers.InputLayer) else None
+    first = next(iter(model.layers), None)
+    if isinstance(first, keras.Model) and (given is None or "float" in given.dtype):
+        within = inputs_of(first)
+        return given if within is None else within
+    if given is not None:
+        return given
+    return _Input(str(first.name)) if first is not None and hasattr(first, "table_spec") else None
+
+
+def _mapped(x: object, inputs: Structure[_Input | keras.KerasTensor], function: _Convert) -> object:
     if isinstance(inputs, list | tuple) and len(inputs) == 1 and not isinstance(x, list | tuple):
         return _mapped(x, inputs[0], function)
     if isinstance(x, Mapping):

@@ -419,7 +419,6 @@ class WholeTable:
             `saved_rows.largest_matrix_bytes`.
     """
 
-    constraint = None
     dtype = "float32"
     ndim = 2
 
@@ -456,6 +455,19 @@ class WholeTable:
         scope = current_scope()
         if isinstance(scope, StepScope):
             scope.losses_read = True
+
+    @regularizer.setter
+    def regularizer(self, value: keras.Regularizer | None) -> None:
+        self.layer.embeddings_regularizer = keras.regularizers.get(value)
+
+    @property
+    def constraint(self) -> keras.constraints.Constraint | None:
+        """The layer's `embeddings_constraint`, of the rows that a batch touches."""
+        return self.layer.embeddings_constraint
+
+    @constraint.setter
+    def constraint(self, value: keras.constraints.Constraint | None) -> None:
+        self.layer.embeddings_constraint = keras.constraints.get(value)
 
     @property
     def _unique_id(self) -> str:

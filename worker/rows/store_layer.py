@@ -18,6 +18,7 @@ class StoreLayer(Protocol):
     output_dim: int
     embeddings_initializer: keras.Initializer
     embeddings_regularizer: keras.Regularizer | None
+    embeddings_constraint: keras.constraints.Constraint | None
     table_dtype: str | None
     pretrained: Float32 | None
     trainable: bool

@@ -13,6 +13,7 @@ import elastable as et
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, IdOutOfRange, ModelError, Unsupported
+from tests.elastable import one_table
 
 ROWS, DIM = 20, 4
 IDS = np.random.default_rng(0).integers(0, ROWS, (32, 2))
@@ -122,6 +123,25 @@ def test_rows_are_not_assigned_within_a_step() -> None:
         fit(model_of(layer, loss))
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("constraint", keras.constraints.NonNeg()), ("regularizer", keras.regularizers.L2(0.1))]
+)
+@pytest.mark.parametrize("offload_above", [0, 9])
+def test_what_is_set_on_the_weight_counts_as_in_keras(attribute: str, value: object, offload_above: int) -> None:
+    models, whole = [], len(one_table.IDS)
+    for table in (one_table.plain_table(), one_table.plain_table() if offload_above else one_table.own_table()):
+        model = one_table.model_of(table, keras.optimizers.SGD(0.3))
+        table.set_weights([one_table.START])
+        setattr(table.embeddings, attribute, value)
+        models.append(model)
+    models[0].fit(one_table.IDS, one_table.TARGETS, batch_size=whole, epochs=2, verbose=0)
+    et.fit(
+        models[1], one_table.IDS, one_table.TARGETS, batch_size=whole, epochs=2, verbose=0,
+        offload_embeddings_above=offload_above,
+    )  # fmt: skip
+    one_table.assert_same(models[1], models[0])
+
+
 def test_slots_stay_where_rows_are_assigned() -> None:
     layer = et.Embedding(ROWS, DIM, weights=MATRIX)
     model = model_of(layer)
@@ -208,6 +228,25 @@ def test_state_trees_are_refused() -> None:
     for use in (model.get_state_tree, lambda: model.set_state_tree({})):
         with pytest.raises(Unsupported, match=r"slots of tables are in their store; use model\.save"):
             use()
+
+
+def test_state_of_an_optimizer_by_hand_is_refused_where_it_lacks_slots() -> None:
+    model = one_table.model_of(one_table.own_table())
+    one_table.train(model)
+    plain = one_table.model_of(one_table.plain_table())
+    one_table.train(plain)
+    state: dict[str, Float32] = {}
+    with pytest.raises(Unsupported, match=r"save_own_variables of the optimizer 'adam': the slots .* use model.save"):
+        model.optimizer.save_own_variables(state)
+    dense = {str(number): np.array(each) for number, each in enumerate(model.optimizer.variables)}
+    with pytest.raises(Unsupported, match=r"load_own_variables of the optimizer 'adam': .* a new optimizer"):
+        model.optimizer.load_own_variables(dense)
+    plain.optimizer.save_own_variables(state)
+    model.optimizer.load_own_variables(state)
+    model.set_weights(plain.get_weights())
+    for each in (model, plain):
+        one_table.train(each)
+    one_table.assert_same(model, plain)
 
 
 def test_a_saved_model_holds_the_rows_once(tmp_path: Path) -> None:

@@ -124,6 +124,25 @@ def test_a_model_without_rows_and_checkpoint_is_refused(home: Home) -> None:
         run("evaluate", home.file(FRESH + VALIDATION))
 
 
+def test_a_plain_model_has_its_weights_alone(home: Home, tmp_path: Path) -> None:
+    ids = keras.Input((), dtype="int64")
+    plain = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Embedding(ROWS, 4)(ids)))
+    plain.compile("adam", "mse", metrics=["mae"])
+    plain.fit(IDS, LABELS, verbose=0)
+    plain.save(tmp_path / "plain.keras")
+    file = home.file(LOADED.replace("{path!r}", repr(str(tmp_path / "plain.keras"))) + VALIDATION)
+    loss, _ = plain.evaluate(IDS, LABELS, verbose=0)
+    assert run("evaluate", file)["loss"] == pytest.approx(loss, rel=1e-5)
+    run("predict", file, "--output", tmp_path / "out.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), predicted(plain), rtol=1e-5)
+
+
+def test_a_directory_for_the_output_that_is_not_there_is_refused_before_the_work(tmp_path: Path) -> None:
+    for command, name in (("predict", "out.npy"), ("export", "out.keras")):
+        with pytest.raises(BadInput, match=rf"--output .*{name}: there is no directory .*none"):
+            run(command, tmp_path / "no_file.py", "--output", tmp_path / "none" / name)
+
+
 def test_a_model_that_keras_has_not_built_asks_for_data(home: Home, tmp_path: Path) -> None:
     lazy = "\ndef model():\n    found = keras.Sequential([et.Embedding(20, 4, name='items')])\n"
     file = home.file(HEAD + lazy + "    found.compile('adam', 'mse')\n    return found\n")

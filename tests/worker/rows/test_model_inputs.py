@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadIds, IdOutOfRange
+from elastable.worker.models.build import as_tensors, for_model
 from tests.untyped import Keyword
 
 BIG = 2**24 + 1  # float32 makes 2**24 of it
@@ -153,6 +155,86 @@ def test_strings_of_numpy_are_read(face: str, kind: str) -> None:
 def test_a_sequential_model_that_is_not_built_refuses_a_fraction() -> None:
     with pytest.raises(BadIds, match=r"input 'rows': record 1: 1.7 is no integer; the input takes int64"):
         keras.Sequential([et.Embedding(10, 2, name="rows")])(np.array([1.0, 1.7]))
+
+
+class Around(keras.Model):
+    def __init__(self, inner: keras.Model) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        return self.inner(ids)
+
+
+class OwnSequential(keras.Sequential):
+    pass
+
+
+def _stack() -> list[keras.layers.Layer]:
+    layer = et.Embedding(None, 3, name="rows", embeddings_initializer="zeros")
+    return [keras.Input((), dtype="int64", name="item"), layer, keras.layers.Dense(1, kernel_initializer="ones")]
+
+
+def _added() -> keras.Model:
+    model = keras.Sequential()
+    for layer in _stack():
+        model.add(layer)
+    return model
+
+
+SEQUENTIAL: dict[str, Callable[[], keras.Model]] = {
+    "a list": lambda: keras.Sequential(_stack()),
+    "add": _added,
+    "a subclass": lambda: OwnSequential(_stack()),
+    "in one": lambda: keras.Sequential([keras.Sequential(_stack())]),
+    "in a subclass of Model": lambda: Around(keras.Sequential(_stack())),
+}
+OF_ARRAYS: dict[str, Callable[[keras.Model, Array], object]] = {
+    "a call": lambda model, ids: model(ids),
+    "predict": lambda model, ids: model.predict(ids, verbose=0),
+    "predict of tf.data": lambda model, ids: model.predict(tf.data.Dataset.from_tensors(ids), verbose=0),
+    "evaluate": lambda model, ids: model.evaluate(ids, Y, verbose=0),
+    "model.fit": lambda model, ids: model.fit(ids, Y, verbose=0),
+    "model.fit of tf.data": lambda model, ids: model.fit(tf.data.Dataset.from_tensors((ids, Y)), verbose=0),
+    "et.fit": lambda model, ids: et.fit(model, ids, Y, verbose=False),
+    "train_on_batch": lambda model, ids: model.train_on_batch(ids, Y),
+}
+
+
+@pytest.mark.parametrize("face", OF_ARRAYS)
+@pytest.mark.parametrize("kind", SEQUENTIAL)
+def test_a_sequential_model_looks_at_its_integer_input_as_others_do(kind: str, face: str) -> None:
+    for value in (1.7, np.nan, np.inf):
+        model = SEQUENTIAL[kind]()
+        model.compile("sgd", "mse")
+        with pytest.raises(BadIds, match=rf"input 'item'.*{value}|'rows': id {value}"):
+            OF_ARRAYS[face](model, np.array([1.0, 2.0, value, 3.0]))
+
+
+@pytest.mark.parametrize("kind", ["a list", "add", "a subclass"])
+def test_a_sequential_model_trains_the_row_of_the_very_id(kind: str) -> None:
+    model = SEQUENTIAL[kind]()
+    model.compile("sgd", "mse")
+    model.fit(np.full(4, float(BIG)), Y, verbose=0)
+    (layer,) = (layer for layer in model._flatten_layers() if isinstance(layer, et.Embedding))
+    assert [bool(layer.read_rows(number).any()) for number in (BIG - 1, BIG)] == [False, True]
+
+
+def test_a_sequential_model_within_another_has_its_own_input() -> None:
+    inner, outer = keras.Sequential(_stack()), keras.Input((), name="outer")
+    keras.Model(outer, inner(outer))
+    with pytest.raises(BadIds, match=r"input 'item': record 1: 1.7 is no integer"):
+        inner(np.array([1.0, 1.7]))
+
+
+def test_a_sequential_model_reads_a_file_as_its_input_wants_it(tmp_path: Path) -> None:
+    file = tmp_path / "ids.csv"
+    for dtype, text, wanted in (("int64", f"{BIG}.0", BIG), ("string", "007", b"007")):
+        file.write_text(f"item\n{text}\n")
+        model = keras.Sequential([keras.Input((), dtype=dtype, name="item"), et.Embedding(None, 3)])
+        reader = for_model(et.CsvReader(str(file)), model)
+        read: Any = as_tensors(reader.take(np.arange(1)), model=model)[0]
+        assert read["item"].numpy().tolist() == [wanted]
 
 
 @pytest.mark.parametrize("column", [np.array([1.0, 2.0, 1.7, 3.0]), np.array([1.0, 2.0, np.nan, 3.0])])
