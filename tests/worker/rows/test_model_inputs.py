@@ -308,6 +308,8 @@ def test_what_is_no_number_is_refused_by_record_and_value(kind: str) -> None:
     ids = keras.Input((), dtype="int64", name="item")
     model = keras.Model(ids, et.Embedding(10, 2)(ids))
     for call in (lambda: model.predict(ODD[kind], verbose=0), lambda: model(ODD[kind])):
-        with pytest.raises(BadIds, match=r"input 'item': record [01]: (?!np\.).* is no integer; the input takes int64"):
+        with pytest.raises(
+            BadIds, match=r"input 'item': record [01]: (?!np\.str_).* is no integer; the input takes int64"
+        ):
             call()
     np.testing.assert_array_equal(model(np.array([1, 2], object)), model(np.array([1, 2])))
