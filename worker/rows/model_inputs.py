@@ -199,7 +199,8 @@ def _plain_numbers(where: str, leaf: Leaf, values: Array, dtype: str, numbers: S
         record = _record_of(leaf, place)
         number = record if numbers is None else numbers[record]
         plain = value.item() if isinstance(value, np.generic) else value
-        raise BadIds(f"{where}: record {number}: {plain!r} is no integer; {BELONGS.format(dtype)}")
+        shown = str(plain) if isinstance(plain, np.generic) else repr(plain)  # numbers that Python has not stay NumPy's
+        raise BadIds(f"{where}: record {number}: {shown} is no integer; {BELONGS.format(dtype)}")
     return np.array(values.tolist()).reshape(values.shape)
 
 
