@@ -20,7 +20,6 @@ _LIBRARIES = ("keras", "tensorflow", "elastable", "numpy")
 _SKIPPED = (keras.Layer, keras.Variable, keras.Optimizer, keras.KerasTensor, keras.Initializer, types.ModuleType, type)
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic, enum.Enum)
 _MOST_ELEMENTS = 1000  # of a list; of a longer one its length counts
-_MOST_BYTES = 1 << 20  # of an array; of a larger one, as of data that a loss happens to see, its shape counts
 
 
 def traced_values(model: keras.Model) -> dict[str, object]:
@@ -81,8 +80,8 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
     if isinstance(value, np.ndarray) or tf.is_tensor(value):
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
             array = np.asarray(value)
-            checksum = f" of checksum {zlib.crc32(array.tobytes())}" if array.nbytes <= _MOST_BYTES else ""
-            found[name] = f"an array {array.shape}{checksum}"
+            whole = array.tobytes() if array.dtype.hasobject else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            found[name] = f"an array {array.shape} of checksum {zlib.crc32(whole)}"  # data that a loss sees is not copied
     elif isinstance(value, types.MethodType):
         _read(name, value.__func__, found, seen)
         _read(f"{name}.__self__", value.__self__, found, seen)
