@@ -80,8 +80,7 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
     if isinstance(value, np.ndarray) or tf.is_tensor(value):
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
             array = np.asarray(value)
-            whole = array.tobytes() if array.dtype.hasobject else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            found[name] = f"an array {array.shape} of checksum {zlib.crc32(whole)}"  # data that a loss sees is not copied
+            found[name] = f"an array {array.shape} of checksum {_checksum(array)}"
     elif isinstance(value, types.MethodType):
         _read(name, value.__func__, found, seen)
         _read(f"{name}.__self__", value.__self__, found, seen)
@@ -105,6 +104,13 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
             for attribute, part in sorted(getattr(value, "__dict__", {}).items()):
                 if not attribute.endswith(("built", "_build_input_shape", "_variables")):
                     _read(f"{name}.{attribute}", part, found, seen)
+
+
+def _checksum(array: np.ndarray) -> int:
+    """Of its bytes, in place: a loss may see data of any size."""
+    if array.dtype.hasobject:
+        return zlib.crc32(array.tobytes())
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _read_names(name: str, function: types.FunctionType, found: dict[str, object], seen: set[int]) -> None:
