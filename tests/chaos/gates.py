@@ -156,8 +156,12 @@ def _lay_master(gates: Gates) -> None:
     _around(Master, "run", before=lambda master, *_: gates.tell(begins=master.progress().version))
     _around(Committer, "commit", before=lambda _, version, *__: gates.reach("commit", version))
 
+    committers: list[Committer] = []
+    _around(Committer, "__init__", after=lambda _, committer, *__: committers.append(committer))
+
     def committed(_: object, version: int, *__: object) -> None:
-        gates.tell(version=version)
+        # A version that is not logged yet may turn out never to have been (`Hooks.waits_for_log`).
+        gates.tell(version=version - (committers[-1].unlogged is not None))
         gates.reach("version", version)
 
     _around(JobHooks, "on_version", before=committed)
