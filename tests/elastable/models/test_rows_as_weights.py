@@ -236,10 +236,10 @@ def test_state_of_an_optimizer_by_hand_is_refused_where_it_lacks_slots() -> None
     plain = one_table.model_of(one_table.plain_table())
     one_table.train(plain)
     state: dict[str, Float32] = {}
-    with pytest.raises(Unsupported, match=r"save_own_variables of the optimizer 'adam': the slots .* use model.save"):
+    with pytest.raises(Unsupported, match=r"save_own_variables of the optimizer 'adam.*': the slots .* use model.save"):
         model.optimizer.save_own_variables(state)
     dense = {str(number): np.array(each) for number, each in enumerate(model.optimizer.variables)}
-    with pytest.raises(Unsupported, match=r"load_own_variables of the optimizer 'adam': .* a new optimizer"):
+    with pytest.raises(Unsupported, match=r"load_own_variables of the optimizer 'adam.*': .* a new optimizer"):
         model.optimizer.load_own_variables(dense)
     plain.optimizer.save_own_variables(state)
     model.optimizer.load_own_variables(state)
