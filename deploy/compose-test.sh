@@ -123,7 +123,7 @@ wait_until_healthy() {
 
 # require_confined SERVICE USER RESTART: what the engine and the kernel say of its containers.
 require_confined() {
-  local one told settings expected
+  local one seen settings expected
   settings='read-only {{.HostConfig.ReadonlyRootfs}}, without {{.HostConfig.CapDrop}}, {{.HostConfig.SecurityOpt}},'
   settings+=' {{.HostConfig.PidsLimit}} processes, memory limited {{gt .HostConfig.Memory 0}},'
   settings+=' {{.HostConfig.LogConfig.Type}} {{.HostConfig.LogConfig.Config}},'
@@ -131,14 +131,14 @@ require_confined() {
   expected="user $2, read-only true, without [ALL], [no-new-privileges:true], 4096 processes, memory limited true,"
   expected+=" json-file map[max-file:5 max-size:10m], restart $3"
   for one in $(container "$1"); do
-    told="user $(docker exec "$one" stat -c %u:%g /proc/1), $(docker inspect --format "$settings" "$one")"
-    [ "$told" = "$expected" ] || fail "container of $1: $told; expected: $expected"
+    seen="user $(docker exec "$one" stat -c %u:%g /proc/1), $(docker inspect --format "$settings" "$one")"
+    [ "$seen" = "$expected" ] || fail "container of $1: $seen; expected: $expected"
     docker exec "$one" cat /proc/1/status > "$work/process"
     for line in 'CapEff:[[:space:]]*0*$' 'CapBnd:[[:space:]]*0*$' 'NoNewPrivs:[[:space:]]*1$'; do
       grep -q "^$line" "$work/process" || { cat "$work/process" >&2; fail "container of $1: its process may gain rights"; }
     done
   done
-  say "$1: $told"
+  say "$1: $seen"
 }
 
 # require_redis_kept: Redis has left out nothing of its append-only file.
@@ -162,20 +162,20 @@ keep_checkpoint() {
 # wait_for_middle [AFTER]: returns once more versions than AFTER are committed, or a quarter of all; leaves the version in
 # $reached and the total in $versions.
 wait_for_middle() {
-  local told version deadline=$((SECONDS + UP_SECONDS))
+  local seen version deadline=$((SECONDS + UP_SECONDS))
   while [ "$SECONDS" -lt "$deadline" ]; do
     if [ "$up" ] && ! kill -0 "$up" 2>/dev/null; then
       tail -n 60 "$work/up.log" >&2
       fail "up ended before the middle of the job"
     fi
-    told=$(job_status "$(container master)" 2>"$work/status.log") || { require_master; sleep 1; continue; }
-    version=$(field version <<<"$told")
-    versions=$(field versions_total <<<"$told")
+    seen=$(job_status "$(container master)" 2>"$work/status.log") || { require_master; sleep 1; continue; }
+    version=$(field version <<<"$seen")
+    versions=$(field versions_total <<<"$seen")
     if [ "$versions" -gt 0 ] && [ "$version" -gt "${1:-$((versions / 4))}" ]; then
       reached=$version
       say "version $version of $versions, $("$PYTHON" -c '
 import json, sys
-print(*("{host} did {micro_batches}".format(**worker) for worker in json.load(sys.stdin)["workers"]), sep=", ")' <<<"$told")"
+print(*("{host} did {micro_batches}".format(**worker) for worker in json.load(sys.stdin)["workers"]), sep=", ")' <<<"$seen")"
       [ "$version" -lt "$versions" ] || fail "the job was over before a worker could be killed; make it longer"
       return
     fi

@@ -189,7 +189,7 @@ def _show_difference(
     tensors = Table("dense tensor", "differs", "values", "largest")
     for tensor in dense:
         largest = "" if tensor.largest is None else f"{tensor.largest:.3g}"
-        tensors.add_row(tensor.key, escape(tensor.told), f"{tensor.values:,}", largest)
+        tensors.add_row(tensor.key, escape(tensor.difference), f"{tensor.values:,}", largest)
     console.print(tensors)
 
 

@@ -72,9 +72,9 @@ def tables_in_store(
     """
     layers = store_layers(model)
     before = {layer.table_name: (layer, layer.source) for layer in layers if isinstance(layer.source, EmbeddingStore)}
-    for name in tables.keys() & before.keys():
-        layer, _ = before[name]
-        layer.require_trainable_by(optimizer_of_layer(layer, model, optimizers), tables[name])
+    for layer in layers:
+        if layer.table_name in tables:
+            layer.require_trainable_by(optimizer_of_layer(layer, model, optimizers), tables[layer.table_name])
     there = held.specs()
     # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
     create_tables(held, {name: as_there(spec, there.get(name)) for name, spec in tables.items()})

@@ -69,7 +69,7 @@ class Log(Closing):
         """Every entry after a sequence number, oldest first.
 
         Raises:
-            StoreBroken: an entry is corrupt; the message names it and where it lies.
+            StoreBroken: an entry is corrupt; the message names it and its place.
             BadInput: entries after `after` were trimmed.
         """
 

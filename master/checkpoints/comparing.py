@@ -16,13 +16,13 @@ class TensorDifference:
     """A dense tensor that is not the same in both.
 
     Attributes:
-        told: What differs: that one has it and the other not, dtypes or shapes, or values.
+        difference: What differs: that one has it and the other not, dtypes or shapes, or values.
         largest: The largest absolute difference of two values; None: they cannot be compared.
         values: How many differ.
     """
 
     key: str
-    told: str
+    difference: str
     largest: float | None = None
     values: int = 0
 

@@ -62,7 +62,7 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
         _declare_losses(entry.losses, part.losses)
         arrays += _declare(entry.dense, tuple(part.dense.values())) + declare_slices(entry.slices, part.slices)
         arrays += declare_slices(entry.penalties, part.penalties)
-    body = body_of(header, arrays, channel)  # first: the header says where it lies
+    body = body_of(header, arrays, channel)  # first: it sets the header's `shared`
     return encode(header.SerializeToString(), body)
 
 

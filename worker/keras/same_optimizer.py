@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import keras
+import numpy as np
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.keras.traced_values import traced_values
+from elastable.worker.keras.traced_values import checksum, traced_values
 
 _BEGAN = "_elastable_training_began"
+_LEFT = "_elastable_left_with"
 _COMPILE_AGAIN = "call model.compile(...) again, with this optimizer or a new one"
 
 
@@ -162,3 +164,32 @@ def require_same_optimizer(model: keras.Model, planned: Iterable[keras.Optimizer
                 "would go on with the old one; write model.compile(optimizer=..., loss=...) with the new one"
             )
         kept.require(f"model {model.name!r}")
+
+
+def note_dense_slots(optimizer: keras.Optimizer, known: bool = True) -> None:
+    """Called where training or loading leaves an optimizer, with `known=False` where it begins."""
+    left = (int(optimizer.iterations), [checksum(each) for each in _dense_slots(optimizer)]) if known else None
+    object.__setattr__(optimizer, _LEFT, left)  # past Keras' tracking
+
+
+def same_dense_slots(optimizer: keras.Optimizer, has_trained: bool) -> bool:
+    """Whether what an optimizer keeps of dense variables is as it was left, so that the slots of tables go with it.
+
+    A program that assigns `optimizer.variables` does not reach the slots of tables.
+
+    Args:
+        optimizer: One that trains tables.
+        has_trained: Whether it trained them, or was loaded with their slots.
+    """
+    steps, slots = int(optimizer.iterations), _dense_slots(optimizer)
+    left: tuple[int, list[int]] | None = getattr(optimizer, _LEFT, None)
+    if has_trained and left is not None:
+        return steps > left[0] or [checksum(each) for each in slots] == left[1]
+    as_new = all((each == each.flat[0]).all() for each in slots if each.size)
+    return not slots or as_new != has_trained or (steps > 0) == has_trained
+
+
+def _dense_slots(optimizer: keras.Optimizer) -> list[np.ndarray]:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    others = [id(inner.iterations), id(inner._learning_rate)]
+    return [np.asarray(each) for each in inner.variables if id(each) not in others]

@@ -80,7 +80,7 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
     if isinstance(value, np.ndarray) or tf.is_tensor(value):
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
             array = np.asarray(value)
-            found[name] = f"an array {array.shape} of checksum {_checksum(array)}"
+            found[name] = f"an array {array.shape} of checksum {checksum(array)}"
     elif isinstance(value, types.MethodType):
         _read(name, value.__func__, found, seen)
         _read(f"{name}.__self__", value.__self__, found, seen)
@@ -106,8 +106,8 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
                     _read(f"{name}.{attribute}", part, found, seen)
 
 
-def _checksum(array: np.ndarray) -> int:
-    """Of its bytes, in place: a loss may see data of any size."""
+def checksum(array: np.ndarray) -> int:
+    """Of an array's bytes, in place: a loss may see data of any size."""
     if array.dtype.hasobject:
         return zlib.crc32(array.tobytes())
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -17,6 +17,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.worker.keras.keras_methods import built_with
+from elastable.worker.keras.same_optimizer import note_dense_slots
 from elastable.worker.rows.store_backed import StoreBacked
 
 _BLOCK_ROWS = 1 << 16
@@ -38,12 +39,6 @@ def keras_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, spec:
     return np.concatenate([no_slots, *map(np.asarray, variables)], axis=1)
 
 
-def knows_variable(optimizer: keras.optimizers.Optimizer, layer: StoreBacked) -> bool:
-    """Whether the optimizer was built with the layer's former variable, and has slots for it."""
-    path = getattr(layer, "variable_path", None)
-    return path is not None and path in [each.path for each in getattr(optimizer, "_trainable_variables", ())]
-
-
 def give_back_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, store: EmbeddingStore) -> None:
     """Copies the table's slots into the optimizer's variables, before they are written to a file."""
     spec = store.specs()[layer.table_name]
@@ -55,12 +50,13 @@ def give_back_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, s
         slots[block.ids] = block.slots
     for variable, values in zip(variables, np.split(slots, len(variables), axis=1), strict=True):
         variable.assign(values)
+    note_dense_slots(optimizer)
 
 
 def _variables(
     optimizer: keras.optimizers.Optimizer, layer: StoreBacked, spec: TableSpec
 ) -> list[keras.Variable] | None:
-    if not knows_variable(optimizer, layer):
+    if not layer.has_variable_in(optimizer):
         return None
     path = str(getattr(layer, "variable_path", None))
     by_name = {variable.name: variable for variable in optimizer.variables}
@@ -200,6 +196,8 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
             ids = np.arange(start, min(start + _BLOCK_ROWS, len(whole)), dtype=np.int64)
             source.put(name, [RowBlock(ids, source.lookup({name: ids})[name], whole[ids])])
         layer.note_trained_by(optimizer)
+    if slots:
+        note_dense_slots(optimizer)
     return bool(places)
 
 

@@ -17,7 +17,7 @@ from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.keras_slots import give_back_slots, knows_variable, wrap_optimizer_files
+from elastable.worker.models.keras_slots import give_back_slots, wrap_optimizer_files
 from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.saved_rows import (
     PLAIN_ROWS,
@@ -75,7 +75,7 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
         """Reads the rows of a plain layer."""
         load_plain_rows(self, store)
         optimizer = self.last_optimizer()
-        if optimizer is not None and knows_variable(optimizer, self):
+        if optimizer is not None and self.has_variable_in(optimizer):
             self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
 
 

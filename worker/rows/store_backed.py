@@ -23,6 +23,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer, same_sl
 from elastable.embedding_store.tables.checks import as_ids, require_ids
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
+from elastable.worker.keras.same_optimizer import note_dense_slots, same_dense_slots
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.export_rows import exported_rows, integer_ids_in_export
@@ -191,12 +192,18 @@ class StoreBacked:
         object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
         self._trainers.add(optimizer)
         self._steps = None
+        note_dense_slots(optimizer, known=False)
 
     def goes_on_with(self, optimizer: keras.optimizers.Optimizer, spec: TableSpec) -> bool:
         """Whether this optimizer, of the table's spec, may go on with the rows as they are."""
         if self._in_fit is not None:
             return False
         return self.trained_by(optimizer) or not row_optimizer(spec.optimizer).slots
+
+    def has_variable_in(self, optimizer: keras.optimizers.Optimizer) -> bool:
+        """Whether the optimizer was built with the layer's former variable, and has slots for it."""
+        path = getattr(self, "variable_path", None)
+        return path is not None and path in [each.path for each in getattr(optimizer, "_trainable_variables", ())]
 
     def note_left_out(self) -> None:
         """Records that its rows were given in this process, and not taken (`leaving_rows_out`)."""
@@ -229,6 +236,17 @@ class StoreBacked:
                 f"embedding layer {self.name!r}: the optimizer {optimizer.name!r} trained its table before, and "
                 "another one since, whose slots the rows have now; compile the model with a new optimizer, train the "
                 "table with one optimizer only (et.Embedding(optimizer=)), or use two layers"
+            )
+        known = optimizer in self._trainers
+        assigned = (
+            self._steps is None and row_optimizer(spec.optimizer).slots and not same_dense_slots(optimizer, known)
+        )
+        if assigned and (known or not self.has_variable_in(optimizer)):
+            raise Unsupported(
+                f"embedding layer {self.name!r}: the variables of the optimizer {optimizer.name!r} were assigned since "
+                "it trained, and the slots of tables, which are in their store, were not: to begin with new slots "
+                "compile the model with a new optimizer; to continue with another model's use model.save, save_weights "
+                "and load_weights, or tf.train.Checkpoint(model)"
             )
         there = self._source.specs().get(self.table_name) if isinstance(self._source, EmbeddingStore) else None
         if there is None or self._steps is not None or not self.trained_by(optimizer):

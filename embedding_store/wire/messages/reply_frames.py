@@ -18,7 +18,7 @@ from elastable.embedding_store.support.memory_budget import memory_limit
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
 
 _ROOMY_BYTES = MAX_FRAME_BYTES - 64
-_PATIENCE_S = 0.02  # that a client may take for a reply while the store is locked against commits
+_GATHER_S = 0.02  # that a client may take for a reply while the store is locked against commits
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
@@ -113,7 +113,7 @@ class ReplyFrames:
             yield frame
             return
         with closing(_Gather(self._gathered(source, version))) as gather:
-            threads.submit(gather.finish, time.monotonic() + _PATIENCE_S)
+            threads.submit(gather.finish, time.monotonic() + _GATHER_S)
             while (filled := gather.next()) is not None:
                 yield filled
 

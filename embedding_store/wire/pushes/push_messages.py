@@ -40,7 +40,7 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
     arrays: list[Array] = []
     for part in push.parts:
         arrays += declare_slices(header.parts.add().slices, part)
-    body = body_of(header, arrays, channel)  # first: the header says where it lies
+    body = body_of(header, arrays, channel)  # first: it sets the header's `shared`
     return encode(header.SerializeToString(), body)
 
 

@@ -374,3 +374,49 @@ def test_a_small_limit_is_shown_in_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     layer = et.Embedding(ROWS, DIM)
     with pytest.raises(Unsupported, match=rf"all its rows take {ROWS * DIM * 4:,} bytes, .* of at most 100 bytes"):
         np.asarray(layer.embeddings)
+
+
+@pytest.mark.parametrize("way", ["fit", "batches", "offloaded"])
+def test_an_optimizer_whose_variables_a_program_assigns_is_refused(way: str) -> None:
+    model = one_table.model_of(one_table.plain_table() if way == "offloaded" else one_table.own_table())
+
+    def train() -> None:
+        if way == "batches":
+            model.train_on_batch(one_table.IDS, one_table.TARGETS)
+        else:
+            et.fit(model, (one_table.IDS, one_table.TARGETS), batch_size=8, offload_embeddings_above=1)
+
+    train()
+    left = [np.array(each) for each in model.optimizer.variables]
+    for each in model.optimizer.variables:
+        each.assign(np.zeros(each.shape))
+    with pytest.raises(Unsupported, match=r"variables of the optimizer .* were assigned .* with a new optimizer"):
+        train()
+    for each, value in zip(model.optimizer.variables, left, strict=True):
+        each.assign(value)
+    train()
+    model.optimizer.iterations.assign(1)  # alone it is what the steps of tables are counted by, too
+    train()
+
+
+def test_an_optimizer_with_the_variables_of_another_one_is_refused() -> None:
+    trained, model = one_table.model_of(one_table.own_table()), one_table.model_of(one_table.own_table())
+    one_table.train(trained)
+    model.set_weights(trained.get_weights())
+    model.optimizer.build(model.trainable_variables)
+    for each, other in zip(model.optimizer.variables, trained.optimizer.variables, strict=True):
+        each.assign(other)
+    with pytest.raises(Unsupported, match=r"to continue with another model's use model\.save"):
+        one_table.train(model)
+
+
+def test_a_callback_that_zeroes_the_variables_of_the_optimizer_is_refused() -> None:
+    model = one_table.model_of(one_table.own_table())
+
+    class Restart(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            for each in self.model.optimizer.variables:
+                each.assign(np.zeros(each.shape))
+
+    with pytest.raises(Unsupported, match=r"a callback assigned the variables of the optimizer"):
+        one_table.train(model, epochs=2, callbacks=[Restart()])

@@ -200,7 +200,7 @@ def test_differences_are_reported_with_their_size(tmp_path: Path) -> None:
     assert (fixed.largest_weight, fixed.first_ids) == (moved, (2,))
     assert new.spec == {"table": ("missing", "there")}
     iterations, variables = compare_dense(first, second)
-    assert (iterations.key, iterations.told, iterations.largest) == ("optimizer/00000", "values", 1.0)
+    assert (iterations.key, iterations.difference, iterations.largest) == ("optimizer/00000", "values", 1.0)
     gap = np.abs(dense_of(1)["variables/00000"].astype(np.float64) - dense_of(2)["variables/00000"])
     assert (variables.largest, variables.values) == (float(gap.max()), 12)
 
