@@ -15,7 +15,7 @@ import tensorflow as tf
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError
+from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
@@ -27,18 +27,108 @@ from elastable.replicas.host_embeddings.host_table import require_state
 from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
 from elastable.replicas.training.model_refusals import refuse_losses, refuse_model, refuse_scaled_tables
-from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
 from elastable.replicas.training.replica_training import ReplicaMemory, Training
 from elastable.replicas.training.step import BatchStep, GradientStep, PredictStep, ReplicaEvaluateStep
 from elastable.replicas.training.variables.placement import VariablePlacement
 from elastable.replicas.training.variables.split import VariableSplit
-from elastable.worker.keras.keras_callbacks import history_of
+from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import as_tensors, build_model, for_model, sample_batch
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.readers.records.pytrees import Structure
 from elastable.worker.readers.records.reader import Reader
+
+_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
+
+
+class ReplicaCallbacks:
+    """Calls each replica's callbacks, with logs that are the same on all of them.
+
+    Args:
+        callbacks, model: This replica's.
+        group: All replicas; each creates this.
+        verbose: 0: silent; otherwise rank 0 prints a line per epoch.
+
+    Attributes:
+        list: The callbacks, to be called as Keras calls them.
+        sees_batches: Whether a callback of any replica handles batches.
+
+    Raises:
+        Unsupported: a callback that replicas cannot support; names it.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        group: ReplicaGroup,
+        epochs: int,
+        steps: int,
+        verbose: int,
+    ) -> None:
+        for callback in callbacks:
+            _refuse_unsupported(callback)
+        self.model, self._group = model, group
+        self.sees_batches = self._anyone(sees_batches(callbacks))
+        shown = bool(verbose) and group.rank == 0
+        self.list = keras.callbacks.CallbackList(
+            list(callbacks),
+            add_history=True,
+            add_progbar=shown,
+            model=model,
+            epochs=epochs,
+            steps=steps,
+            verbose=2 if shown else 0,
+        )
+
+    def end_batch(self, step: int, logs: Mapping[str, float]) -> bool:
+        """Whether a callback of any replica stops training."""
+        self.list.on_train_batch_end(step, dict(logs))
+        return self._anyone(bool(self.model.stop_training))
+
+    def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """Whether a callback of any replica stops training."""
+        self.list.on_epoch_end(epoch, dict(logs))
+        return self._anyone(bool(self.model.stop_training))
+
+    def agree(self, learning_rate: float) -> None:
+        """Raises BadInput if the replicas' learning rates differ; every replica calls it."""
+        rates = self._group.all_gather(np.array(learning_rate, np.float64))
+        for rank, rate in enumerate(rates):
+            if rate != rates[0] and not np.isnan([rate, rates[0]]).all():
+                raise BadInput(
+                    f"rank {rank} continues at learning rate {rate:g}, and rank 0 at {rates[0]:g}: give a "
+                    "callback that sets it to every replica"
+                )
+
+    def _anyone(self, here: bool) -> bool:
+        return bool(self._group.all_reduce(np.array([here], np.uint8), "max")[0])
+
+
+def _refuse_unsupported(callback: keras.callbacks.Callback) -> None:
+    kinds, name = keras.callbacks, require_callback(callback)
+    if isinstance(callback, kinds.BackupAndRestore):
+        raise Unsupported(
+            f"callback {name} saves the optimizer's state as one replica holds it; use ReplicaTrainer.save and load"
+        )
+    if isinstance(callback, kinds.SwapEMAWeights):
+        raise Unsupported(
+            f"callback {name} needs whole moving averages, of which replicas may hold parts; leave it out"
+        )
+    if type(callback).__module__.split(".")[0] != "keras":
+        for hook in _TEST_BATCHES:
+            if getattr(type(callback), hook) is not getattr(kinds.Callback, hook):
+                raise Unsupported(
+                    f"callback {name} has {hook}, and replicas evaluate the batches of a validation by themselves: use "
+                    "on_test_begin and on_test_end, whose logs are of all of them"
+                )
+    if isinstance(callback, kinds.ModelCheckpoint) and not callback.save_weights_only:
+        raise Unsupported(
+            f"callback {name} saves the optimizer's state as one replica holds it; give save_weights_only=True, or use "
+            "ReplicaTrainer.save"
+        )
+
 
 StepKind = TypeVar("StepKind", bound=BatchStep)
 

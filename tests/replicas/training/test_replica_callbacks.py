@@ -11,8 +11,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
-from elastable.replicas.training.trainer import ReplicaTrainer
+from elastable.replicas.training.trainer import ReplicaCallbacks, ReplicaTrainer
 from tests.replicas.training.models import BOTH, compiled, perceptron, records, same_bits, seeded
 from tests.untyped import Keyword
 

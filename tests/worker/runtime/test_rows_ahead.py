@@ -12,7 +12,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import IdOutOfRange, Unavailable
 from elastable.master.api import Task, TaskKind
 from elastable.worker.runtime.compute import Prepared
-from elastable.worker.runtime.rows_ahead import RowsAhead
+from elastable.worker.runtime.loop import RowsAhead
 from elastable.worker.step.id_set import IdSets
 
 IDS = np.arange(4)

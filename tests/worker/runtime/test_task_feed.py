@@ -8,9 +8,9 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import Lease, MasterApi, Task, TaskKind
-from elastable.worker.runtime import task_feed
+from elastable.worker.runtime import loop
 from elastable.worker.runtime.compute import Prepared
-from elastable.worker.runtime.task_feed import TaskFeed
+from elastable.worker.runtime.loop import TaskFeed
 from elastable.worker.step.id_set import IdSets
 
 _WAIT_S = 60.0
@@ -32,7 +32,7 @@ class Asked:
 
 
 def test_the_master_is_asked_at_once_when_nothing_that_is_there_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_feed, "_LOOK_EVERY_S", 600.0)
+    monkeypatch.setattr(loop, "_LOOK_EVERY_S", 600.0)
     master = Asked()
 
     def prepare(task: Task) -> Prepared:
