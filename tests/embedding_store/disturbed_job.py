@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from tests.contracts.store_samples import rows_by_id
 
 SPECS = {

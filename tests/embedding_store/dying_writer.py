@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import EmbeddingStore, MemoryStore
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
 from tests.redis_done import until_done
 

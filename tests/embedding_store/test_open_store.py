@@ -5,11 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store import BadInput, Commit, PartitionedStore, TableSpec, TableUpdate, Unsupported
 from elastable.embedding_store.composite.locations import storage_of_url
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.support.store_url import outlives_process, shard_urls

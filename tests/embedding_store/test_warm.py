@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Bags, IndexedSlices, MemoryStore, OptimizerSpec, RowBlock, TableSpec, lookup_many
 from elastable.embedding_store.native import row_directory, row_fold, row_gather
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.tables import checks
-from elastable.embedding_store.tables.lookups import Bags
-from elastable.embedding_store.tables.many_tables import lookup_many
-from elastable.embedding_store.tables.table_update import IndexedSlices
 from elastable.embedding_store.warm import warm_lookups, warm_updates, warming
 
 KERNELS: tuple[Any, ...] = (

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Commit, MemoryStore
 
 
 class FailingShard(MemoryStore):

@@ -11,16 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from elastable.embedding_store import AdmissionSpec, Commit, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.composite.moving import repartition
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.grouping import coalesce

@@ -2,6 +2,7 @@
 
 import pytest
 
+from elastable.embedding_store import BadSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
@@ -9,8 +10,6 @@ from elastable.embedding_store.composite.locations import (
     plan_tables,
     storage_of_tables,
 )
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import BadSpec
 
 
 def tables(*specs: TableSpec) -> dict[str, TableSpec]:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from elastable.embedding_store import MemoryStore, RemoteSource, RemoteStore
 from elastable.embedding_store.composite.partitioned_store import PartitionedSource, PartitionedStore
 from elastable.embedding_store.composite.store_group import StoreCalls
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, update

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store import MemoryStore, PartitionedStore, RowBlock, initial_rows
 from elastable.embedding_store.composite.partitions import (
     Part,
     Partition,
@@ -15,12 +15,9 @@ from elastable.embedding_store.composite.partitions import (
     partition_of_shards,
     split_ids,
 )
-from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.initial_values import initial_rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 DOCUMENT = [(14, 64, 4), (13, 7, 4), (5, 3, 8), (1, 1, 2)]

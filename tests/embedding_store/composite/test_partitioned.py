@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, RemoteStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract

@@ -5,14 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, TableUpdate, Unsupported, coalesce
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.fused import FUSED
-from elastable.embedding_store.tables.grouping import coalesce
 from elastable.embedding_store.tables.row_blocks import fresh_rows
 from tests.contracts.store_samples import commit, rows_by_id
 

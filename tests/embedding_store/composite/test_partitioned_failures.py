@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, PartitionedStore, TableSpec
 from elastable.embedding_store.errors import (
     BadInput,
     BadSpec,

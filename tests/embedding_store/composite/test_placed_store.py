@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec
 from elastable.embedding_store.composite.partitioned_store import PlacedStore
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_contract import StoreContract

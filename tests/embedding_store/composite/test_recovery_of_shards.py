@@ -6,11 +6,9 @@ from itertools import count
 
 import pytest
 
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
 from elastable.embedding_store.composite.store_group import StoreCalls
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ShardLost, StaleVersion, StoreFailed
 from elastable.embedding_store.open_store import open_reader, open_store
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed

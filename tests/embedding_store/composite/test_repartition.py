@@ -5,11 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.moving import repartition
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, repartition
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreFailed, TableNotFound
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, rows_by_id, update

@@ -9,15 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableStatistics, TableUpdate
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion

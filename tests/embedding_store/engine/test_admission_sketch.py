@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
+from elastable.embedding_store import AdmissionSpec, BadInput, TableSpec
 from elastable.embedding_store.engine.membership import AdmissionSketch
-from elastable.embedding_store.errors import BadInput
 
 
 def sketch(counters: int, sightings: int = 3, seed: int = 0, name: str = "t") -> AdmissionSketch:

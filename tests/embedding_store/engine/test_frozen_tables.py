@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Commit, EvictionSpec, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
+from elastable.embedding_store import BadInput, Commit, EvictionSpec, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput
 from tests.embedding_store.engine.test_catch_up_stores import STORES
 from tests.embedding_store.engine.test_replay_epochs import everything, restore
 

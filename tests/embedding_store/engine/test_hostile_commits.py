@@ -14,15 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, MemoryStore, RemoteSource, SharedMemoryStore, SharedSource, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import (
     DeadlineExceeded,
@@ -24,11 +23,8 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.log.changes import Change, CommitImages
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.waiting import until
 
 SPEC = TableSpec("t", 4, 100, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5))

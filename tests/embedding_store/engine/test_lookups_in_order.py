@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from elastable.embedding_store import RowBlock, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.row_source import LookupRequest
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import NoLog

@@ -4,10 +4,9 @@ import logging
 
 import pytest
 
+from elastable.embedding_store import MemoryStore, Unavailable
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins import PinKeeper
-from elastable.embedding_store.errors import Unavailable
 from tests.contracts.store_samples import commit, fixed, int64, update
 from tests.waiting import until
 

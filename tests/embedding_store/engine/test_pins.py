@@ -9,19 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store import EmbeddingStore, MemoryStore, RemoteSource, SharedMemoryStore, SharedSource
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
 from elastable.embedding_store.contract.row_data import TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, joined_pins
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.before_images import BeforeImages
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import commit, fixed, int64, rows_by_id, update
 from tests.file_stores import file_store

@@ -14,12 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from elastable.embedding_store import MemoryStore, StaleVersion, initial_rows
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins import StorePins
-from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.test_store_history import IDS, MOST
 from tests.embedding_store.engine.test_store_history import SPECS as HISTORY_SPECS

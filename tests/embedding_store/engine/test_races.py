@@ -9,13 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore, PartitionedStore, TableUpdate, initial_rows
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
-from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_samples import rows_by_id
 from tests.file_stores import file_store
 from tests.threads import JOIN_S, on_threads

@@ -8,9 +8,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store import Commit, EmbeddingStore, EvictionSpec, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.engine import staged_commit
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_pins import whole

@@ -15,14 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import store_history
 from elastable.embedding_store.engine.memory_store import MemoryStore

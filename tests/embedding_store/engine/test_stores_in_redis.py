@@ -6,11 +6,9 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store import EmbeddingStore, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine import dense_replay
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.optimizers.dense_replay import table_steps as replay_epoch

@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from elastable.embedding_store import MemoryStore, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered import store_tier, tiered_rows
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
+from elastable.embedding_store import OptimizerSpec, RowOptimizer, SlotSpec
 from elastable.embedding_store.contract.row_data import UpdateBatch
-from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from tests.embedding_store.optimizers.test_row_optimizer import CASES, OURS_ALONE, make
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store import BadSpec, OptimizerSpec
 from elastable.embedding_store.contract.row_data import UpdateBatch
-from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers import fused
 from elastable.embedding_store.optimizers.fused import float32_power
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastable.embedding_store import BadGradient, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate, UpdateBatch
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadGradient
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import shards
+from elastable.embedding_store import BadInput, EvictionSpec, MemoryStore, OptimizerSpec, StoreFailed, TableSpec, shards
 from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
-from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.shards.shard_store import offer_of
 from tests.embedding_store.shards.served_shards import served, stopped_with
 

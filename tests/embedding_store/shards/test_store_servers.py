@@ -9,12 +9,9 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import errors
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RemoteStore, RowBlock, TableSpec, errors
 from elastable.embedding_store.composite.partitions import partition
 from elastable.embedding_store.composite.sharded_store import ShardedStore
-from elastable.embedding_store.contract.row_data import Commit, RowBlock
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.shards import (
     PushedCommit,
     RowPush,
@@ -34,7 +31,6 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE, block_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.waiting import until
 

@@ -1,13 +1,10 @@
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import EmbeddingTable, MemoryStore, OptimizerSpec, RowBlock, TableSpec
 from elastable.embedding_store.errors import BadIds, BadInput, NotFinite
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import as_ids, require_block, require_finite, require_ids
-from elastable.embedding_store.tables.table import EmbeddingTable
 
 FIXED = TableSpec("cities", 3, 10)
 DYNAMIC = TableSpec("people", 3)

@@ -11,12 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import lookup_many
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store import IndexedSlices, MemoryStore, RowBlock, lookup_many, update_many
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tables.many_tables import update_many
-from elastable.embedding_store.tables.table_update import IndexedSlices
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "data" / "dlrm_reference_single.npz"
 TABLES, RATE = 7, 10.0

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadIds
-from elastable.embedding_store.tables.grouping import Grouping, Indexer, group_ids, unique_ids
+from elastable.embedding_store import BadIds, Grouping, Indexer, group_ids, unique_ids
 from tests.embedding_store.tables.allocations import least_peak
 
 ids_lists = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32])), max_size=60)

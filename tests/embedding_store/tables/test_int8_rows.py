@@ -6,12 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store import MemoryStore, RowBlock, convert_table
 from elastable.embedding_store.contract.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotFinite, SpecConflict, TableNotFound, Unsupported
 from elastable.embedding_store.native.slab import anonymous_slab
-from elastable.embedding_store.tables.conversion import convert_table
 from elastable.embedding_store.tables.row_dtypes import row_values
 from tests.contracts.store_samples import commit, rows_by_id, update
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastable.embedding_store import Bags, EmbeddingTable, OptimizerSpec, RowBlock, TableSpec, size
+from elastable.embedding_store import Bags, EmbeddingTable, MemoryStore, OptimizerSpec, RowBlock, TableSpec, size
 from elastable.embedding_store.contract.arrays import Array, Float32
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange
 from elastable.embedding_store.tables.table_update import IndexedSlices
 

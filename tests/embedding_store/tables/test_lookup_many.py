@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Bags, EmbeddingTable, lookup_many
+from elastable.embedding_store import Bags, EmbeddingTable, LookupStrategy, MemoryStore, RowBlock, lookup_many
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.tables.many_tables import LookupStrategy
 from tests.untyped import Keywords
 
 SGD = OptimizerSpec.of("sgd")

@@ -6,18 +6,13 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from elastable.embedding_store import Bags, EmbeddingStore, IndexedSlices, MemoryStore, RemoteStore, update_many
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, NotFinite
-from elastable.embedding_store.tables.lookups import Bags
-from elastable.embedding_store.tables.many_tables import update_many
 from elastable.embedding_store.tables.table import EmbeddingTable
-from elastable.embedding_store.tables.table_update import IndexedSlices
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 

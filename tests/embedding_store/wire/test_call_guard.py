@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import MemoryStore, RemoteSource
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server import call_room
 from elastable.embedding_store.wire.server.call_guard import MAX_CONTROL_BYTES
 from elastable.embedding_store.wire.server.call_room import CallLimits

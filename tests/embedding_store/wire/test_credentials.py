@@ -10,14 +10,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, Unauthenticated, Unavailable
+from elastable.embedding_store import BadInput, MemoryStore, RemoteSource, Unauthenticated, Unavailable
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT, Credentials, Role
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.certificates import TOKEN, Authority

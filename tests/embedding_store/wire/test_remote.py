@@ -12,16 +12,12 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import errors
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RemoteSource, TableSpec, TableUpdate, errors
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 

@@ -9,11 +9,9 @@ from multiprocessing.connection import Connection as Pipe
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import MemoryStore, OptimizerSpec, RemoteSource, RemoteStore, TableSpec
 from elastable.embedding_store.errors import BadInput, StaleVersion, Unavailable
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service import pin_service
 from elastable.embedding_store.wire.service.store_service import store_service

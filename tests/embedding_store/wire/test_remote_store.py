@@ -8,15 +8,12 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import errors
+from elastable.embedding_store import MemoryStore, OptimizerSpec, RemoteStore, TableSpec, errors
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, block_frames, commit_frames
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.handlers import behaviour_of, with_behaviour
 from elastable.embedding_store.wire.service.store_service import store_service

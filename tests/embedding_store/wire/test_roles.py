@@ -12,14 +12,13 @@ from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import MemoryStore, RemoteStore
 from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
 from elastable.embedding_store.shards import Shard
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import LEAST_ROLE, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server import grpc_server
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

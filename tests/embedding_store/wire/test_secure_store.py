@@ -5,13 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import Unauthenticated
-from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store import Credentials, RemoteSource, SharedSource, TableSpec, Unauthenticated
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.certificates import Authority
 

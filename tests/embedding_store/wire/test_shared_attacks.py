@@ -18,12 +18,10 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store import BadInput, RemoteSource, SharedMemoryStore, StoreFailed, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import attachment, sealed_memory
@@ -31,7 +29,6 @@ from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NO
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource, attached_tables
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_samples import commit
 
 pytestmark = pytest.mark.process

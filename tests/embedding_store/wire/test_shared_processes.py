@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, SharedMemoryStore, SharedSource, TableUpdate, Unavailable
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_samples import commit
 from tests.embedding_store.wire.test_shared_source import mapped
 from tests.waiting import until

@@ -13,15 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store import EmbeddingStore, MemoryStore, RemoteSource, RowBlock, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import TableNotFound, Unsupported
 from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import shared_store

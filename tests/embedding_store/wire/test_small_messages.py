@@ -8,16 +8,13 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import AdmissionSpec, MemoryStore, RemoteStore, RowBlock, TableSpec
 from elastable.embedding_store.errors import BadInput, BadSpec, DeadlineExceeded
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.messages.reply_frames import ReplyRoom
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service import pin_service, write_service
 from elastable.embedding_store.wire.service import store_service as service

@@ -7,17 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store import EmbeddingStore, MemoryStore, OptimizerSpec, TableSpec, lookup_many
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, UpdateBatch
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import IdOutOfRange, StoreBroken
 from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.native.range_pool import SERIAL
-from elastable.embedding_store.tables.many_tables import lookup_many
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.file_stores import file_store

@@ -5,10 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.errors import SpecConflict, TakenOver
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_samples import rows_by_id

@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store import MemoryStore, OptimizerSpec, RowBlock, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.tier import MappedRecords, Records
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier

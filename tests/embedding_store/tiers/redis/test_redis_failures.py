@@ -15,11 +15,8 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store import Commit, MemoryStore, RowSource, TableSpec, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
