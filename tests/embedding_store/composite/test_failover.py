@@ -16,8 +16,8 @@ from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailabl
 from elastable.embedding_store.wire.channels.server_connection import FailoverChannel
 from elastable.embedding_store.wire.messages.frames import BodyPlan
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
+from tests.embedding_store.serving import serving
 from tests.ports import free_address
 
 SPEC = TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
@@ -37,7 +37,7 @@ def store_at(
 
 
 def served(held: ExitStack, store: MemoryStore, address: str = "127.0.0.1:0") -> GrpcServer:
-    return held.enter_context(GrpcServer(address, [store_service(store)]))
+    return held.enter_context(serving(store, address=address))
 
 
 def rows(store: MemoryStore) -> Float32:

@@ -10,11 +10,9 @@ import pytest
 
 from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, RemoteStore
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore
+from tests.embedding_store.serving import serving
 from tests.file_stores import file_store
 
 
@@ -69,5 +67,5 @@ def remote_over_token(held: ExitStack) -> EmbeddingStore:
 
 def _remote(held: ExitStack, store: EmbeddingStore | None = None) -> EmbeddingStore:
     served = held.enter_context(MemoryStore(threads=1)) if store is None else store
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(served, True)], anonymous=Role.ADMINISTRATOR))
+    server = held.enter_context(serving(served, writable=True))
     return RemoteStore(server.address)

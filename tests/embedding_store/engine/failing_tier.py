@@ -2,7 +2,7 @@
 
 import copy
 
-from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store import Unavailable
 from tests.embedding_store.tiers.dict_tier import DictTier, Kept
 
 

@@ -31,13 +31,11 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     TableNotFound,
 )
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.remote_store import RemoteStore
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import int64
 from tests.embedding_store.dictionary_model import ModelTable
+from tests.embedding_store.serving import serving
 from tests.plugins.seeds import examples
 from tests.untyped import Parsed
 
@@ -67,9 +65,7 @@ class Served:
     def __init__(self, held: ExitStack) -> None:
         self.store = held.enter_context(MemoryStore(threads=1))
         self.twin = held.enter_context(MemoryStore(threads=1))
-        server = held.enter_context(
-            GrpcServer("127.0.0.1:0", [store_service(self.store, writable=True)], anonymous=Role.ADMINISTRATOR)
-        )
+        server = held.enter_context(serving(self.store, writable=True))
         self.client = held.enter_context(RemoteStore(server.address, 60))
         self.models: dict[str, ModelTable] = {}
         self.begin()
@@ -332,20 +328,10 @@ def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: 
 def test_kernels_look_at_nothing_beyond_their_arrays() -> None:
     """A part of the tests, with kernels that are compiled to check every index, and kept for the next run."""
     engine = Path(__file__).parent
-    names = "hostile_commits", "row_touches", "admission_sketch", "framed_reads"
-    modules = [engine / f"test_{name}.py" for name in names]
-    modules.append(engine.parent / "native" / "test_id_index.py")
     compiled = engine.parents[2] / "build" / "checked-kernels"
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(compiled), "PYTEST_ADDOPTS": ""}
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-        + [str(module) for module in modules]
-        + ["-k", "not beyond_their_arrays and not whole_or_not_at_all"],
-        env=environment,
-        cwd=engine.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=1_500,
-        check=False,
-    )
+    names = "test_hostile_commits", "test_admission_eviction", "tiered/test_framed_reads", "../native/test_id_index"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command += [*(str(engine / f"{name}.py") for name in names), "-k", "not beyond_their_arrays and not whole_or_not"]
+    run = subprocess.run(command, env=environment, cwd=engine.parents[2], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-4_000:] + run.stderr[-2_000:]

@@ -22,9 +22,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
 )
 from elastable.embedding_store.log.changes import Change, CommitImages
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
+from tests.embedding_store.serving import serving
 from tests.waiting import until
 
 SPEC = TableSpec("t", 4, 100, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5))
@@ -93,7 +91,7 @@ def opened(held: ExitStack, gate: Gate, timeout_s: float = WAIT_S) -> SharedMemo
 
 
 def attached(held: ExitStack, store: MemoryStore, ahead: bool) -> SharedSource:
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)], anonymous=Role.ADMINISTRATOR))
+    server = held.enter_context(serving(store))
     remote = RemoteSource(server.address, WAIT_S)
     return held.enter_context(SharedSource(remote, threads=1, required=True, ahead=ahead))
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, rule
 from elastable.embedding_store import MemoryStore, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
-from elastable.embedding_store.contract.tier import Records
+from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.engine.tiered import store_tier, tiered_rows
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
@@ -405,3 +405,31 @@ def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost
                 change()
         log.lost = None
         assert everything(store) == everything(plain)
+
+
+class LosingTier(FailingTier):
+    """Makes each table, and the first time it seems to have failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = set[str]()
+
+    def create(self, table: TierTable) -> None:
+        super().create(table)
+        if table.name not in self.lost:
+            self.lost.add(table.name)
+            raise Unavailable("no answer")
+
+
+def test_tables_that_were_made_without_an_answer_are_written() -> None:
+    tier = LosingTier()
+    with tiered_store(tier, NoLog(), HUGE) as store:
+        trained(store)
+        for _ in TRAINED:
+            with pytest.raises(Unavailable):
+                store.flush()
+        store.flush()
+        before = everything(store)
+    assert len(tier.lost) == len(TRAINED)
+    with tiered_store(tier.copy(), NoLog(), HUGE) as again:
+        assert everything(again) == before

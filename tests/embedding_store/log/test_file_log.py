@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
+from elastable.embedding_store import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log import file_log as reserved_blocks
 from elastable.embedding_store.log.base_file import write_base
 from elastable.embedding_store.log.file_log import FileLog, FsyncPolicy
-from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, header_of, next_intact
+from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, crc32_of, header_of, next_intact
 from elastable.embedding_store.log.inspection import inspect_log
 from elastable.embedding_store.log.segment import segment_name
 from tests.embedding_store.log.log_places import read
@@ -361,3 +362,12 @@ def cached(path: Path) -> bool:
             return False
         except OSError:
             return True  # a file system that cannot say, such as one in memory
+
+
+@given(st.lists(st.binary(max_size=5_000), max_size=5), st.integers(0, 7))
+def test_checksums_are_those_of_zlib_piece_by_piece(pieces: list[bytes], offset: int) -> None:
+    ours = theirs = 0
+    for piece in pieces:
+        view = memoryview(piece)[offset:]
+        ours, theirs = crc32_of(view, ours), zlib.crc32(view, theirs)
+        assert ours == theirs

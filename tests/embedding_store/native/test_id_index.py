@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.native.row_directory import RowDirectory
+from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.tiers.redis.schema import partition_of
 
 _INT64 = np.iinfo(np.int64)
@@ -252,3 +252,25 @@ def test_a_row_takes_at_most_33_bytes_also_while_the_index_grows() -> None:
         if index.count >= 20_000:  # the first segments are larger than few rows need
             worst = max(worst, index.bytes / index.count)
     assert 24 < worst <= 33
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
+def test_direct_rows(size: int) -> None:
+    directory = DirectRows(size)
+    random = np.random.default_rng(size)
+    live: set[int] = set()
+    for count in (0, *[1 + size // 3] * 4):
+        ids = random.integers(0, size, count)
+        positions = np.empty(count, np.int64)
+        fresh = directory.claim(ids, positions)
+        assert positions.tolist() == ids.tolist()
+        assert set(ids[fresh].tolist()) == set(ids.tolist()) - live
+        live |= set(ids.tolist())
+        assert directory.count == len(live)
+        whole = np.arange(size)
+        expected = [one if one in live else -1 for one in range(size)]
+        assert find(directory, whole).tolist() == expected
+        assert find(directory, whole[:0]).tolist() == []
+        assert scanned(directory, 7) == [(one, one) for one in sorted(live)]
+    directory.clear()
+    assert (directory.count, scanned(directory, 5)) == (0, [])

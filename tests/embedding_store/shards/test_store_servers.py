@@ -12,6 +12,7 @@ import pytest
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RemoteStore, RowBlock, TableSpec, errors
 from elastable.embedding_store.composite.partitions import partition
 from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.shards import (
     PushedCommit,
     RowPush,
@@ -471,3 +472,58 @@ def test_a_sum_that_names_a_part_that_is_not_there_is_refused() -> None:
         push_all(store, 0)
         with pytest.raises(errors.BadInput, match="part 2 of micro-batch 0, whose push has 2"):
             store.measure(RowSums(0, (SumTerm(0, 2, 1.0),)))
+
+
+def test_commits_and_looks_go_where_a_server_is_by_now(tmp_path: Path) -> None:
+    with served(2, tmp_path) as (servers, store):
+        before = servers[1].address
+        store.follow(lambda number: servers[number].address)
+        begin(store)
+        push_all(store, 0)
+        store.commit_pushed(commit(0))
+        servers[1].move()
+        store.watch.look()  # does not reach it, and hears where it is
+        store.watch.look()
+        assert [(each.address, each.failure) for each in store.watch.statuses()] == [
+            (server.address, "") for server in servers
+        ]
+        assert store.address == ",".join(server.address for server in servers) != before
+        assert store.commit_pushed(commit(1)).missing  # its owner claims it again
+        push_all(store, 1)
+        store.commit_pushed(commit(1))
+        assert_same_rows(store, 2)
+        servers[0].move()  # and without a look
+        assert store.commit_pushed(commit(2)).missing
+        push_all(store, 2)
+        store.commit_pushed(commit(2))
+        assert_same_rows(store, 3)
+
+
+def test_a_server_that_nobody_knows_of_is_tried_where_it_was(tmp_path: Path) -> None:
+    server = ServedShard(f"memory?log={tmp_path}")
+    asked: list[str] = []
+
+    def find() -> str | None:
+        asked.append(client.address)
+        if len(asked) == 1:
+            raise Unavailable("the registry is away")
+        if len(asked) == 3:
+            server.start()
+        return None
+
+    with ShardClient(server.address, 60.0) as client:
+        client.follow(find)
+        server.stop()
+        assert client.version() == 0
+        assert asked[:3] == [server.address] * 3
+    server.stop()
+
+
+def test_one_whom_nobody_follows_stays_where_it_was(tmp_path: Path) -> None:
+    server = ServedShard(f"memory?log={tmp_path}")
+    with ShardClient(server.address, 0.5) as client:
+        assert client.version() == 0
+        server.move()
+        with pytest.raises(Unavailable):
+            client.version()
+    server.stop()

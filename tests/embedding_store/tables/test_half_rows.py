@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from elastable.embedding_store import BadInput, BadSpec, MemoryStore, NotFinite, initial_rows
+from elastable.embedding_store import InitializerSpec, MemoryStore, OptimizerSpec, TableSpec, initial_rows
 from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
@@ -15,8 +15,8 @@ from elastable.embedding_store.composite.locations import (
     storage_of_tables,
 )
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate, UpdateBatch
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.errors import BadInput, BadSpec, NotFinite
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastable.embedding_store import Bags, EmbeddingTable, MemoryStore, OptimizerSpec, RowBlock, TableSpec, size
+from elastable.embedding_store import Bags, IndexedSlices, MemoryStore, OptimizerSpec, RowBlock, TableSpec
 from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange
-from elastable.embedding_store.tables.table_update import IndexedSlices
+from elastable.embedding_store.tables.table import EmbeddingTable, size
 
 RANDOM = np.random.default_rng(3)
 OFFSETS = np.array([0, 3, 3, 4, 9])

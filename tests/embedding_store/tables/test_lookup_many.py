@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Bags, EmbeddingTable, LookupStrategy, MemoryStore, RowBlock, lookup_many
+from elastable.embedding_store import Bags, LookupStrategy, MemoryStore, OptimizerSpec, RowBlock, TableSpec, lookup_many
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.tables.table import EmbeddingTable
 from tests.untyped import Keywords
 
 SGD = OptimizerSpec.of("sgd")

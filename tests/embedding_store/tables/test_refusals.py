@@ -6,10 +6,10 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Bags, EmbeddingStore, IndexedSlices, MemoryStore, RemoteStore, update_many
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store import Bags, IndexedSlices, MemoryStore, PartitionedStore, RemoteStore, update_many
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, NotFinite
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.embedding_store.wire.access.credentials import Role

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store import Bags, EmbeddingStore, EmbeddingTable, MemoryStore, initial_rows
+from elastable.embedding_store import Bags, Commit, EmbeddingStore, MemoryStore, RowBlock, TableUpdate, initial_rows
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, SpecConflict, TableNotFound
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.tables.table import EmbeddingTable
 
 DIMS = (32, 64, 80, 256, 1024, 1504)  # those of EmbeddingTables.jl's own tests
 SGD = OptimizerSpec.of("sgd")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import BadInput, InitializerSpec, MemoryStore, OptimizerSpec, TableSpec, update_many
+from elastable.embedding_store import BadInput, IndexedSlices, MemoryStore, TableSlices, update_many, update_tables
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import staged_commit
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.tables import grouping
-from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.tables.allocations import least_peak
 from tests.threads import on_threads

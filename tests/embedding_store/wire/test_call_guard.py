@@ -3,6 +3,7 @@
 import re
 import resource
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
@@ -12,6 +13,8 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastable.embedding_store import MemoryStore, RemoteSource
 from elastable.embedding_store.support.futures import settle
@@ -21,7 +24,7 @@ from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answ
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server import call_room
 from elastable.embedding_store.wire.server.call_guard import MAX_CONTROL_BYTES
-from elastable.embedding_store.wire.server.call_room import CallLimits
+from elastable.embedding_store.wire.server.call_room import CallLimits, CallRates
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.handlers import Later
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -322,3 +325,45 @@ def test_requests_have_room_for_so_many_bytes_and_the_oldest_for_any(
     more.set()
     assert oldest.result(timeout=WAIT_S) == str((3 << 18) + (3 << 20)).encode()
     assert up(iter([bytes(1 << 19)]), timeout=WAIT_S) == str(1 << 19).encode()  # the room is free again
+
+
+@given(
+    most=st.sampled_from([0.25, 1.0, 7.0, 100.0]),
+    calls=st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from(["one", "two"])), max_size=60),
+)
+def test_in_no_span_of_time_a_client_makes_more_than_its_share(most: float, calls: list[tuple[float, str]]) -> None:
+    now = 1_000.0
+    rates = CallRates(most, lambda: now)
+    made: dict[str, list[float]] = defaultdict(list)
+    for pause, client in calls:
+        now += pause
+        if rates.take(client):
+            made[client].append(now)
+        else:
+            assert made[client], f"{client} was refused its first call"
+    for times in made.values():
+        for first, begun in enumerate(times):
+            for last in range(first, len(times)):
+                assert last - first + 1 <= max(most, 1.0) + most * (times[last] - begun) + 1e-6
+
+
+def test_a_client_that_keeps_its_rate_is_never_refused() -> None:
+    now = 0.0
+    rates = CallRates(10.0, lambda: now)
+    for number in range(1_000):
+        now = number / 9.9
+        assert rates.take("one")
+
+
+def test_clients_that_are_gone_are_forgotten() -> None:
+    now = 0.0
+    rates = CallRates(10.0, lambda: now)
+    for number in range(10_000):
+        now = number * 1.0
+        assert rates.take(f"client {number}")
+    assert len(rates._paid) <= 4_096
+
+
+def test_without_a_limit_nobody_is_refused() -> None:
+    rates = CallRates(None)
+    assert all(rates.take("one") for _ in range(1_000))

@@ -14,6 +14,7 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
+from tests.embedding_store.serving import serving
 
 
 def test_an_address_in_use_is_refused_by_name() -> None:
@@ -40,7 +41,7 @@ def test_an_address_that_is_not_ours_is_refused_by_name(address: str) -> None:
 @pytest.fixture
 def channel() -> Iterator[grpc.Channel]:
     with (
-        GrpcServer("127.0.0.1:0", [store_service(MemoryStore())]) as server,
+        serving(MemoryStore()) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         yield channel
@@ -74,7 +75,7 @@ def test_stopping_closes_services_frees_the_port_and_may_be_repeated() -> None:
     server.stop(0.1)
     server.stop(0.1)
     assert closed
-    with GrpcServer(server.address, [store_service(MemoryStore())]) as again:
+    with serving(MemoryStore(), address=server.address) as again:
         assert again.address == server.address
 
 
@@ -97,7 +98,7 @@ def test_a_service_that_is_not_ready_is_reported_and_so_is_the_whole() -> None:
 
 def test_calls_are_counted_by_method_and_code() -> None:
     store = MemoryStore()
-    with GrpcServer("127.0.0.1:0", [store_service(store)]) as server, grpc.insecure_channel(server.address) as channel:
+    with serving(store) as server, grpc.insecure_channel(server.address) as channel:
         count = channel.unary_unary(f"/{STORE_SERVICE}/CountRows", store_pb2.CountRowsRequest.SerializeToString, None)
         with pytest.raises(grpc.RpcError):
             count(store_pb2.CountRowsRequest(table="none"), timeout=60)

@@ -19,7 +19,7 @@ from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.service.store_service import store_service
+from tests.embedding_store.serving import serving
 
 pytestmark = pytest.mark.process
 
@@ -42,7 +42,7 @@ def store() -> Iterator[MemoryStore]:
 
 @pytest.fixture(scope="module")
 def server(store: MemoryStore) -> Iterator[GrpcServer]:
-    with GrpcServer("127.0.0.1:0", [store_service(store)]) as server:
+    with serving(store) as server:
         yield server
 
 
@@ -80,7 +80,7 @@ def test_thousands_of_tables_take_one_call() -> None:
     tables = [store_pb2.TableIds(table=name, count=1) for name in ids]
     # Names of 200 letters make headers of more than 1 MiB, so the rows do not fit with them.
     request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(tables=tables), body=bytes(8 * len(ids)))
-    with MemoryStore() as many, GrpcServer("127.0.0.1:0", [store_service(many)]) as server:
+    with MemoryStore() as many, serving(many) as server:
         for name in ids:
             many.create_table(TableSpec(name, 128))
         with RemoteSource(server.address, 60) as remote:
@@ -98,7 +98,7 @@ def test_strided_ids_are_taken_as_they_read(remote: RemoteSource, store: MemoryS
 
 def test_a_lookup_waits_at_the_server_for_its_version() -> None:
     ids = {"t": np.arange(3)}
-    with MemoryStore() as waiting, GrpcServer("127.0.0.1:0", [store_service(waiting)]) as own:
+    with MemoryStore() as waiting, serving(waiting) as own:
         waiting.create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
         with RemoteSource(own.address, 60) as source, ThreadPoolExecutor(1) as pool:
             with pytest.raises(errors.FutureVersion, match="version 1 is not committed"):
@@ -231,10 +231,10 @@ def test_a_peer_that_takes_connections_and_says_nothing_is_left_at_the_deadline(
 
 
 def test_a_server_that_comes_late_is_found_within_the_deadline(store: MemoryStore) -> None:
-    with GrpcServer("127.0.0.1:0", [store_service(store)]) as first:
+    with serving(store) as first:
         address = first.address
     late: list[GrpcServer] = []
-    starter = threading.Timer(0.5, lambda: late.append(GrpcServer(address, [store_service(store)])))
+    starter = threading.Timer(0.5, lambda: late.append(serving(store, address=address)))
     starter.start()
     with RemoteSource(address, deadline_s=60) as remote:
         assert remote.version() == 1

@@ -16,6 +16,7 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service import pin_service
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, int64, rows_by_id, update
+from tests.embedding_store.serving import serving
 from tests.embedding_store.wire.test_remote_store import losing
 from tests.waiting import until
 
@@ -67,7 +68,7 @@ def test_a_pin_that_the_server_knows_no_more(held: ExitStack) -> None:
         address = server.address
         server.stop(0)
         assert store.pins() == ()  # with whoever served it
-        with GrpcServer(address, [store_service(store)]):
+        with serving(store, address=address):
             for call in (
                 lambda: pin.lookup({"t": IDS}),
                 lambda: pin.row_count("t"),

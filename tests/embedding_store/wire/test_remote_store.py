@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import MemoryStore, OptimizerSpec, RemoteStore, TableSpec, errors
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store import Commit, MemoryStore, RemoteStore, RowBlock, TableUpdate, errors
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Role
@@ -19,13 +19,12 @@ from elastable.embedding_store.wire.server.handlers import behaviour_of, with_be
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.embedding_store.serving import serving
 
 
 def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServer]:
     store = held.enter_context(MemoryStore(threads=2))
-    server = held.enter_context(
-        GrpcServer("127.0.0.1:0", [store_service(store, writable)], anonymous=Role.ADMINISTRATOR)
-    )
+    server = held.enter_context(serving(store, writable))
     return store, server
 
 

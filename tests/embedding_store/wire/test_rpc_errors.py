@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from elastable.embedding_store import errors
-from elastable.embedding_store.errors import (
+from elastable.embedding_store import (
     DeadlineExceeded,
     ElastableError,
     FutureVersion,
@@ -16,6 +15,7 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     Unavailable,
     Unsupported,
+    errors,
 )
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection

@@ -22,14 +22,13 @@ from elastable.embedding_store import BadInput, RemoteSource, SharedMemoryStore,
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import attachment, sealed_memory
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource, attached_tables
 from tests.contracts.store_samples import commit
+from tests.embedding_store.serving import serving
 
 pytestmark = pytest.mark.process
 
@@ -56,7 +55,7 @@ def store() -> Iterator[SharedMemoryStore]:
 
 
 def attached(held: ExitStack, store: SharedMemoryStore) -> SharedSource:
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)]))
+    server = held.enter_context(serving(store))
     return held.enter_context(SharedSource(RemoteSource(server.address, 60), threads=1, required=True))
 
 

@@ -8,25 +8,27 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from elastable.embedding_store import EmbeddingStore, MemoryStore, RemoteSource, RowBlock, TableUpdate
+from elastable.embedding_store import Credentials, EmbeddingStore, MemoryStore, RemoteSource, RowBlock, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import TableNotFound, Unsupported
+from elastable.embedding_store.errors import TableNotFound, Unauthenticated, Unsupported
 from elastable.embedding_store.tables.lookups import Bags, lookup_request
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import shared_store
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
 from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, SharedSlab
+from tests.certificates import Authority
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
+from tests.embedding_store.serving import serving
 from tests.embedding_store.wire.test_shared_attacks import few_descriptors
 from tests.waiting import until
 
@@ -36,7 +38,7 @@ class ReadAttached(SharedMemoryStore):
 
     def __init__(self, direct_bytes: int) -> None:
         super().__init__(2, direct_bytes=direct_bytes)
-        self.server = GrpcServer("127.0.0.1:0", [store_service(self)])
+        self.server = serving(self)
         self.source = SharedSource(RemoteSource(self.server.address, 60), threads=2, required=True)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
@@ -60,9 +62,7 @@ class TestAttachedMemory(StoreContract):
 
 def served(held: ExitStack, store: EmbeddingStore, writable: bool = False) -> RemoteSource:
     held.enter_context(store)
-    server = held.enter_context(
-        GrpcServer("127.0.0.1:0", [store_service(store, writable)], anonymous=Role.ADMINISTRATOR)
-    )
+    server = held.enter_context(serving(store, writable))
     return held.enter_context(RemoteSource(server.address, 60))
 
 
@@ -154,14 +154,14 @@ def test_a_store_that_is_closed_gives_its_memory_back_and_another_is_attached(he
     first, second = SharedMemoryStore(1), SharedMemoryStore(1)
     for store in (first, second):
         store.create_table(fixed())
-    server = GrpcServer("127.0.0.1:0", [store_service(first)])
+    server = serving(first)
     source = held.enter_context(SharedSource(RemoteSource(server.address, 60), required=True))
     source.lookup({"cities": int64(1)})
     assert source.attached
     assert mapped() > before
     first.close()
     server.stop(0)
-    with second, GrpcServer(server.address, [store_service(second)]):
+    with second, serving(second, address=server.address):
         commit(second, {"cities": update(int64(1), 4)})
         np.testing.assert_array_equal(
             source.lookup({"cities": int64(1)}, 1)["cities"], second.lookup({"cities": int64(1)})["cities"]
@@ -248,3 +248,25 @@ def test_huge_pages_are_asked_for_again_where_none_was_free(
             store._tidier.join(60)
         assert store._tidier.is_alive() == lives_on
     assert not store._tidier.is_alive()
+
+
+IDS = np.arange(5_000)
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+    return Authority(tmp_path_factory.mktemp("secure") / "tls").mutual()
+
+
+def test_memory_is_shared_with_those_who_may_call(credentials: Credentials) -> None:
+    with SharedMemoryStore(2) as store:
+        store.create_table(TableSpec("t", 4))
+        with GrpcServer("127.0.0.1:0", [store_service(store)], credentials=credentials) as server:
+            with SharedSource(RemoteSource(server.address, 60, credentials), required=True) as source:
+                assert source.attached
+                np.testing.assert_array_equal(source.lookup({"t": IDS})["t"], store.lookup({"t": IDS})["t"])
+            with RemoteSource(server.address, 60, replace(credentials, token=None)) as stranger:
+                with pytest.raises(Unauthenticated):
+                    SharedSource(stranger, required=True)
+                with SharedSource(stranger) as source, pytest.raises(Unauthenticated):
+                    source.lookup({"t": IDS})

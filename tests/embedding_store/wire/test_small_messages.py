@@ -11,15 +11,13 @@ import pytest
 from elastable.embedding_store import AdmissionSpec, MemoryStore, RemoteStore, RowBlock, TableSpec
 from elastable.embedding_store.errors import BadInput, BadSpec, DeadlineExceeded
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.messages.reply_frames import ReplyRoom
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service import pin_service, write_service
 from elastable.embedding_store.wire.service import store_service as service
-from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import fixed, rows_by_id
+from tests.embedding_store.serving import serving
 
 WAIT_S = 60
 
@@ -27,9 +25,7 @@ WAIT_S = 60
 def served(held: ExitStack) -> tuple[MemoryStore, RemoteStore, grpc.Channel]:
     store = held.enter_context(MemoryStore(1))
     store.create_table(fixed())
-    server = held.enter_context(
-        GrpcServer("127.0.0.1:0", [store_service(store, writable=True)], anonymous=Role.ADMINISTRATOR)
-    )
+    server = held.enter_context(serving(store, writable=True))
     client = held.enter_context(RemoteStore(server.address, WAIT_S))
     return store, client, held.enter_context(grpc.insecure_channel(server.address))
 

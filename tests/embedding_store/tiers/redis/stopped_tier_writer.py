@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from elastable.embedding_store import ElastableError
 from elastable.embedding_store.contract.tier import TierTable
-from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.embedding_store.dying_writer import dying_after
 from tests.embedding_store.tiers.redis.tier_samples import IDS, changed, read_back

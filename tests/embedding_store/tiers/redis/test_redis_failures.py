@@ -20,6 +20,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
+    ElastableError,
     NotReady,
     StoreBroken,
     StoreFailed,
@@ -403,3 +404,19 @@ def test_a_killed_node_of_a_cluster(server_binary: Path, tmp_path: Path) -> None
                 committed_and_flushed(store)
         with suppress(Unavailable, StoreFailed):  # where the log's node is alive, rows are left to be written
             store.close()
+
+
+@pytest.mark.parametrize("flush", ["1000", "0.01"])
+def test_a_store_that_is_closed_comes_back_without_them(durable: Server, flush: str) -> None:
+    store = open_store(f"{durable.url}?flush={flush}", deadline_s=3.0)
+    for spec in SPECS.values():
+        store.create_table(spec)
+    store.commit(commit_of(1))
+    durable.kill()
+    with pytest.raises(ElastableError):
+        store.commit(commit_of(2))
+    durable.start()
+    store.close()
+    with open_store(durable.url) as again, undisturbed(1) as expected:
+        assert again.version() == 1
+        assert everything(again) == everything(expected)
