@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from elastable.embedding_store import AdmissionSpec, Commit, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.composite.moving import repartition
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.grouping import coalesce
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
-from tests.file_stores import file_store
+from tests.embedding_store.store_kinds import KINDS
 from tests.plugins.seeds import examples
 
 SPECS = [
@@ -27,46 +23,12 @@ SPECS = [
     TableSpec("dynamic", 3, initializer=InitializerSpec("normal", 0, 1), optimizer=OptimizerSpec.of("adagrad")),
     TableSpec("narrow", 1, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5), seed=3),
     TableSpec("rowwise", 6, optimizer=OptimizerSpec.of("rowwise_adagrad", learning_rate=0.5), seed=4),
-    TableSpec(
-        "rare",
-        2,
-        optimizer=OptimizerSpec.of("adagrad"),
-        admission=AdmissionSpec(2, 1 << 16),
-        eviction=EvictionSpec(max_age=3, every=2),
-    ),
+    TableSpec("rare", 2, admission=AdmissionSpec(2, 1 << 16), eviction=EvictionSpec(max_age=3, every=2)),
+    TableSpec("both", 1, admission=AdmissionSpec(3, 1 << 16), eviction=EvictionSpec(2, 2, every=2)),
     TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
     TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=1.0, every=2)),
 ]
 EDGES = [-(2**63), -(2**63) + 1, -(2**31) - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1]
-
-MakeStore = Callable[[Path], EmbeddingStore]
-
-
-def memory(_: Path) -> EmbeddingStore:
-    return MemoryStore(threads=1)
-
-
-def in_files(folder: Path) -> EmbeddingStore:
-    return file_store(Path(tempfile.mkdtemp(dir=folder)), 1 << 20, threads=1)
-
-
-def split(strategy: str, *shards: MakeStore) -> MakeStore:
-    return lambda folder: PartitionedStore([make(folder) for make in shards], strategy)
-
-
-BACKENDS: dict[str, MakeStore] = {
-    "memory": memory,
-    "memory, indexed": lambda _: MemoryStore(threads=2, direct_bytes=0),
-    "files": in_files,
-    "token 2": split("token", memory, memory),
-    "token 3": split("token", memory, memory, memory),
-    "token 3, mixed": split("token", memory, in_files, memory),
-    "encoding 2": split("encoding", memory, memory),
-    "encoding 4": split("encoding", memory, memory, memory, memory),
-    "encoding 2, mixed": split("encoding", in_files, memory),
-    "token of encoding": split("token", split("encoding", memory, memory), memory),
-    "encoding of token": split("encoding", split("token", memory, memory, memory), split("token", memory, memory)),
-}
 
 
 def known_ids(spec: TableSpec) -> st.SearchStrategy[int]:
@@ -83,12 +45,12 @@ def batches(most: int) -> st.SearchStrategy[dict[str, list[int]]]:
 class AnyHistory(RuleBasedStateMachine):
     """A store, and the dictionaries that it has to equal."""
 
-    @initialize(backend=st.sampled_from(sorted(BACKENDS)))
+    @initialize(backend=st.sampled_from(sorted(KINDS)))
     def begin(self, backend: str) -> None:
         # Where memory poses as a disk, its waits are spared: histories are not broken off.
         fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="any-history-", dir=fast))
-        self.store = BACKENDS[backend](self.folder)
+        self.store = KINDS[backend](self.folder)
         self.version, self.now_ms = 0, 1_000_000
         self.tables: dict[str, ModelTable] = {}
         for spec in SPECS:
@@ -148,10 +110,10 @@ class AnyHistory(RuleBasedStateMachine):
         self.store.clear(name)
         self.tables[name].clear()
 
-    @rule(backend=st.sampled_from(sorted(BACKENDS)))
+    @rule(backend=st.sampled_from(sorted(KINDS)))
     def move(self, backend: str) -> None:
         """Another backend, another number of shards, another strategy."""
-        target = BACKENDS[backend](self.folder)
+        target = KINDS[backend](self.folder)
         copied = repartition(self.store, target)
         assert copied == {name: len(table.rows) for name, table in self.tables.items()}
         self.store.close()

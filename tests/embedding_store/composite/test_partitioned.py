@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore
 from tests.embedding_store.serving import serving
-from tests.file_stores import file_store
+from tests.embedding_store.store_kinds import in_files
 
 
 def memories(shards: int) -> list[EmbeddingStore]:
@@ -26,18 +25,13 @@ def redis_shards(url: str) -> Callable[[], EmbeddingStore]:
     return lambda: open_store(f"{url}?namespace=shard/{next(numbers)}&partitions=4")
 
 
-def file_shards(folder: Path) -> Callable[[], EmbeddingStore]:
-    numbers = count()
-    return lambda: file_store(folder / str(next(numbers)), 1 << 20, 1)
-
-
 KINDS: dict[str, Callable[[pytest.FixtureRequest], MakeStore]] = {
     "token over 3": lambda asked: lambda: PartitionedStore(memories(3)),
     "encoding over 4": lambda asked: lambda: PartitionedStore(memories(4), "encoding"),
     "token over encoding": lambda asked: (
         lambda: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)])
     ),
-    "token over files": lambda asked: over(file_shards(asked.getfixturevalue("tmp_path")), 2),
+    "token over files": lambda asked: over(partial(in_files, asked.getfixturevalue("tmp_path")), 2),
     "token over redis": lambda asked: over(redis_shards(asked.getfixturevalue("redis_url")), 3),
     "token over cluster": lambda asked: over(redis_shards(asked.getfixturevalue("redis_cluster_url")), 2),
     "encoding over mixed kinds": lambda asked: mixed(redis_shards(asked.getfixturevalue("redis_url"))),

@@ -1,14 +1,12 @@
 """Tables that admit and evict, against a dictionary; and what survives a checkpoint."""
 
 import threading
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
@@ -18,7 +16,6 @@ from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes
 from elastable.embedding_store.engine.membership import AdmissionSketch
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
-from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.threads import on_threads
 
 ADAGRAD = OptimizerSpec.of("adagrad", learning_rate=0.5, initial_accumulator_value=0.0)
@@ -51,120 +48,6 @@ def rows(store: EmbeddingStore, name: str = "t") -> dict[int, tuple[bytes, bytes
             touches = None if block.touches is None else (int(block.touches[i, 0]), int(block.touches[i, 1]))
             found[one] = (block.weights[i].tobytes(), block.slots[i].tobytes(), touches)
     return found
-
-
-def copied(store: EmbeddingStore, name: str = "t") -> MemoryStore:
-    copy = MemoryStore(threads=1)
-    copy.create_table(store.specs()[name])
-    copy.put(name, list(store.scan(name, 5)))
-    copy.put_table_state(name, store.table_state(name))
-    copy.reset_version(store.version())
-    return copy
-
-
-@dataclass
-class Kept:
-    """A row of the model: updates since it began, the version of the last, and how many since the last look."""
-
-    updates: int
-    version: int
-    times: int
-
-
-class TenancyMachine(RuleBasedStateMachine):
-    """Commits, deletions and restores on one thread and on four, against a dictionary that counts exactly."""
-
-    @initialize(
-        sightings=st.sampled_from([None, 1, 2, 3]),
-        max_age=st.sampled_from([None, 1, 2, 5]),
-        min_frequency=st.sampled_from([None, 1, 2]),
-        max_rows=st.sampled_from([None, 1, 6]),
-        every=st.integers(1, 3),
-    )
-    def make(
-        self, sightings: int | None, max_age: int | None, min_frequency: int | None, max_rows: int | None, every: int
-    ) -> None:
-        nothing = max_age is None and min_frequency is None and max_rows is None
-        self.eviction = None if nothing else EvictionSpec(max_age, min_frequency, max_rows, every)
-        self.sightings = sightings
-        admission = None if sightings is None else AdmissionSpec(sightings, 1 << 14)
-        self.spec = table("t", admission, self.eviction)
-        self.stores = [MemoryStore(threads=1), MemoryStore(threads=4)]
-        for store in self.stores:
-            store.create_table(self.spec)
-        self.model: dict[int, Kept] = {}
-        self.seen: dict[int, int] = {}
-        self.version = 0
-
-    @rule(ids=st.lists(st.integers(-4, 20), unique=True, max_size=12))
-    def commits(self, ids: list[int]) -> None:
-        self.version += 1
-        for store in self.stores:
-            commit(store, t=ids)
-        for one in ids:
-            if one not in self.model:
-                self.seen[one] = self.seen.get(one, 0) + 1
-                if self.sightings is not None and self.seen[one] < self.sightings:
-                    continue
-                self.model[one] = Kept(0, 0, 0)
-            kept = self.model[one]
-            kept.updates, kept.version, kept.times = kept.updates + 1, self.version, kept.times + 1
-        self._evict()
-
-    def _evict(self) -> None:
-        rule = self.eviction
-        if rule is None or self.version % rule.every:
-            return
-        for one, kept in list(self.model.items()):
-            old = rule.max_age is not None and self.version - kept.version > rule.max_age
-            if old or (rule.min_frequency is not None and kept.times < rule.min_frequency):
-                del self.model[one]
-        order = sorted(self.model, key=lambda one: (-self.model[one].version, one))
-        for one in order[rule.max_rows :] if rule.max_rows is not None else []:
-            del self.model[one]
-        for kept in self.model.values():
-            kept.times = 0
-
-    @rule(ids=st.lists(st.integers(-4, 20), max_size=4))
-    def deletes(self, ids: list[int]) -> None:
-        gone = sum(self.model.pop(one, None) is not None for one in ids)
-        for store in self.stores:
-            assert store.delete("t", np.array(ids, np.int64)) == gone
-
-    @rule()
-    def restores(self) -> None:
-        self.stores[0] = copied(self.stores[1])
-
-    @rule()
-    def clears(self) -> None:
-        self.model.clear()
-        self.seen.clear()
-        for store in self.stores:
-            store.clear("t")
-
-    @invariant()
-    def is_the_dictionary(self) -> None:
-        if not hasattr(self, "stores"):
-            return
-        first, second = (rows(store) for store in self.stores)
-        assert first == second
-        assert set(first) == set(self.model)
-        for one, (_, slots, touches) in first.items():
-            kept = self.model[one]
-            assert np.frombuffer(slots, np.float32).tolist() == [kept.updates] * 3  # the sum of squares
-            if self.eviction is None:
-                assert touches is None
-            else:
-                counted = kept.times if self.eviction.min_frequency is not None else 0
-                assert touches == (kept.version, counted)
-        without = np.array([one for one in range(-4, 21) if one not in self.model], np.int64)
-        for store in self.stores:
-            assert store.row_count("t") == len(self.model)
-            np.testing.assert_array_equal(store.lookup({"t": without})["t"], initial_rows(self.spec, without))
-
-
-TestTenancyMachine = TenancyMachine.TestCase
-TestTenancyMachine.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
 
 
 def test_statistics() -> None:

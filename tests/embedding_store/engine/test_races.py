@@ -9,45 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore, PartitionedStore, TableUpdate, initial_rows
+from elastable.embedding_store import Commit, MemoryStore, PartitionedStore, TableUpdate, initial_rows
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
 from tests.contracts.store_samples import rows_by_id
-from tests.file_stores import file_store
+from tests.embedding_store.store_kinds import KINDS
 from tests.threads import JOIN_S, on_threads
 
 THREADS = 8
 VERSIONS_EACH = 12
 DIM = 16
 SUMS = TableSpec("sums", DIM, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+RACING = pytest.mark.parametrize("kind", ["memory", "memory, indexed", "files", "token 3, mixed", "token of encoding"])
 FRESH = TableSpec("fresh", DIM, optimizer=OptimizerSpec.of("adagrad"), seed=4)
 
-MakeStore = Callable[[Path], EmbeddingStore]
 
-
-def memories(count: int) -> list[EmbeddingStore]:
-    return [MemoryStore(threads=2) for _ in range(count)]
-
-
-STORES: dict[str, MakeStore] = {
-    "memory": lambda _: MemoryStore(threads=2),
-    "files": lambda folder: file_store(folder / "rows", 1 << 20, threads=2),
-    "token": lambda _: PartitionedStore(memories(3)),
-    "encoding": lambda _: PartitionedStore(memories(3), "encoding"),
-    "token over files": lambda folder: PartitionedStore(
-        [file_store(folder / str(number), 1 << 20, threads=1) for number in range(2)]
-    ),
-    "token over encoding": lambda _: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)]),
-}
-
-
-@pytest.mark.parametrize("kind", STORES)
+@RACING
 def test_no_update_is_lost_and_no_row_is_torn(kind: str, tmp_path: Path) -> None:
     """Committers race for the next version, as they would after a hand-over; every row counts its updates."""
     ids = np.array([*range(-40, 40), 2**63 - 1, -(2**63)], np.int64)
     counts = np.zeros(len(ids), np.int64)
     counting, done = threading.Lock(), threading.Event()
-    with STORES[kind](tmp_path) as store:
+    with KINDS[kind](tmp_path) as store:
         store.create_table(SUMS)
 
         def commit(number: int) -> None:
@@ -85,13 +68,13 @@ def test_no_update_is_lost_and_no_row_is_torn(kind: str, tmp_path: Path) -> None
         np.testing.assert_array_equal(store.lookup({"sums": ids})["sums"], expected)
 
 
-@pytest.mark.parametrize("kind", STORES)
+@RACING
 def test_first_touches_beside_lookups(kind: str, tmp_path: Path) -> None:
     """Rows are touched first while others read them: every one is an initial row or an updated one, of one version."""
     ids = np.random.default_rng(1).integers(-(2**62), 2**62, 6000)
     before, versions, done = initial_rows(FRESH, ids), 20, threading.Event()
     after = before - np.float32(0.001) / np.sqrt(np.float32(0.1) + np.float32(1) + np.float32(1e-7))
-    with STORES[kind](tmp_path) as store:
+    with KINDS[kind](tmp_path) as store:
         store.create_table(FRESH)
         share = len(ids) // versions
 
@@ -122,12 +105,12 @@ def test_first_touches_beside_lookups(kind: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.lookup({"fresh": ids[: versions * share]})["fresh"], after)
 
 
-@pytest.mark.parametrize("kind", STORES)
+@RACING
 def test_named_versions_beside_every_other_call(kind: str, tmp_path: Path) -> None:
     """Lookups of a version are of that version while rows are committed, deleted, put back, counted and scanned."""
     ids, others = np.arange(300), np.arange(1000, 1100)
     done = threading.Event()
-    with STORES[kind](tmp_path) as store:
+    with KINDS[kind](tmp_path) as store:
         store.create_table(SUMS)
         store.create_table(FRESH)
         store.put("fresh", [])
@@ -160,10 +143,10 @@ def test_named_versions_beside_every_other_call(kind: str, tmp_path: Path) -> No
         assert (store.lookup({"sums": ids}, 40)["sums"] == 40).all()
 
 
-@pytest.mark.parametrize("kind", STORES)
+@RACING
 def test_a_store_that_is_closed_beside_lookups_says_so(kind: str, tmp_path: Path) -> None:
     ids, done = np.arange(20_000), threading.Event()
-    store = STORES[kind](tmp_path)
+    store = KINDS[kind](tmp_path)
     store.create_table(SUMS)
 
     def look() -> None:

@@ -6,15 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from elastable.embedding_store import MemoryStore, RowBlock, convert_table
+from elastable.embedding_store import BadInput, MemoryStore, RowBlock, SpecConflict, TableNotFound, convert_table
 from elastable.embedding_store.contract.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import BadInput, NotFinite, SpecConflict, TableNotFound, Unsupported
 from elastable.embedding_store.native.slab import anonymous_slab
 from elastable.embedding_store.tables.row_dtypes import row_values
 from tests.contracts.store_samples import commit, rows_by_id, update
 
 DIM = 5
-NO_SLOTS = np.empty((1, 0), np.float32)
 SERVED = TableSpec("t", DIM, None, "int8", InitializerSpec("normal", 0, 0.1), optimizer=OptimizerSpec.of("sgd"))
 
 
@@ -49,28 +47,6 @@ def test_rows_of_zeros_and_of_the_largest_numbers() -> None:
     assert (read[0] == 0).all()
     assert np.isfinite(read).all()
     np.testing.assert_allclose(read[1, :2], rows[1, :2], rtol=2.0**-16)
-
-
-def test_a_commit_is_refused_and_says_what_to_do() -> None:
-    trained = TableSpec("trained", DIM)
-    with MemoryStore(threads=1) as store:
-        store.create_table(SERVED)
-        store.create_table(trained)
-        ids = np.arange(3)
-        with pytest.raises(Unsupported, match=r"'t' keeps int8 weights.*train it in float32, bfloat16.*convert_table"):
-            commit(store, {"trained": update(ids, DIM), "t": update(ids, DIM)})
-        assert (store.version(), store.row_count("trained"), store.row_count("t")) == (0, 0, 0)
-        commit(store, {"trained": update(ids, DIM)})
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused(value: float) -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(SERVED)
-        row = np.array([[1, 2, value, 4, 5]], np.float32)
-        with pytest.raises(NotFinite, match=r"'t'.*id 7 \(position 0\) is -?(nan|inf) in column 2; .*finite"):
-            store.put("t", [RowBlock(np.array([7]), row, NO_SLOTS)])
-        assert store.row_count("t") == 0
 
 
 def trained(dtype: str = "float32", **other: object) -> MemoryStore:
