@@ -1,4 +1,4 @@
-"""Tables that admit and evict, against a dictionary; and what survives a checkpoint."""
+"""Which ids are admitted and which rows are evicted: sketches, touches and times, and what a table makes of them."""
 
 import threading
 from itertools import accumulate
@@ -16,38 +16,18 @@ from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes
 from elastable.embedding_store.engine.membership import AdmissionSketch
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
+from tests.contracts.store_pins import whole
+from tests.contracts.store_samples import commit as commit_updates
+from tests.contracts.store_samples import int64, rows_by_id, update
 from tests.threads import on_threads
-
-ADAGRAD = OptimizerSpec.of("adagrad", learning_rate=0.5, initial_accumulator_value=0.0)
 
 
 def table(name: str = "t", admission: AdmissionSpec | None = None, eviction: EvictionSpec | None = None) -> TableSpec:
-    return TableSpec(
-        name,
-        3,
-        initializer=InitializerSpec("normal", 0.0, 1.0),
-        optimizer=ADAGRAD,
-        admission=admission,
-        eviction=eviction,
-    )
+    return TableSpec(name, 3, optimizer=OptimizerSpec.of("adagrad"), admission=admission, eviction=eviction)
 
 
 def commit(store: EmbeddingStore, **ids: list[int]) -> None:
-    version = store.version()
-    updates = {
-        name: TableUpdate(np.array(some, np.int64), np.ones((len(some), 3), np.float32)) for name, some in ids.items()
-    }
-    store.commit(Commit(version + 1, updates, version, {}))
-
-
-def rows(store: EmbeddingStore, name: str = "t") -> dict[int, tuple[bytes, bytes, tuple[int, int] | None]]:
-    found = {}
-    for block in store.scan(name, 7):
-        for i, one in enumerate(block.ids.tolist()):
-            assert one not in found
-            touches = None if block.touches is None else (int(block.touches[i, 0]), int(block.touches[i, 1]))
-            found[one] = (block.weights[i].tobytes(), block.slots[i].tobytes(), touches)
-    return found
+    commit_updates(store, {name: update(int64(*some), 3) for name, some in ids.items()})
 
 
 def test_statistics() -> None:
@@ -75,8 +55,8 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
         commit(store, t=[1])
         commit(store, t=[1, 2])
         commit(store)
-        before, counts = rows(store), store.table_state("t")
-        assert counts
+        before = whole(store, ["t"])
+        assert store.table_state("t")
         bad = TableUpdate(np.array([2, 3]), np.ones((1, 3), np.float32))
         good = TableUpdate(np.array([2, 3]), np.ones((2, 3), np.float32))
         with pytest.raises(BadInput, match="'t'"):
@@ -84,27 +64,24 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
         with pytest.raises(StaleVersion):
             store.commit(Commit(3, {"t": good}, 0, {}))
         store.stage(Commit(4, {"t": good}, 0, {}))  # and never carried out
-        assert (rows(store), store.version(), store.table_statistics("t").refused) == (before, 3, 2)
-        assert store.table_state("t") == counts
+        assert (whole(store, ["t"]), store.version(), store.table_statistics("t").refused) == (before, 3, 2)
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from elastable.embedding_store.engine.eviction import RowTouches
-
     def no_room(kept: RowTouches, count: int) -> None:
         raise MemoryError("no room")
 
     with MemoryStore() as store:
         store.create_table(table("t", AdmissionSpec(1), EvictionSpec(max_rows=1)))
         commit(store, t=[1])
-        before = rows(store)
+        before = whole(store, ["t"])
         with monkeypatch.context() as broken:
             broken.setattr(RowTouches, "grow", no_room)
             with pytest.raises(MemoryError):
                 commit(store, t=[2, 3])
-        assert (rows(store), store.version()) == (before, 1)
+        assert (whole(store, ["t"]), store.version()) == (before, 1)
         commit(store, t=[2, 3])
-        assert set(rows(store)) == {2}
+        assert set(rows_by_id(store, "t")) == {2}
 
 
 def test_rows_are_evicted_while_others_look_them_up() -> None:

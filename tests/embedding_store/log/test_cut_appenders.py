@@ -48,9 +48,8 @@ def test_killed_at_any_byte(kind: str, request: pytest.FixtureRequest, tmp_path:
     assert ended[-1][2] == 2 or kind != "files", "a file has what was written to it"
 
 
-@pytest.mark.parametrize("kind", ["redis_url", "redis_cluster_url"])
-def test_stopped_in_the_middle_and_superseded(kind: str, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue(kind)
+def test_stopped_in_the_middle_and_superseded(node_or_cluster_url: str) -> None:
+    url = node_or_cluster_url
     with appender(url, "stopped") as old:
         until_stopped(old)
         with open_log(url) as log:
@@ -64,9 +63,8 @@ def test_stopped_in_the_middle_and_superseded(kind: str, request: pytest.Fixture
             assert read(log) == [(1, 1, FIRST), (2, 5, b"of the successor"), (3, 6, SECOND)]
 
 
-@pytest.mark.parametrize("kind", ["redis_url", "redis_cluster_url"])
-def test_stopped_between_two_entries_and_superseded(kind: str, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue(kind)
+def test_stopped_between_two_entries_and_superseded(node_or_cluster_url: str) -> None:
+    url = node_or_cluster_url
     with appender(url, "stopped") as old:
         until_stopped(old)
         old.send_signal(signal.SIGCONT)

@@ -52,9 +52,8 @@ def whole(url: str) -> list[Entry]:
 # --- one process writes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
-def test_a_superseded_process_cannot_change_the_log(server: str, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue(server)
+def test_a_superseded_process_cannot_change_the_log(any_server_url: str) -> None:
+    url = any_server_url
     with closing(RedisPlace(url)) as place, RedisLog(url) as first, RedisLog(place) as second:
         entries = append(first, 5, 7)
         with pytest.raises(StaleVersion, match="has grown to entry 2 since it was opened: open it again"):
@@ -100,9 +99,8 @@ def test_where_connections_cannot_be_ended_the_owner_key_keeps_others_out(redis_
 # --- readers ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
-def test_a_follower_reads_entries_as_they_come(server: str, request: pytest.FixtureRequest) -> None:
-    url, seen = f"{request.getfixturevalue(server)}?deadline=60", list[Entry]()
+def test_a_follower_reads_entries_as_they_come(any_server_url: str) -> None:
+    url, seen = f"{any_server_url}?deadline=60", list[Entry]()
     sizes = [number * 977 % 3_000 for number in range(200)] + [2 * PART_BYTES + 1]
     with RedisLog(url) as writer, RedisLog(url) as reader:
 

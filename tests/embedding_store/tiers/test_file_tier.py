@@ -383,23 +383,6 @@ def test_a_file_that_is_deleted_while_it_is_open_is_named(saved: Path) -> None:
             tier.tables()
 
 
-def test_files_on_a_file_system_that_maps_nothing_are_read_all_the_same(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENODEV, "No such device")
-
-    maps_nothing = SimpleNamespace(**{**vars(mmap), "mmap": refuse})
-    monkeypatch.setattr("elastable.embedding_store.tiers.files.mapped_file.mmap", maps_nothing)
-    with FileTier(saved, fsync=False) as tier:
-        np.testing.assert_array_equal(read(tier), ROWS)
-        assert everything(tier, "t") == ALL
-        now = change_half(tier)
-        assert everything(tier, "t") == now
-        wanted = records("t", [5, 10_000], [1, 1], 264)
-        assert sorted(tier.read([wanted])[0].tolist()) == [0, 1]
-
-
 def change_half(tier: FileTier) -> dict[int, bytes]:
     """Writes every other id, deletes some, and adds one far away; returns what must be there now."""
     now = dict(ALL)
@@ -415,11 +398,13 @@ def change_half(tier: FileTier) -> dict[int, bytes]:
 MAPPED_FILE = "elastable.embedding_store.tiers.files.mapped_file"
 
 
-@pytest.mark.parametrize("way", ["through memory", "with fsync", "other file system", "mapped to be read", "sparse"])
+@pytest.mark.parametrize("way", ["memory", "fsync", "other file system", "mapped to be read", "not mapped", "sparse"])
 def test_records_written_in_any_way_are_the_same_and_leave_the_others_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     def map_to_be_read(fd: int, length: int, flags: int, protection: int) -> mmap.mmap:
+        if way == "not mapped":
+            raise OSError(errno.ENODEV, "No such device")
         if protection & mmap.PROT_WRITE:
             raise OSError(errno.EACCES, "Permission denied")
         return mmap.mmap(fd, length, flags, protection)
@@ -431,15 +416,15 @@ def test_records_written_in_any_way_are_the_same_and_leave_the_others_alone(
     ways = set[bool]()
     monkeypatch.setattr(table_files, "store_checked", noted)
     monkeypatch.setattr(f"{MAPPED_FILE}.overwrites_in_place", lambda fd: way != "other file system")
-    if way == "mapped to be read":
+    if way in ("mapped to be read", "not mapped"):
         monkeypatch.setattr(f"{MAPPED_FILE}.mmap", SimpleNamespace(**{**vars(mmap), "mmap": map_to_be_read}))
     if way == "sparse":
         monkeypatch.setattr(table_files, "_FAR_BYTES", 0)
-    with FileTier(tmp_path / "s", fsync=way == "with fsync") as tier:
+    with FileTier(tmp_path / "s", fsync=way == "fsync") as tier:
         tier.create(TABLE)
         tier.write([records("t", IDS, POSITIONS, ROWS)], {}, 7)
         now = change_half(tier)
-        assert ways == {way == "through memory"}
+        assert ways == {way == "memory"}
         assert everything(tier, "t") == now
         tier.put_state(b"next")
     with FileTier(tmp_path / "s") as tier:

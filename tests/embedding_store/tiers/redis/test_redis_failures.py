@@ -353,19 +353,6 @@ def test_a_stalled_server(fleeting: Server) -> None:
         assert everything(store) == everything(undisturbed(2))
 
 
-def test_a_full_server(fleeting: Server) -> None:
-    """What does not fit is refused, nobody sees it, and the same commit is taken once there is room."""
-    with flushed(fleeting.url) as store, fleeting.client() as client:
-        client.config_set("maxmemory", "1")
-        with pytest.raises(StoreFailed, match="OOM"):
-            store.commit(commit_of(2))
-        with pytest.raises(Unavailable, match="version 2 could not be logged yet"):
-            adam(store)
-        client.config_set("maxmemory", "0")
-        store.commit(commit_of(2))
-        assert everything(store) == everything(undisturbed(2))
-
-
 @pytest.mark.parametrize("ending", ["cut", "kill"])
 def test_a_commit_whose_answer_is_lost_is_made_once(durable: Server, ending: str) -> None:
     with cutting_proxy(durable.port) as proxy, flushed(f"redis://127.0.0.1:{proxy.port}?deadline=4") as store:

@@ -13,10 +13,8 @@ def set_to(value: int) -> list[Command]:
     return [("SET", KEY, value)]
 
 
-@pytest.mark.parametrize("server", ["redis_url", "redis_cluster_url"])
-def test_a_change_of_a_superseded_writer_is_refused(server: str, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue(server)
-    first, second = RedisPlace(url), RedisPlace(url)
+def test_a_change_of_a_superseded_writer_is_refused(node_or_cluster_url: str) -> None:
+    first, second = RedisPlace(node_or_cluster_url), RedisPlace(node_or_cluster_url)
     first.change([], lambda answers: set_to(1), first.deadline())
     second.take_over()
     first._admit = lambda connection, deadline: None  # type: ignore[method-assign]  # as if it had read before

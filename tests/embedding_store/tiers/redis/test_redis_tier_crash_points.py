@@ -45,9 +45,8 @@ def prepared(url: str) -> None:
         tier.put_state(b"one")
 
 
-@pytest.mark.parametrize("server", ["redis_url", "redis_cluster_url"])
-def test_every_command_of_a_write(server: str, request: pytest.FixtureRequest) -> None:
-    url = f"{request.getfixturevalue(server)}?partitions={PARTITIONS}"
+def test_every_command_of_a_write(node_or_cluster_url: str) -> None:
+    url = f"{node_or_cluster_url}?partitions={PARTITIONS}"
     partitions = partition_of(IDS, PARTITIONS)
     points = 0
     for commands in count(1):
