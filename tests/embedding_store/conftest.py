@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from tests.servers import Server, running_server
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
@@ -15,6 +16,11 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 def held() -> Iterator[ExitStack]:
     with ExitStack() as held:
         yield held
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "ours")
 
 
 @pytest.fixture(params=["redis_url", "valkey_url", "redis_cluster_url"])

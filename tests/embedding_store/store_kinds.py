@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore, PartitionedStore
 from tests.file_stores import file_store
 
 MakeStore = Callable[[Path], EmbeddingStore]
@@ -37,3 +37,24 @@ KINDS: dict[str, MakeStore] = {
     "encoding of token": split("encoding", split("token", memory, memory, memory), split("token", memory, memory)),
     "encoding of encoding": split("encoding", split("encoding", memory, memory), split("encoding", memory, memory)),
 }
+
+
+class FailingShard(MemoryStore):
+    """Raises `failure` when a staged commit is finished: before it, or after it as where an answer is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(threads=1)
+        self.failure: Exception | None = None
+        self.after = False
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        finish = super().stage(commit)
+
+        def fail() -> None:
+            failure, self.failure = self.failure, None
+            if failure is None or self.after:
+                finish()
+            if failure is not None:
+                raise failure
+
+        return fail

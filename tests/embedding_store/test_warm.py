@@ -10,6 +10,7 @@ from numba.core.dispatcher import Dispatcher
 from elastable.embedding_store import Bags, IndexedSlices, MemoryStore, OptimizerSpec, RowBlock, TableSpec, lookup_many
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.warm import warm_lookups, warm_updates, warming
+from tests.contracts.store_samples import create_tables
 
 
 def signatures() -> dict[str, int]:
@@ -61,8 +62,7 @@ def test_a_process_that_is_warm_for_updates_compiles_nothing_more(size: int | No
 
 
 def test_warming_has_ended_when_its_block_has() -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(TableSpec("t", 8, optimizer=OptimizerSpec.of("adagrad")))
+    with create_tables(MemoryStore(threads=1), TableSpec("t", 8, optimizer=OptimizerSpec.of("adagrad"))) as store:
         with warming(store):
             assert store.row_count("t") == 0
         assert "warm" not in [thread.name for thread in threading.enumerate()]

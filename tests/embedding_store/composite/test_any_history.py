@@ -1,9 +1,6 @@
 """Any sequence of lookups, updates, growth, deletion, re-partitioning and moves between backends: dictionaries."""
 
-import os
 import shutil
-import tempfile
-from pathlib import Path
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -16,6 +13,7 @@ from elastable.embedding_store.tables.grouping import coalesce
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 from tests.embedding_store.store_kinds import KINDS
+from tests.file_stores import quick_folder
 from tests.plugins.seeds import examples
 
 SPECS = [
@@ -47,9 +45,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @initialize(backend=st.sampled_from(sorted(KINDS)))
     def begin(self, backend: str) -> None:
-        # Where memory poses as a disk, its waits are spared: histories are not broken off.
-        fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="any-history-", dir=fast))
+        self.folder = quick_folder()
         self.store = KINDS[backend](self.folder)
         self.version, self.now_ms = 0, 1_000_000
         self.tables: dict[str, ModelTable] = {}
@@ -84,7 +80,6 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(rows=st.integers(600, 1500), seed=st.integers(0, 1000))
     def grow(self, rows: int, seed: int) -> None:
-        """Many new rows at once, so that indexes and slabs grow."""
         ids = np.unique(np.random.default_rng(seed).integers(-(2**40), 2**40, rows))
         self.version += 1
         gradients = np.ones((len(ids), 1), np.float32)
@@ -112,7 +107,6 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(backend=st.sampled_from(sorted(KINDS)))
     def move(self, backend: str) -> None:
-        """Another backend, another number of shards, another strategy."""
         target = KINDS[backend](self.folder)
         copied = repartition(self.store, target)
         assert copied == {name: len(table.rows) for name, table in self.tables.items()}
@@ -140,9 +134,7 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def versions_and_counts(self) -> None:
         assert self.store.version() == self.version
-        assert {name: self.store.row_count(name) for name in self.tables} == {
-            name: len(table.rows) for name, table in self.tables.items()
-        }
+        assert all(self.store.row_count(name) == len(table.rows) for name, table in self.tables.items())
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

@@ -112,7 +112,6 @@ def test_a_source_of_shared_memory_forgets_the_memory_of_the_store_before(held: 
 
 
 def test_a_letter_for_the_process_before_finds_nothing_at_the_one_that_follows(held: ExitStack) -> None:
-    """Both hand channels over in the same order, and the stamps are the same too."""
     plan = BodyPlan("GradientFrame")
     plan.add("x", (3,), np.dtype(np.int64))
     messages = []

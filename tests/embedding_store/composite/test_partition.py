@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store import MemoryStore, PartitionedStore, RowBlock, initial_rows
 from elastable.embedding_store.composite.partitions import (
-    Part,
-    Partition,
     encoding_columns,
     global_ids,
     partition,
@@ -79,7 +77,8 @@ def test_what_is_split_is_joined_as_it_was(strategy: str, rows: int, dim: int, s
         assert shard is not None
         assert held.weights.shape == (len(part.ids), shard.dim)
         assert held.slots.shape == (len(part.ids), row_optimizer(spec.optimizer).slot_width(shard.dim))
-        np.testing.assert_array_equal(initial_rows(shard, part.ids), _cut(table, part, initial_rows(spec, ids)))
+        whole = initial_rows(spec, ids)[slice(None) if part.places is None else part.places]
+        np.testing.assert_array_equal(initial_rows(shard, part.ids), whole[:, table.columns[part.shard]])
     if strategy == "encoding":
         joined = table.joined(parts)
         np.testing.assert_array_equal(joined.weights, block.weights)
@@ -88,10 +87,6 @@ def test_what_is_split_is_joined_as_it_was(strategy: str, rows: int, dim: int, s
     for part, held in zip(table.parts(ids), parts, strict=True):
         out[slice(None) if part.places is None else part.places, table.columns[part.shard]] = held.weights
     np.testing.assert_array_equal(out, block.weights)
-
-
-def _cut(table: Partition, part: Part, rows: np.ndarray) -> np.ndarray:
-    return rows[slice(None) if part.places is None else part.places, table.columns[part.shard]]
 
 
 def test_how_a_table_was_split_is_read_from_its_shards() -> None:

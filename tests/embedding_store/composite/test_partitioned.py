@@ -28,9 +28,7 @@ def redis_shards(url: str) -> Callable[[], EmbeddingStore]:
 KINDS: dict[str, Callable[[pytest.FixtureRequest], MakeStore]] = {
     "token over 3": lambda asked: lambda: PartitionedStore(memories(3)),
     "encoding over 4": lambda asked: lambda: PartitionedStore(memories(4), "encoding"),
-    "token over encoding": lambda asked: (
-        lambda: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)])
-    ),
+    "token over encoding": lambda asked: over(lambda: PartitionedStore(memories(2), "encoding"), 2),
     "token over files": lambda asked: over(partial(in_files, asked.getfixturevalue("tmp_path")), 2),
     "token over redis": lambda asked: over(redis_shards(asked.getfixturevalue("redis_url")), 3),
     "token over cluster": lambda asked: over(redis_shards(asked.getfixturevalue("redis_cluster_url")), 2),
@@ -51,7 +49,6 @@ def over(shard: Callable[[], EmbeddingStore], shards: int) -> MakeStore:
 
 
 def mixed(shard: Callable[[], EmbeddingStore]) -> MakeStore:
-    """Shards that hold rows in different orders."""
     return lambda: PartitionedStore([*memories(1), shard()], "encoding")
 
 

@@ -9,7 +9,7 @@ from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedSt
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.tables.row_blocks import fresh_rows
-from tests.contracts.store_samples import commit, rows_by_id
+from tests.contracts.store_samples import commit, create_tables, rows_by_id
 from tests.embedding_store.store_kinds import KINDS
 
 VARIANTS = {
@@ -22,10 +22,8 @@ EDGES = [-(2**63), -(2**63) + 1, -(2**32), -7, -1, 0, 1, 2**31, 2**63 - 2, 2**63
 
 
 def train(store: EmbeddingStore, specs: list[TableSpec]) -> None:
-    """Four versions of random gradients for each table, and a lookup of everything."""
     random = np.random.default_rng(8)
-    for spec in specs:
-        store.create_table(spec)
+    create_tables(store, *specs)
     for _ in range(4):
         updates = {}
         for spec in specs:
@@ -33,16 +31,6 @@ def train(store: EmbeddingStore, specs: list[TableSpec]) -> None:
             ids = random.choice(known, 25, replace=False)
             updates[spec.name] = TableUpdate(ids, random.normal(size=(25, spec.dim)).astype(np.float32))
         commit(store, updates)
-
-
-def same(one: EmbeddingStore, other: EmbeddingStore, specs: list[TableSpec]) -> None:
-    for spec in specs:
-        ids = np.arange(50) if spec.vocabulary_size else np.array([*EDGES, *range(90, 140)], np.int64)
-        wanted = {spec.name: ids}
-        np.testing.assert_array_equal(one.lookup(wanted, 4)[spec.name], other.lookup(wanted)[spec.name])
-        assert rows_by_id(one, spec.name, 9) == rows_by_id(other, spec.name)
-        assert one.row_count(spec.name) == other.row_count(spec.name)
-        assert one.specs()[spec.name] == spec
 
 
 SCALED = ("glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "truncated_normal")
@@ -77,26 +65,12 @@ def test_a_split_table_is_a_whole_one(kind: str, tables: str, tmp_path: Path) ->
             return
         for store in (split, plain):
             train(store, specs)
-        same(split, plain, specs)
+        for spec in specs:
+            name, ids = spec.name, np.arange(50) if spec.vocabulary_size else np.array([*EDGES, *range(90, 140)])
+            np.testing.assert_array_equal(split.lookup({name: ids}, 4)[name], plain.lookup({name: ids})[name])
+            assert rows_by_id(split, name, 9) == rows_by_id(plain, name)
+            assert (split.row_count(name), split.specs()[name]) == (plain.row_count(name), spec)
         assert tables != "a budget of rows" or plain.row_count("t") == 30
-
-
-@pytest.mark.parametrize("strategy", ["token", "encoding"])
-def test_a_table_that_starts_at_its_target_is_never_changed(strategy: str) -> None:
-    """The host-embedding document's oracle: ones[4, 1024], ids 1, 2, weight 0, target 1: loss 1, same rows."""
-    ids, spec = np.array([1, 2], np.int64), TableSpec("t", 1024, 4, initializer=InitializerSpec("ones"))
-    with PartitionedStore([MemoryStore(1), MemoryStore(1)], strategy) as store:
-        store.create_table(spec)
-        for step in range(3):
-            rows = store.lookup({"t": ids})["t"]
-            weight, target = np.float32(0), np.float32(1)
-            output = rows * weight
-            losses = np.mean((output - target) ** 2, axis=1)
-            gradients = (2 * (output - target) * weight / rows.shape[1]).astype(np.float32)
-            if step == 0:
-                assert losses.tolist() == [1.0, 1.0]
-            commit(store, {"t": TableUpdate(ids, gradients)})
-        np.testing.assert_array_equal(store.lookup({"t": np.arange(4)})["t"], np.ones((4, 1024), np.float32))
 
 
 @pytest.mark.parametrize("strategy", ["token", "encoding"])
@@ -107,8 +81,7 @@ def test_the_documents_cases_with_duplicates(strategy: str, rows: int, dim: int,
     spec = TableSpec("t", dim, rows, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
     random = np.random.default_rng(dim)
     ids = random.integers(0, rows, 3 * rows)
-    with PartitionedStore([MemoryStore(1) for _ in range(shards)], strategy) as store:
-        store.create_table(spec)
+    with create_tables(PartitionedStore([MemoryStore(1) for _ in range(shards)], strategy), spec) as store:
         store.put("t", [fresh_rows(spec, np.arange(rows), table)])
         np.testing.assert_array_equal(store.lookup({"t": ids})["t"], table[ids])
         gradients = random.integers(-5, 5, (len(ids), dim)).astype(np.float32)

@@ -18,7 +18,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import commit as commit_updates
-from tests.contracts.store_samples import int64, rows_by_id, update
+from tests.contracts.store_samples import create_tables, int64, rows_by_id, update
 from tests.threads import on_threads
 
 
@@ -31,8 +31,7 @@ def commit(store: EmbeddingStore, **ids: list[int]) -> None:
 
 
 def test_statistics() -> None:
-    with MemoryStore() as store:
-        store.create_table(table("a", admission=AdmissionSpec(2, 1 << 12)))
+    with create_tables(MemoryStore(), table("a", admission=AdmissionSpec(2, 1 << 12))) as store:
         store.create_table(table("e", eviction=EvictionSpec(max_rows=2)))
         commit(store, a=[1, 2, 3], e=[1, 2, 3])
         commit(store, a=[1, 2], e=[9])
@@ -50,8 +49,7 @@ def test_statistics() -> None:
 
 
 def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
-    with MemoryStore() as store:
-        store.create_table(table("t", AdmissionSpec(2), EvictionSpec(max_age=1)))
+    with create_tables(MemoryStore(), table("t", AdmissionSpec(2), EvictionSpec(max_age=1))) as store:
         commit(store, t=[1])
         commit(store, t=[1, 2])
         commit(store)
@@ -71,8 +69,7 @@ def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     def no_room(kept: RowTouches, count: int) -> None:
         raise MemoryError("no room")
 
-    with MemoryStore() as store:
-        store.create_table(table("t", AdmissionSpec(1), EvictionSpec(max_rows=1)))
+    with create_tables(MemoryStore(), table("t", AdmissionSpec(1), EvictionSpec(max_rows=1))) as store:
         commit(store, t=[1])
         before = whole(store, ["t"])
         with monkeypatch.context() as broken:
@@ -86,12 +83,9 @@ def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_rows_are_evicted_while_others_look_them_up() -> None:
     ids: Int64 = np.arange(20_000)
-    spec = TableSpec(
-        "t", 8, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"), eviction=EvictionSpec(1)
-    )
+    spec = TableSpec("t", 8, None, "float32", InitializerSpec("zeros"), eviction=EvictionSpec(1))
     done = threading.Event()
-    with MemoryStore() as store:
-        store.create_table(spec)
+    with create_tables(MemoryStore(), spec) as store:
 
         def read() -> None:
             while not done.is_set():
@@ -252,9 +246,7 @@ def test_what_is_kept_goes_on_alike(pauses: list[int], more: list[int], ttl_ms: 
 
 
 @given(pauses=PAUSES, back=st.integers(0, 60), ttl_ms=st.integers(1, 5000))
-def test_after_a_reset_to_an_earlier_version_its_rows_are_as_old_as_they_were(
-    pauses: list[int], back: int, ttl_ms: int
-) -> None:
+def test_after_a_reset_rows_are_as_old_as_they_were(pauses: list[int], back: int, ttl_ms: int) -> None:
     times, clock = TouchTimes("t", ttl_ms / 1000), list(accumulate(pauses))
     noted(times, clock)
     version = max(1, len(clock) - back)

@@ -1,9 +1,7 @@
 """Dense replay in every store: the numbers of a table that takes every step, and after a restore the same bits."""
 
 import functools
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,10 +27,11 @@ from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.conversion import convert_table
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
-from tests.embedding_store.engine.failing_tier import FailingTier
+from tests.contracts.store_samples import create_tables
 from tests.embedding_store.engine.tiered_stores import crowded_store
 from tests.embedding_store.serving import serving
-from tests.file_stores import file_store
+from tests.embedding_store.tiers.dict_tier import DictTier
+from tests.file_stores import file_store, quick_folder
 from tests.plugins.seeds import examples
 
 DIM, ROWS = 5, 30
@@ -137,7 +136,7 @@ STORES: dict[str, Make] = {
     "memory": lambda held, path: MemoryStore(threads=2),
     "indexed": lambda held, path: MemoryStore(threads=1, direct_bytes=0),
     "file": lambda held, path: file_store(path / "file", 1 << 20, threads=1),
-    "crowded": lambda held, path: crowded_store(held, FailingTier(), path / "log"),
+    "crowded": lambda held, path: crowded_store(held, DictTier(), path / "log"),
     "token": lambda held, path: PartitionedStore([MemoryStore(1), MemoryStore(1), MemoryStore(1)], "token"),
     "encoding": lambda held, path: PartitionedStore([MemoryStore(1), file_store(path / "half", 1 << 20)], "encoding"),
     "placed": lambda held, path: PlacedStore(
@@ -177,8 +176,7 @@ def test_a_restored_table_goes_on_with_the_same_bits(name: str) -> None:
 def expected() -> dict[int, Everything]:
     """What one table in memory that nothing happens to holds at some versions."""
     found = {}
-    with MemoryStore(1) as store:
-        store.create_table(table())
+    with create_tables(MemoryStore(1), table()) as store:
         for number in range(1, 91):
             step(store, number, number in ENDS)
             if number in (20, 60, 70, 90):
@@ -187,9 +185,7 @@ def expected() -> dict[int, Everything]:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_every_store_is_killed_and_restored_to_the_same_bits(
-    kind: str, tmp_path: Path, expected: dict[int, Everything]
-) -> None:
+def test_every_store_is_restored_to_the_same_bits(kind: str, tmp_path: Path, expected: dict[int, Everything]) -> None:
     with ExitStack() as held:
         before = held.enter_context(STORES[kind](held, tmp_path / "before"))
         after = held.enter_context(PartitionedStore([MemoryStore(1), MemoryStore(1)], "token"))
@@ -254,9 +250,7 @@ FORGETTING = pytest.mark.parametrize("kind", ["memory", "indexed", "file", "crow
 
 
 @FORGETTING
-def test_replay_epochs_that_no_row_needs_are_forgotten(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_epochs_nobody_needs_are_forgotten(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for most in (dense_replay._REPLAY_EPOCHS, 1 << 30):
         monkeypatch.setattr(dense_replay, "_REPLAY_EPOCHS", most)
@@ -288,15 +282,13 @@ def test_steps_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, monkey
 
 
 def test_evicted_rows_are_rows_that_were_never_updated() -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(table(size=None, eviction=EvictionSpec(max_age=3)))
+    with create_tables(MemoryStore(threads=1), table(size=None, eviction=EvictionSpec(max_age=3))) as store:
         ids, ones = np.array([7, 8]), np.ones((2, DIM), np.float32)
         store.commit(Commit(1, {"t": TableUpdate(ids, ones)}, 0, {}))
         for number in range(2, 7):
             store.commit(Commit(number, {"t": TableUpdate(ids[:1], ones[:1])}, number - 1, {}))
         assert store.row_count("t") == 1
-        with MemoryStore(threads=1) as other:
-            other.create_table(table(size=None))
+        with create_tables(MemoryStore(threads=1), table(size=None)) as other:
             for number in range(1, 7):
                 other.commit(Commit(number, {}, number - 1, {}))
             assert np.array_equal(store.lookup({"t": ids})["t"][1], other.lookup({"t": ids})["t"][1])
@@ -378,8 +370,7 @@ def test_what_cannot_follow_is_refused_by_name() -> None:
 
 
 def test_fresh_rows_are_what_they_are_put_as() -> None:
-    with MemoryStore(1) as store:
-        store.create_table(table())
+    with create_tables(MemoryStore(1), table()) as store:
         steps(store, 1, 6)
         block = RowBlock(IDS[-2:], np.ones((2, DIM), np.float32), np.zeros((2, 2 * DIM), np.float32))
         store.put("t", [block])
@@ -466,8 +457,7 @@ class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="replay-epochs-", dir=fast))
+        self.folder = quick_folder()
         self.held = ExitStack()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(dense_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
@@ -488,7 +478,7 @@ class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
         if kind == "file":
             self.open_again = functools.partial(file_store, folder)
         if kind == "crowded":
-            self.open_again = functools.partial(crowded_store, self.held, FailingTier(), folder)
+            self.open_again = functools.partial(crowded_store, self.held, DictTier(), folder)
         if self.open_again is not None:
             return self.open_again()
         if kind == "encoding":

@@ -34,7 +34,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from tests.contracts.store_pins import whole
-from tests.contracts.store_samples import int64
+from tests.contracts.store_samples import create_tables, int64
 from tests.embedding_store.dictionary_model import ModelTable
 from tests.embedding_store.serving import serving
 from tests.plugins.seeds import examples
@@ -77,8 +77,7 @@ class Served:
             for name in store.specs():
                 store.drop_table(name)
             store.reset_version(0)
-            for spec in SPECS.values():
-                store.create_table(spec)
+            create_tables(store, *SPECS.values())
         for name in MODELLED:
             self.models[name] = ModelTable(SPECS[name])
 
@@ -189,8 +188,7 @@ def test_decay_that_no_row_can_have_is_refused_and_commits_go_on(served: Served,
 
 
 def test_the_largest_decay_that_is_taken_ends_no_commit() -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(SPECS["decays"])
+    with create_tables(MemoryStore(threads=1), SPECS["decays"]) as store:
         for logarithm in (1e15, -1e15):
             store.put_table_state("decays", TableState(None, logarithm))
             version = store.version() + 1
@@ -226,8 +224,7 @@ def test_a_version_after_which_none_can_come_is_refused(served: Served, version:
 
 
 def test_what_breaks_in_the_middle_nevertheless_is_said_ever_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(SPECS["any"])
+    with create_tables(MemoryStore(threads=1), SPECS["any"]) as store:
         store.commit(good(1, ("any",)))
 
         def broken(self: MemoryTable, version: int, *how: object) -> None:

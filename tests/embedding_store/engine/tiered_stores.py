@@ -39,7 +39,6 @@ def tiered_store(
 
 
 def flushed(store: EmbeddingStore) -> FlushStatus:
-    """How far a store's tier is behind."""
     assert isinstance(store, MemoryStore)
     status = store.flush_status()
     assert status is not None

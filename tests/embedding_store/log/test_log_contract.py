@@ -21,19 +21,16 @@ SIZES = (0, 1, 47, 5_000, 70_000, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 
 
 @pytest.fixture(params=KINDS)
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Addresses of empty logs, for `open_log`."""
     begin = tmp_path / "log" if request.param == "files" else f"{request.getfixturevalue(request.param)}?namespace=log"
     return (f"{begin}{number}" for number in itertools.count())
 
 
 def payload(size: int, number: int) -> bytes:
-    """So many bytes; another number has others."""
     begin = number * 7_919 % (len(_BYTES) - size)
     return _BYTES[begin : begin + size]
 
 
 def fill(log: Log, sizes: tuple[int, ...] = SIZES) -> list[Entry]:
-    """Appends entries of these sizes, two to a version, each in several pieces."""
     appended = []
     for sequence, size in enumerate(sizes, log.last + 1):
         content = payload(size, sequence)

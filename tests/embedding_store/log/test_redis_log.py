@@ -177,9 +177,7 @@ def test_a_connection_that_breaks_between_appends_is_replaced(redis_node: Server
 @pytest.mark.parametrize("size", [5, 2 * PART_BYTES + 1])
 @pytest.mark.parametrize("lost", ["lose_answers", "lose_everything"])
 @pytest.mark.parametrize("following", ["the same", "another", "none"])
-def test_an_append_without_an_answer(
-    redis_node: Server, redis_url: str, size: int, lost: str, following: str
-) -> None:  # fmt: skip
+def test_an_append_without_answer(redis_node: Server, redis_url: str, size: int, lost: str, following: str) -> None:
     """It may be there or not; the same entry is there once then, and another one takes its place."""
     with (
         tcp_proxy(redis_node.port) as proxy,
@@ -340,9 +338,7 @@ def damaged(server: Server, damage: str) -> str:
         ("field", "corrupt at stream entry 3-0: it is no part of a log entry"),
     ],
 )
-def test_a_corrupt_entry_is_named_and_those_before_it_are_read(
-    redis_node: Server, redis_url: str, damage: str, message: str
-) -> None:
+def test_corrupt_entries_are_named(redis_node: Server, redis_url: str, damage: str, message: str) -> None:
     with RedisLog(damaged(redis_node, damage)) as log:
         seen: list[int] = []
         with pytest.raises(StoreBroken, match=message):

@@ -30,7 +30,6 @@ def run(home: Path, command: list[str], **environment: str) -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A copy of the package, without compiled kernels."""
     package = tmp_path / "elastable" / "embedding_store"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PACKAGE.parent / "elastable" / "__init__.py", package.parent)
@@ -70,10 +69,7 @@ os.execv(sys.executable, [sys.executable, "-B", "-c", sys.argv[1]])
 
 
 @pytest.mark.parametrize("shipped", [True, False])
-def test_kernels_of_a_cache_that_cannot_be_written_are_read_and_others_compiled(
-    installed: Path, tmp_path: Path, shipped: bool
-) -> None:
-    """As in a container whose root file system is read-only."""
+def test_a_read_only_cache_is_read_and_other_kernels_compiled(installed: Path, tmp_path: Path, shipped: bool) -> None:
     cache, command = tmp_path / "cache", [sys.executable, "-c", OBEYING_MODES, COUNTED]
     assert run(tmp_path, command, NUMBA_CACHE_DIR=str(cache)) == "[5, 9]\nTrue\n"
     if not shipped:
@@ -229,9 +225,7 @@ def test_of_two_processes_at_once_one_compiles_and_the_other_loads_what_it_saved
     assert not list(package.parent.rglob("*.lock"))
 
 
-def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_stops_while_compiling_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_DEADLINE_S", 0.05)
     lock, stopped, other = tmp_path / "kernel.lock", CompileLocks(), CompileLocks()
     stopped.take(lock)

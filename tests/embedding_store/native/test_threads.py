@@ -24,6 +24,7 @@ from elastable.embedding_store.native.range_pool import (
     next_pieces,
 )
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
+from tests.threads import on_threads
 
 WAIT_S = 60.0
 
@@ -105,20 +106,11 @@ def test_a_closed_pool_works_in_the_callers_thread() -> None:
 
 
 def test_readers_share_and_a_writer_is_alone() -> None:
-    lock = ReadersWriterLock(WAIT_S, "the test")
-    both_in = threading.Barrier(2)
+    lock, both_in, inside = ReadersWriterLock(WAIT_S, "the test"), threading.Barrier(2), 0
 
-    def read() -> None:
+    def meet() -> None:
         with lock.reading():
-            both_in.wait(WAIT_S)
-
-    other = threading.Thread(target=read)
-    other.start()
-    read()  # ends only if both are in at once
-    other.join(WAIT_S)
-    assert not other.is_alive()
-
-    inside = 0
+            both_in.wait(WAIT_S)  # ends only if both are in at once
 
     def write() -> None:
         nonlocal inside
@@ -128,15 +120,13 @@ def test_readers_share_and_a_writer_is_alone() -> None:
                 assert inside == 1
                 inside -= 1
 
-    writers = [threading.Thread(target=write) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for _ in range(200):
-        with lock.reading():
-            assert inside == 0
-    for writer in writers:
-        writer.join(WAIT_S)
-        assert not writer.is_alive()
+    def read() -> None:
+        for _ in range(200):
+            with lock.reading():
+                assert inside == 0
+
+    on_threads([meet, meet])
+    on_threads([write, write, write, read])
 
 
 def test_waiting_ends() -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from tests.contracts.store_samples import create_tables
 
 ROWS, DIM, STEPS = 48, 4, 1000
 TOLERANCE = 1e-5
@@ -112,8 +113,7 @@ def test_a_thousand_sparse_steps_equal_keras_dense_ones(case: str) -> None:
     """In one replay epoch, and in replay epochs of four steps, of which a row may have missed 225."""
     kind, settings = CASES[case]
     table = TableSpec("t", DIM, ROWS, optimizer=spec_of(kind(learning_rate=0.01, **settings)))
-    with MemoryStore(threads=1) as store:
-        store.create_table(table)
+    with create_tables(MemoryStore(threads=1), table) as store:
         start = store.lookup({"t": np.arange(ROWS)})["t"]
     keras_has = of_keras(kind(learning_rate=0.01, **settings), start)
     for replay_epoch in (None, 4):
@@ -123,8 +123,7 @@ def test_a_thousand_sparse_steps_equal_keras_dense_ones(case: str) -> None:
 def _equals_keras(
     table: TableSpec, replay_epoch: int | None, start: Float32, theirs: Float32, slots: list[Float32]
 ) -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(table)
+    with create_tables(MemoryStore(threads=1), table) as store:
         ids = np.arange(ROWS)
         of_store(store, replay_epoch=replay_epoch)
         ours, block = store.lookup({"t": ids})["t"], store.read_rows("t", ids)
@@ -147,8 +146,7 @@ def test_one_gap_equals_the_sum_in_double(beta_1: float, beta_2: float) -> None:
     optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=0.1, beta_1=beta_1, beta_2=beta_2)
     form = row_optimizer(optimizer).dense_form
     assert form is not None
-    with MemoryStore(threads=1) as store:
-        store.create_table(TableSpec("t", len(sizes), 2, optimizer=optimizer))
+    with create_tables(MemoryStore(threads=1), TableSpec("t", len(sizes), 2, optimizer=optimizer)) as store:
         ids = np.zeros(1, np.int64)
         store.commit(Commit(1, {"t": TableUpdate(ids, sizes[None].astype(np.float32))}, 0, {}))
         block = store.read_rows("t", ids)

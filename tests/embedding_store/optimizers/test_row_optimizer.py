@@ -12,6 +12,7 @@ from elastable.embedding_store.optimizers import fused
 from elastable.embedding_store.optimizers.fused import float32_power, row_squares
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 from tests.contracts.reference_rows import stepped
+from tests.contracts.store_samples import create_tables
 from tests.untyped import Keywords
 
 CASES = [
@@ -257,8 +258,7 @@ def test_columns_apart_with_row_squares_are_the_whole_row_to_the_bit(dim: int, p
 
 @pytest.mark.parametrize("squares", [np.ones(3, np.float32), np.ones(2), np.ones((2, 1), np.float32)])
 def test_row_squares_that_do_not_fit_are_refused(squares: np.ndarray) -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(TableSpec("t", 3, optimizer=ROWWISE))
+    with create_tables(MemoryStore(threads=1), TableSpec("t", 3, optimizer=ROWWISE)) as store:
         update = TableUpdate(np.array([1, 2]), np.ones((2, 3), np.float32), squares)
         with pytest.raises(BadGradient, match=r"'t': row_squares must be float32 \[2\]"):
             store.commit(Commit(1, {"t": update}, 0, {}))

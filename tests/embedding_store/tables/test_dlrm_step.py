@@ -88,9 +88,7 @@ def test_one_step(reference: Arrays) -> None:
         backward(reference, bottom, of_bottom, stepped)
 
         # 4. The tables' step.
-        slices = [
-            IndexedSlices(np.ascontiguousarray(of_features[:, 1 + number]), ids[number]) for number in range(TABLES)
-        ]
+        slices = [IndexedSlices(np.ascontiguousarray(of_features[:, 1 + n]), ids[n]) for n in range(TABLES)]
         assert update_many(tables, OptimizerSpec.of("sgd", learning_rate=RATE), slices) == [1] * TABLES
         for number, table in enumerate(tables):
             stepped[table.name] = table.lookup(np.arange(1000))

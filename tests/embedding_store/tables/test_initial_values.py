@@ -127,9 +127,7 @@ def test_writing_into_chosen_rows() -> None:
     columns=st.tuples(st.integers(0, 12), st.integers(1, 13)),
     dim=st.integers(1, 13),
 )
-def test_a_shard_reads_its_part_of_the_whole_table(
-    kind: str, ids: list[int], shards: int, columns: tuple[int, int], dim: int
-) -> None:
+def test_a_shard_reads_its_part(kind: str, ids: list[int], shards: int, columns: tuple[int, int], dim: int) -> None:
     first, width = min(columns[0], dim - 1), columns[1]
     width = min(width, dim - first)
     whole_ids = np.array(ids, np.int64)

@@ -25,17 +25,13 @@ def written(rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def scales(rows: np.ndarray) -> np.ndarray:
-    """float64 `[n, 1]`: the largest size in each row by 127."""
-    return np.maximum(np.abs(rows).max(axis=1, keepdims=True).astype(np.float64) / 127, 2.0**-110)
-
-
 @settings(max_examples=200)
 @given(arrays(np.float32, (3, 4), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
 def test_no_value_is_off_by_more_than_half_a_scale_and_writing_again_changes_nothing(rows: np.ndarray) -> None:
     read = written(rows)
     error = np.abs(read.astype(np.float64) - rows)
-    assert (error <= scales(rows) / 2 * (1 + 2.0**-22)).all()
+    scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True).astype(np.float64) / 127, 2.0**-110)
+    assert (error <= scales / 2 * (1 + 2.0**-22)).all()
     assert np.isfinite(read).all()
     assert written(read).tobytes() == read.tobytes()
 
@@ -50,7 +46,6 @@ def test_rows_of_zeros_and_of_the_largest_numbers() -> None:
 
 
 def trained(dtype: str = "float32", **other: object) -> MemoryStore:
-    """A store with a table of 500 rows that was trained for a while."""
     adam = OptimizerSpec.of("adam", learning_rate=0.1)
     store = MemoryStore(threads=1)
     store.create_table(TableSpec("t", DIM, None, dtype, SERVED.initializer, optimizer=adam, **other))  # type: ignore[arg-type]

@@ -53,17 +53,15 @@ def test_the_grid_of_embeddingtables(dim: int, make: Callable[[], MemoryStore]) 
     random = np.random.default_rng(dim)
     with make() as store:
         table = filled(store, TableSpec("t", dim, 1000, optimizer=SGD), np.arange(1000))
-        whole = np.concatenate([block.weights for block in table.scan()])[np.argsort(_scanned_ids(table))]
+        blocks = list(table.scan())
+        order = np.argsort(np.concatenate([block.ids for block in blocks]))
+        whole = np.concatenate([block.weights for block in blocks])[order]
         ids = random.integers(0, 1000, 300)
         np.testing.assert_array_equal(table.lookup(ids), whole[ids])
         bags = random.integers(0, 1000, (100, 12))
         expected = naive_bags(whole[bags.ravel()], np.arange(0, 1201, 12), None, "sum")
         np.testing.assert_array_equal(table.lookup(bags, combiner="sum"), expected)
         np.testing.assert_array_equal(table.lookup(bags), whole[bags])
-
-
-def _scanned_ids(table: EmbeddingTable) -> Int64:
-    return np.concatenate([block.ids for block in table.scan()])
 
 
 # -- bags of any kind, on every kind of store
@@ -73,7 +71,6 @@ def _scanned_ids(table: EmbeddingTable) -> Int64:
     params=["direct", "partly filled", "indexed", "dynamic", "half", pytest.param("redis", marks=pytest.mark.process)]
 )
 def table(request: pytest.FixtureRequest) -> Iterator[EmbeddingTable]:
-    """A table of 200 ids, of which some hold values of their own."""
     kind = request.param
     if kind == "redis":
         store: EmbeddingStore = open_store(request.getfixturevalue("redis_url"))

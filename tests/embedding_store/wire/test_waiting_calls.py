@@ -79,7 +79,6 @@ class Waiting:
         assert all(self.came.acquire(timeout=WAIT_S) for _ in range(count))
 
     def await_parked(self, count: int) -> None:
-        """Waits until `count` more calls wait without a thread."""
         assert all(self.parked.acquire(timeout=WAIT_S) for _ in range(count))
 
 
@@ -112,9 +111,7 @@ def test_what_is_there_already_is_answered_at_once(held: ExitStack) -> None:
 @pytest.mark.parametrize("sizes", [(), (3,), (70_000,), (3, 3), (3, 1 << 20, 5), (1 << 20,) * 8])
 @pytest.mark.parametrize("request_", [b"", b"light", b"ready"])
 @pytest.mark.parametrize("brief", [False, True])
-def test_an_answer_of_any_number_of_messages_arrives_whole(
-    held: ExitStack, sizes: tuple[int, ...], request_: bytes, brief: bool
-) -> None:
+def test_any_number_of_messages_arrives(held: ExitStack, sizes: tuple[int, ...], request_: bytes, brief: bool) -> None:
     served = Waiting(held, brief=brief)
     served.then = lambda _: (bytes([number]) * size for number, size in enumerate(sizes))
     replies = served.many(request_, timeout=WAIT_S)
@@ -195,9 +192,7 @@ def test_a_defect_after_the_wait_ends_the_call(held: ExitStack) -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("request_", [b"", b"light"])
-def test_a_call_that_has_waited_leaves_nothing_for_the_collector(
-    held: ExitStack, streams: bool, request_: bytes
-) -> None:
+def test_a_call_that_waited_leaves_nothing_for_the_collector(held: ExitStack, streams: bool, request_: bytes) -> None:
     served, freed = Waiting(held), threading.Semaphore(0)
     served.then = lambda reply: [reply] if streams else reply
     gc.disable()

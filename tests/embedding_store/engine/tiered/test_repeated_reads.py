@@ -8,7 +8,6 @@ import pytest
 
 from elastable.embedding_store import MemoryStore, OptimizerSpec, RowBlock, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.tier import MappedRecords, Records
 from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
@@ -139,9 +138,8 @@ def test_cold_rows_of_all_requests_are_one_read(monkeypatch: pytest.MonkeyPatch)
             store.put(name, [RowBlock(np.arange(400), values[name], np.empty((400, 0), np.float32))])
     tier = CountingDicts(kept)
     with tiered_store(tier, NoLog(), 1) as store:  # opened again, so that all rows are cold
-        requests: list[LookupRequest] = [
-            lookup_request(spec, np.arange(start, start + 100)) for spec in SPECS.values() for start in (0, 100, 200)
-        ]
+        parts = [np.arange(start, start + 100) for start in (0, 100, 200)]
+        requests = [lookup_request(spec, part) for spec in SPECS.values() for part in parts]
         before = tier.reads
         assert len(list(store.lookup_in_order(iter(requests), store.version()))) == len(requests)
         assert tier.reads - before == 1

@@ -21,13 +21,13 @@ from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, int64, rows_by_id, update
-from tests.embedding_store.engine.failing_tier import FailingTier
 from tests.embedding_store.engine.tiered_stores import tiered_stores
+from tests.embedding_store.tiers.dict_tier import DictTier
 
 TINY, HUGE = 1, 1 << 30
 KINDS: dict[str, tuple[int, Callable[[Path], tuple[Tier, Log]]]] = {
-    "every row in memory": (HUGE, lambda folder: (FailingTier(), FileLog(folder))),
-    "few rows in memory": (TINY, lambda folder: (FailingTier(), NoLog())),
+    "every row in memory": (HUGE, lambda folder: (DictTier(), FileLog(folder))),
+    "few rows in memory": (TINY, lambda folder: (DictTier(), NoLog())),
     "the rest in files": (TINY, lambda at: (FileTier(at / "rows", fsync=False), FileLog(at / "log", fsync="never"))),
 }
 

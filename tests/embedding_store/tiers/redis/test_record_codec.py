@@ -134,9 +134,7 @@ def reply_to(counts: Sequence[int], records: Sequence[bytes | None], asking: boo
 
 
 @given(requests(), st.booleans(), st.lists(st.integers(0, 10_000)), WIDTHS, st.data())
-def test_replies_cut_anywhere(
-    request_: Request, asking: bool, cuts: list[int], width: int, data: st.DataObject
-) -> None:
+def test_replies_in_pieces(request_: Request, asking: bool, cuts: list[int], width: int, data: st.DataObject) -> None:
     """Of two tables, the second of which keeps the first bytes of each record only."""
     counts, ids, positions = request_
     total, taken = len(ids), data.draw(st.integers(0, width))
@@ -157,7 +155,6 @@ def test_replies_cut_anywhere(
 
 
 def small_replies(counts: Sequence[int], asking: bool = False) -> tuple[RecordReplies, Awaited]:
-    """Replies of records of 4 bytes, and where they go."""
     table = awaited(counts, np.arange(sum(counts)), 4, 4)
     return RecordReplies([table], asking=asking), table
 

@@ -18,6 +18,10 @@ from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
 
 
+def call(tier: RedisTier, *command: str | bytes) -> None:
+    tier._place.topology.call([(b"{elastable}", command)], tier._place.deadline())
+
+
 @pytest.fixture
 def tier(node_or_cluster_url: str) -> Iterator[RedisTier]:
     with RedisTier(f"{node_or_cluster_url}?partitions=16") as tier:
@@ -53,9 +57,7 @@ def test_the_loss_of_one_of_two_writes_of_the_same_entry_is_noticed(redis_url: s
 
 @pytest.mark.parametrize("width", [None, 0, 5])
 @pytest.mark.parametrize("most_bytes", [1 << 30, 1 << 10])
-def test_scans_in_one_piece_and_in_many(
-    tier: RedisTier, width: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scans_in_pieces(tier: RedisTier, width: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastable.embedding_store.tiers.redis.records.record_transfer._PIECE_BYTES", most_bytes)
     tier.write(changed(6), {}, 6)
     blocks = list(tier.scan("t", 150, width))
@@ -87,9 +89,7 @@ def test_what_hscan_shows_twice_is_given_once(tier: RedisTier, monkeypatch: pyte
         return [[reply[0], reply[1] * 2] if words[0] == "HSCAN" else reply for (_, words), reply in replies]
 
     monkeypatch.setattr(topology, "call", twice)
-    found = {
-        int(one): row.tobytes() for block in tier.scan("t") for one, row in zip(block.ids, block.rows, strict=True)
-    }
+    found = {int(one): bytes(row) for block in tier.scan("t") for one, row in zip(block.ids, block.rows, strict=True)}
     assert sum(len(block.ids) for block in tier.scan("t", width=0)) == len(IDS)
     assert found == {int(one): row.tobytes() for one, row in zip(IDS, rows_of(12), strict=True)}
 
@@ -108,9 +108,7 @@ def test_a_reader_meets_a_table_that_was_made_anew(tier: RedisTier, node_or_clus
 
 def test_a_state_is_checked(tier: RedisTier) -> None:
     tier.put_state(b"first")
-    tier._place.topology.call(
-        [(b"{elastable}", ("HSET", "{elastable}:tier:state", "state", b"x"))], tier._place.deadline()
-    )
+    call(tier, "HSET", "{elastable}:tier:state", "state", b"x")
     with pytest.raises(StoreBroken, match="corrupt"):
         tier.state()
 
@@ -149,13 +147,10 @@ def test_rows_of_another_shape_are_refused(tier: RedisTier) -> None:
 
 @pytest.mark.parametrize("schema", [1, 3])
 def test_a_registry_of_another_schema_is_refused(tier: RedisTier, schema: int) -> None:
-    key = "{elastable}:tier:tables"
-    tier._place.topology.call([(key.encode(), ("HSET", key, "u", f'{{"schema": {schema}}}'))], tier._place.deadline())
+    call(tier, "HSET", "{elastable}:tier:tables", "u", f'{{"schema": {schema}}}')
     with pytest.raises(Unsupported, match=f"has key schema {schema}, this release reads 2"):
         tier.tables()
-    tier._place.topology.call(
-        [(key.encode(), ("HSET", key, "u", '{"schema": 2, "partitions": 5}'))], tier._place.deadline()
-    )
+    call(tier, "HSET", "{elastable}:tier:tables", "u", '{"schema": 2, "partitions": 5}')
     with pytest.raises(StoreBroken, match="the registry of tables holds"):
         tier.tables()
 
