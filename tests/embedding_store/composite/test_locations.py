@@ -74,6 +74,14 @@ def test_a_table_of_any_id_never_stays_for_its_size() -> None:
         plan_tables(tables(ANY), both("memory", any="worker"))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_narrow_table_never_stays_for_its_size(dtype: str) -> None:
+    narrow = tables(TableSpec("narrow", 4, 10, dtype, optimizer=ADAM))
+    assert storage_of_tables(plan_tables(narrow, both("file", 1 << 60))) == {"narrow": "file"}
+    with pytest.raises(BadSpec, match=f"'narrow' keeps its rows in {dtype}, which the worker's variables cannot"):
+        plan_tables(narrow, both("memory", narrow="worker"))
+
+
 def test_an_override_is_taken_as_it_is() -> None:
     # As small as it is, and as large as the other: no threshold is looked at.
     places = storage_of_tables(plan_tables(tables(SMALL, LARGE), both("file", 100, small="redis", large="worker")))

@@ -7,16 +7,9 @@ import numpy.typing as npt
 import pytest
 
 from elastable.embedding_store import InitializerSpec, MemoryStore, OptimizerSpec, TableSpec, initial_rows
-from elastable.embedding_store.composite.locations import (
-    LocationSettings,
-    TensorLocation,
-    TensorLocationSettings,
-    plan_tables,
-    storage_of_tables,
-)
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate, UpdateBatch
 from elastable.embedding_store.engine.memory_table import MemoryTable
-from elastable.embedding_store.errors import BadInput, BadSpec, NotFinite
+from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
@@ -146,11 +139,3 @@ def test_a_weight_that_float16_cannot_hold_is_refused(dtype: str) -> None:
         infinite = np.where(weights == 65520, np.inf, weights).astype(np.float32)
         with pytest.raises(NotFinite, match=r"'t'.*id 4 \(position 1\) is inf in column 2"):
             store.put("t", [RowBlock(ids, infinite, block.slots)])
-
-
-def test_a_narrow_table_never_stays_on_the_worker_for_its_size(dtype: str) -> None:
-    tables = {"t": table(dtype, 10)}
-    small = TensorLocationSettings(min_elements_for_off_worker=1_000_000)
-    assert storage_of_tables(plan_tables(tables, LocationSettings(small, small))) == {"t": "memory"}
-    with pytest.raises(BadSpec, match=rf"'t' keeps its rows in {dtype}, which the worker's variables cannot"):
-        plan_tables(tables, LocationSettings(overrides={"t": TensorLocation("worker")}))

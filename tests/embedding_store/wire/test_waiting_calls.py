@@ -132,20 +132,15 @@ def test_methods_that_are_brief_need_no_thread_unless_their_message_is_long(held
 
 
 @pytest.mark.parametrize("brief", [False, True])
-def test_a_defect_before_the_wait_ends_the_call_and_no_other(held: ExitStack, brief: bool) -> None:
+def test_a_defect_or_no_message_before_the_wait_ends_the_call_and_no_other(held: ExitStack, brief: bool) -> None:
     served = Waiting(held, brief=brief)
     error = refused(served.one.future(b"defect", timeout=WAIT_S))
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "RuntimeError: a defect")
-    assert served.one(b"ready", timeout=WAIT_S) == b""
-
-
-@pytest.mark.parametrize("brief", [False, True])
-def test_a_call_that_ends_without_a_message_is_refused_by_name(held: ExitStack, brief: bool) -> None:
-    served = Waiting(held, brief=brief)
     silent = served.channel.stream_unary("/test.Waiting/One", None, None)
     error = refused(silent.future(iter(()), timeout=WAIT_S))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == "/test.Waiting/One: the call ended before its message"
+    assert served.one(b"ready", timeout=WAIT_S) == b""
 
 
 def test_frames_are_read_before_the_wait(held: ExitStack) -> None:

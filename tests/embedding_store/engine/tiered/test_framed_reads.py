@@ -76,9 +76,7 @@ def test_a_table_with_few_ids_reads_as_one_in_memory(tmp_path: Path, threads: in
 
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_mapped_files_are_read_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, mapped: bool
-) -> None:
+def test_mapped_files_ask_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, mapped: bool) -> None:
     """A target whose rows do not lie side by side is read otherwise, as are files that cannot be mapped."""
     asked: list[int] = []
 
