@@ -1,5 +1,7 @@
 """Stores whose tables lie in files, as tests want them: little memory for rows, and no waiting for the disk."""
 
+import os
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,7 +10,12 @@ from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 
-__all__ = ["file_store"]
+__all__ = ["file_store", "quick_folder"]
+
+
+def quick_folder() -> Path:
+    """A new folder, in memory where that poses as a disk, so that nobody waits for one."""
+    return Path(tempfile.mkdtemp(prefix="elastable-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 
 
 def file_store(folder: Path, budget: int = 1 << 20, threads: int = 1) -> MemoryStore:

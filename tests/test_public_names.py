@@ -53,3 +53,13 @@ def test_importing_elastable_does_not_load_tensorflow() -> None:
     program = "import sys, elastable; print({'tensorflow', 'keras', 'numba', 'grpc'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert ran.stdout == "set()\n", ran.stderr
+
+
+def test_importing_the_embedding_store_is_cheap_and_never_loads_tensorflow() -> None:
+    program = (
+        "import sys; from elastable import embedding_store; late = {'numba', 'redis', 'grpc'} & set(sys.modules);"
+        "[getattr(embedding_store, name) for name in embedding_store.__all__];"
+        "print(late, {'tensorflow', 'keras'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout == "set() set()\n", ran.stderr

@@ -301,6 +301,8 @@ class PinContract:
                 blocks = [block.weights for block in pin.scan("t", 100)]
                 assert sum(map(len, blocks)) == 256
                 assert (np.concatenate(blocks) == pin.version()).all()
+                with store.pin() as passing:
+                    assert (passing.lookup({"t": ids})["t"] == passing.version()).all()
 
         def train() -> None:
             for _ in range(10):

@@ -1,6 +1,7 @@
 """Tables, updates and an optimizer for the store contract."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
 
+Store = TypeVar("Store", bound=EmbeddingStore)
 MakeStore = Callable[[], EmbeddingStore]
 EXTREMES = np.array([-(2**63), -1, 0, 2**63 - 1], np.int64)
 JOIN_S = 60.0
@@ -27,6 +29,12 @@ def fixed(name: str = "cities", dim: int = 4, size: int = 100, optimizer: Optimi
 def dynamic(name: str = "people", dim: int = 5, optimizer: OptimizerSpec | None = None) -> TableSpec:
     initializer = InitializerSpec("normal", 0.0, 0.1)
     return TableSpec(name, dim, None, "float32", initializer, 3, optimizer or OptimizerSpec.of("sgd"))
+
+
+def create_tables(store: Store, *specs: TableSpec) -> Store:
+    for spec in specs:
+        store.create_table(spec)
+    return store
 
 
 def update(ids: np.ndarray, dim: int, seed: int = 0) -> TableUpdate:

@@ -1,4 +1,4 @@
-"""What tests hold until their end: servers to be killed and restarted, and anything else."""
+"""What tests hold until their end; servers of several kinds, and servers to be killed and restarted."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from tests.servers import Server, running_server
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
@@ -15,6 +16,23 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 def held() -> Iterator[ExitStack]:
     with ExitStack() as held:
         yield held
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(params=["redis_url", "valkey_url", "redis_cluster_url"])
+def any_server_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture(params=["redis_url", "redis_cluster_url"])
+def node_or_cluster_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    return url
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store import TableSpec, initial_rows
 from tests.contracts.reference_rows import row_step
 
 Row = tuple[np.ndarray, np.ndarray]

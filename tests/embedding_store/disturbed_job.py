@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from tests.contracts.store_samples import rows_by_id
+from tests.contracts.store_samples import create_tables, rows_by_id
 
 SPECS = {
     "adam": TableSpec("adam", 6, None, optimizer=OptimizerSpec.of("adam", learning_rate=0.1)),
@@ -31,9 +29,7 @@ def everything(store: EmbeddingStore) -> dict[str, dict[int, tuple[bytes, bytes]
 
 
 def undisturbed(versions: int) -> MemoryStore:
-    store = MemoryStore(threads=1)
-    for spec in SPECS.values():
-        store.create_table(spec)
+    store = create_tables(MemoryStore(threads=1), *SPECS.values())
     for version in range(1, versions + 1):
         store.commit(commit_of(version))
     return store

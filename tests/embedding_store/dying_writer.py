@@ -1,13 +1,16 @@
 """A process that writes to Redis and dies, or is stopped, after its n-th write: it sends nothing more."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import EmbeddingStore, MemoryStore
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
 from tests.redis_done import until_done
 
@@ -34,12 +37,10 @@ class Writes:
         return writes[left - 1] if left is not None and 0 < left <= len(writes) else None
 
     def sent(self, connection: Connection, request: bytes) -> bool:
-        """Takes note of what was sent; whether that was the last write."""
         self.count += len(self._streams[connection].take(request))
         return self._most is not None and self.count >= self._most
 
     def go_on(self) -> None:
-        """No write is the last one any more."""
         self._most = None
 
 
@@ -85,7 +86,6 @@ def _command(text: bytes, at: int) -> tuple[bytes, int] | None:
 
 
 def die() -> None:
-    """The end of the process, as its parts see it."""
     raise Died
 
 
@@ -117,3 +117,16 @@ def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callab
         patch.setattr(Connection, "send", counted)
         patch.setattr(Connection, "send_pieces", lambda connection, pieces: connection.send(pieces[0]))  # of the log
         yield state
+
+
+@contextmanager
+def started(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of a module below `tests.embedding_store`, which is killed at the end of the block."""
+    command = [sys.executable, "-m", f"tests.embedding_store.{module}", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

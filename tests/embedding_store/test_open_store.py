@@ -5,14 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store import BadInput, Commit, PartitionedStore, TableSpec, TableUpdate, Unsupported
 from elastable.embedding_store.composite.locations import storage_of_url
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.open_store import open_reader, open_store
-from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.support.store_url import outlives_process, shard_urls
+from tests.contracts.store_samples import create_tables
 
 IDS = np.array([3, 9, 3], np.int64)
 
@@ -46,8 +43,7 @@ def test_partitioned_stores(redis_url: str) -> None:
         store.create_table(TableSpec("t", 4))
         assert (store.shards, store.lookup({"t": ids})["t"].shape) == (3, (7, 4))
     shards = ",".join(f"{redis_url}?namespace=shard/{number}&partitions=4" for number in range(2))
-    with open_store(f"token:{shards}") as store:
-        store.create_table(TableSpec("t", 4))
+    with create_tables(open_store(f"token:{shards}"), TableSpec("t", 4)) as store:
         store.commit(Commit(1, {"t": TableUpdate(ids, np.ones((7, 4), np.float32))}, 0, {}))
         before = store.lookup({"t": ids})["t"]
     with open_store(f"token:{shards}") as store:
@@ -114,22 +110,6 @@ def test_shards_are_closed_where_one_of_them_fails(tmp_path: Path) -> None:
 # Readers
 
 
-def test_a_store_in_redis(redis_url: str) -> None:
-    url = f"{redis_url}?namespace=read&partitions=4&flush=3600"
-    with open_store(url) as store:
-        store.create_table(TableSpec("t", 4))
-        store.commit(commit(1))
-    with open_store(url) as store, open_reader(url) as flushed, open_reader(url, follow=True) as follows:
-        assert isinstance(flushed, StoreReader)
-        before = store.lookup({"t": IDS})["t"]
-        store.commit(commit(2))
-        np.testing.assert_array_equal(flushed.lookup({"t": IDS})["t"], before)
-        np.testing.assert_array_equal(follows.lookup({"t": IDS}, 2)["t"], store.lookup({"t": IDS})["t"])
-        assert (flushed.version(), flushed.status().lag, follows.version()) == (1, 1, 2)
-    with open_reader(url) as later:  # what was closed is flushed
-        assert later.version() == 2
-
-
 def test_shards_are_read_but_not_followed(redis_url: str, valkey_url: str) -> None:
     url = f"token:{redis_url},{valkey_url}"
     with open_store(url) as store, open_reader(url) as reader:
@@ -144,8 +124,7 @@ def test_shards_are_read_but_not_followed(redis_url: str, valkey_url: str) -> No
 
 def test_a_store_without_a_log_in_redis_is_read_and_not_followed(redis_url: str) -> None:
     url = f"{redis_url}?log=none"
-    with open_store(url) as store:
-        store.create_table(TableSpec("t", 4))
+    with create_tables(open_store(url), TableSpec("t", 4)) as store:
         store.commit(commit(1))
         rows = store.lookup({"t": IDS})["t"]
     with open_reader(url) as reader:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store import FutureVersion, IdOutOfRange, StaleVersion, StoreBroken, TableNotFound, Unsupported
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
@@ -19,18 +20,11 @@ from elastable.embedding_store.contract.spec import (
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
-from elastable.embedding_store.errors import (
-    FutureVersion,
-    IdOutOfRange,
-    StaleVersion,
-    StoreBroken,
-    TableNotFound,
-    Unsupported,
-)
 from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
+from tests.contracts.store_samples import create_tables
 from tests.threads import on_threads
 
 _OF = OptimizerSpec.of
@@ -54,8 +48,7 @@ class Written:
         self.url, self._place = url, RedisPlace(url)
         self.store = MemoryStore(threads=1)
         self.store.keep_tier(StoreTier(RedisTier(self._place), RedisLog(self._place), 1 << 20), every_s=every_s)
-        for spec in SPECS:
-            self.store.create_table(spec)
+        create_tables(self.store, *SPECS)
 
     def close(self) -> None:
         try:
@@ -188,9 +181,7 @@ def test_followers_read_exactly_the_newest_version(written: Written, flushed: st
 
 def test_followers_are_exact_while_rows_are_flushed_at_any_moment(url: str) -> None:
     expected: dict[int, dict[str, bytes]] = {}
-    with MemoryStore(threads=1) as plain:
-        for spec in SPECS:
-            plain.create_table(spec)
+    with create_tables(MemoryStore(threads=1), *SPECS) as plain:
         for version in range(1, 31):
             commit(plain)
             expected[version] = rows(plain, ALL)

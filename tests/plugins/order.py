@@ -29,21 +29,21 @@ _DEAREST = """
     worker/layers/test_distributed_embedding elastable/jobs/test_workers test_plugins consistency/test_protocol
     pages/test_notebooks replicas/training/test_replica_trainer replicas/host_embeddings/test_embedding
     embedding_store/composite/test_partitioned elastable/jobs/test_restarts elastable/in_process/test_loss_reductions
-    embedding_store/optimizers/test_catch_up elastable/jobs/test_redis_job master/checkpoints/test_saved_by_servers
+    embedding_store/optimizers/test_dense_replay elastable/jobs/test_redis_job master/checkpoints/test_saved_by_servers
     elastable/jobs/test_killed_master master/jobs/test_core elastable/jobs/test_interrupted
     replicas/training/test_optimizer embedding_store/composite/test_partitioned_failures
     embedding_store/wire/test_remote elastable/in_process/test_fit elastable/models/test_exporting
     worker/runtime/test_loop elastable/in_process/test_places elastable/in_process/test_on_batch
     embedding_store/engine/test_tiered_store embedding_store/log/test_cut_appenders
-    embedding_store/engine/test_stores_in_redis worker/step/test_train_step elastable/jobs/test_evaluation_beside
+    embedding_store/engine/tiered/test_tiered_contract worker/step/test_train_step elastable/jobs/test_evaluation_beside
     elastable/callbacks/test_callback_state embedding_store/wire/test_shared_processes
     elastable/in_process/test_optimizer_arguments elastable/in_process/test_own_train_step
-    worker/readers/test_ragged_readers benchmarks/test_sessions embedding_store/optimizers/test_fused_kernels
-    elastable/jobs/resuming/test_partial_loss test_architecture embedding_store/engine/test_replay_epochs
-    elastable/in_process/test_table_dtypes elastable/commands/test_kg embedding_store/native/test_kernel_cache
+    worker/readers/test_ragged_readers benchmarks/test_sessions embedding_store/optimizers/test_vectorised_kernels
+    elastable/jobs/resuming/test_partial_loss test_architecture embedding_store/engine/test_dense_replay
+    elastable/in_process/test_table_dtypes elastable/commands/test_kg embedding_store/native/test_kernels
     master/jobs/test_unlogged_versions examples/test_flights elastable/callbacks/test_best_weights_job
     embedding_store/tiers/redis/test_redis_tier_fencing embedding_store/tiers/test_file_tier examples/test_replicas
-    elastable/commands/test_command benchmarks/test_peers embedding_store/optimizers/test_catch_up_kernels
+    elastable/commands/test_command benchmarks/test_peers
     embedding_store/engine/test_pins_any_history embedding_store/composite/test_partitioned_equality
     examples/test_small_examples embedding_store/test_warm elastable/launch/test_host_embedding_replicas
     embedding_store/engine/test_hostile_commits elastable/output/test_run_directory

@@ -1,32 +1,19 @@
 """Any sequence of lookups, updates, growth, deletion, re-partitioning and moves between backends: dictionaries."""
 
-import os
 import shutil
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from elastable.embedding_store import AdmissionSpec, Commit, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.composite.moving import repartition
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.grouping import coalesce
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
-from tests.file_stores import file_store
+from tests.embedding_store.store_kinds import KINDS
+from tests.file_stores import quick_folder
 from tests.plugins.seeds import examples
 
 SPECS = [
@@ -34,46 +21,12 @@ SPECS = [
     TableSpec("dynamic", 3, initializer=InitializerSpec("normal", 0, 1), optimizer=OptimizerSpec.of("adagrad")),
     TableSpec("narrow", 1, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5), seed=3),
     TableSpec("rowwise", 6, optimizer=OptimizerSpec.of("rowwise_adagrad", learning_rate=0.5), seed=4),
-    TableSpec(
-        "rare",
-        2,
-        optimizer=OptimizerSpec.of("adagrad"),
-        admission=AdmissionSpec(2, 1 << 16),
-        eviction=EvictionSpec(max_age=3, every=2),
-    ),
+    TableSpec("rare", 2, admission=AdmissionSpec(2, 1 << 16), eviction=EvictionSpec(max_age=3, every=2)),
+    TableSpec("both", 1, admission=AdmissionSpec(3, 1 << 16), eviction=EvictionSpec(2, 2, every=2)),
     TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
     TableSpec("timed", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(ttl=1.0, every=2)),
 ]
 EDGES = [-(2**63), -(2**63) + 1, -(2**31) - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1]
-
-MakeStore = Callable[[Path], EmbeddingStore]
-
-
-def memory(_: Path) -> EmbeddingStore:
-    return MemoryStore(threads=1)
-
-
-def in_files(folder: Path) -> EmbeddingStore:
-    return file_store(Path(tempfile.mkdtemp(dir=folder)), 1 << 20, threads=1)
-
-
-def split(strategy: str, *shards: MakeStore) -> MakeStore:
-    return lambda folder: PartitionedStore([make(folder) for make in shards], strategy)
-
-
-BACKENDS: dict[str, MakeStore] = {
-    "memory": memory,
-    "memory, indexed": lambda _: MemoryStore(threads=2, direct_bytes=0),
-    "files": in_files,
-    "token 2": split("token", memory, memory),
-    "token 3": split("token", memory, memory, memory),
-    "token 3, mixed": split("token", memory, in_files, memory),
-    "encoding 2": split("encoding", memory, memory),
-    "encoding 4": split("encoding", memory, memory, memory, memory),
-    "encoding 2, mixed": split("encoding", in_files, memory),
-    "token of encoding": split("token", split("encoding", memory, memory), memory),
-    "encoding of token": split("encoding", split("token", memory, memory, memory), split("token", memory, memory)),
-}
 
 
 def known_ids(spec: TableSpec) -> st.SearchStrategy[int]:
@@ -90,12 +43,10 @@ def batches(most: int) -> st.SearchStrategy[dict[str, list[int]]]:
 class AnyHistory(RuleBasedStateMachine):
     """A store, and the dictionaries that it has to equal."""
 
-    @initialize(backend=st.sampled_from(sorted(BACKENDS)))
+    @initialize(backend=st.sampled_from(sorted(KINDS)))
     def begin(self, backend: str) -> None:
-        # Where memory poses as a disk, its waits are spared: histories are not broken off.
-        fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="any-history-", dir=fast))
-        self.store = BACKENDS[backend](self.folder)
+        self.folder = quick_folder()
+        self.store = KINDS[backend](self.folder)
         self.version, self.now_ms = 0, 1_000_000
         self.tables: dict[str, ModelTable] = {}
         for spec in SPECS:
@@ -129,7 +80,6 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(rows=st.integers(600, 1500), seed=st.integers(0, 1000))
     def grow(self, rows: int, seed: int) -> None:
-        """Many new rows at once, so that indexes and slabs grow."""
         ids = np.unique(np.random.default_rng(seed).integers(-(2**40), 2**40, rows))
         self.version += 1
         gradients = np.ones((len(ids), 1), np.float32)
@@ -155,10 +105,9 @@ class AnyHistory(RuleBasedStateMachine):
         self.store.clear(name)
         self.tables[name].clear()
 
-    @rule(backend=st.sampled_from(sorted(BACKENDS)))
+    @rule(backend=st.sampled_from(sorted(KINDS)))
     def move(self, backend: str) -> None:
-        """Another backend, another number of shards, another strategy."""
-        target = BACKENDS[backend](self.folder)
+        target = KINDS[backend](self.folder)
         copied = repartition(self.store, target)
         assert copied == {name: len(table.rows) for name, table in self.tables.items()}
         self.store.close()
@@ -185,9 +134,7 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def versions_and_counts(self) -> None:
         assert self.store.version() == self.version
-        assert {name: self.store.row_count(name) for name in self.tables} == {
-            name: len(table.rows) for name, table in self.tables.items()
-        }
+        assert all(self.store.row_count(name) == len(table.rows) for name, table in self.tables.items())
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

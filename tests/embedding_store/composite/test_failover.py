@@ -8,20 +8,16 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store import MemoryStore, PartitionedStore, RemoteSource, SharedMemoryStore, SharedSource
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
 from elastable.embedding_store.wire.channels.server_connection import FailoverChannel
 from elastable.embedding_store.wire.messages.frames import BodyPlan
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from tests.embedding_store.serving import serving
 from tests.ports import free_address
 
 SPEC = TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
@@ -41,7 +37,7 @@ def store_at(
 
 
 def served(held: ExitStack, store: MemoryStore, address: str = "127.0.0.1:0") -> GrpcServer:
-    return held.enter_context(GrpcServer(address, [store_service(store)]))
+    return held.enter_context(serving(store, address=address))
 
 
 def rows(store: MemoryStore) -> Float32:
@@ -116,7 +112,6 @@ def test_a_source_of_shared_memory_forgets_the_memory_of_the_store_before(held: 
 
 
 def test_a_letter_for_the_process_before_finds_nothing_at_the_one_that_follows(held: ExitStack) -> None:
-    """Both hand channels over in the same order, and the stamps are the same too."""
     plan = BodyPlan("GradientFrame")
     plan.add("x", (3,), np.dtype(np.int64))
     messages = []

@@ -1,16 +1,20 @@
 """Which tensor of a table lives where, and why."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from elastable.embedding_store import BadInput, BadSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
     plan_tables,
+    read_locations,
     storage_of_tables,
+    storage_of_url,
 )
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import BadSpec
 
 
 def tables(*specs: TableSpec) -> dict[str, TableSpec]:
@@ -60,10 +64,8 @@ def test_fewer_elements_than_the_threshold_stay_on_the_worker() -> None:
 def test_the_default_threshold_is_two_elements() -> None:
     scalar = TableSpec("one", 1, 1, optimizer=OptimizerSpec.of("sgd"))
     pair = TableSpec("two", 1, 2, optimizer=OptimizerSpec.of("sgd"))
-    assert storage_of_tables(plan_tables(tables(scalar, pair), LocationSettings())) == {
-        "one": "worker",
-        "two": "memory",
-    }
+    places = storage_of_tables(plan_tables(tables(scalar, pair), LocationSettings()))
+    assert places == {"one": "worker", "two": "memory"}
 
 
 def test_a_table_of_any_id_never_stays_for_its_size() -> None:
@@ -72,16 +74,19 @@ def test_a_table_of_any_id_never_stays_for_its_size() -> None:
         plan_tables(tables(ANY), both("memory", any="worker"))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_narrow_table_never_stays_for_its_size(dtype: str) -> None:
+    narrow = tables(TableSpec("narrow", 4, 10, dtype, optimizer=ADAM))
+    assert storage_of_tables(plan_tables(narrow, both("file", 1 << 60))) == {"narrow": "file"}
+    with pytest.raises(BadSpec, match=f"'narrow' keeps its rows in {dtype}, which the worker's variables cannot"):
+        plan_tables(narrow, both("memory", narrow="worker"))
+
+
 def test_an_override_is_taken_as_it_is() -> None:
     # As small as it is, and as large as the other: no threshold is looked at.
     places = storage_of_tables(plan_tables(tables(SMALL, LARGE), both("file", 100, small="redis", large="worker")))
     assert places == {"small": "redis", "large": "worker"}
     assert {line.reason for line in plan_tables(tables(SMALL), both("file", small="redis"))[:2]} == {"override by name"}
-
-
-def test_an_override_of_no_table_names_the_nearest() -> None:
-    with pytest.raises(BadSpec, match="override 'smal': there is no such table; did you mean 'small'"):
-        plan_tables(tables(SMALL), both("memory", smal="redis"))
 
 
 def test_a_row_and_its_slots_belong_together() -> None:
@@ -95,12 +100,92 @@ def test_a_row_and_its_slots_belong_together() -> None:
     assert storage_of_tables(plan_tables(tables(SMALL), overridden)) == {"small": "file"}
 
 
-@pytest.mark.parametrize("make", [lambda: TensorLocation("tape"), lambda: settings("memory", -1)])
-def test_what_cannot_be_is_refused(make: object) -> None:
-    with pytest.raises(BadSpec, match=r"'tape'.*worker, memory, file, redis|must not be negative, got -1"):
-        make()  # type: ignore[operator]
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TensorLocation("tape"), "'tape'.*worker, memory, file, redis"),
+        (lambda: settings("memory", -1), "must not be negative, got -1"),
+        (lambda: LocationSettings(accumulator=settings("redis")), "accumulator on 'redis'"),
+        (lambda: plan_tables(tables(SMALL), both("memory", smal="redis")), "'smal': there is .* did you mean 'small'"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(BadSpec, match=message):
+        make()
 
 
-def test_gradients_are_summed_in_memory() -> None:
-    with pytest.raises(BadSpec, match="accumulator on 'redis'"):
-        LocationSettings(accumulator=settings("redis"))
+WHOLE = """
+[stores]
+redis = "redis://localhost:7000"
+
+[weight]
+storage = "redis"
+min_elements_for_off_worker = 4096
+
+[overrides]
+users = "memory"
+"cities/large" = "file"
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "locations.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    locations = read_locations(written(tmp_path, WHOLE), "file:///rows")
+    found = locations.settings
+    assert found.weight == found.optimizer_state
+    assert (found.weight.location.storage, found.weight.min_elements_for_off_worker) == ("redis", 4096)
+    assert {name: place.storage for name, place in found.overrides.items()} == {
+        "users": "memory",
+        "cities/large": "file",
+    }
+    assert locations.stores == {"memory": "memory", "file": "file:///rows", "redis": "redis://localhost:7000"}
+
+
+def test_an_empty_file_leaves_everything_in_the_store(tmp_path: Path) -> None:
+    locations = read_locations(written(tmp_path, ""), "redis://h:1")
+    assert locations.settings.weight.location.storage == "redis"
+    assert locations.settings.optimizer_state == locations.settings.weight
+    assert locations.stores == {"memory": "memory", "redis": "redis://h:1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("[weight", BadInput, r"locations\.toml"),
+        ("wieght = 1", BadInput, "'wieght' is unknown; known are stores, weight"),
+        ("[weight]\nplace = 'x'", BadInput, r"\[weight\] 'place' is unknown"),
+        ("[weight]\nstorage = 'tape'", BadSpec, "'tape'"),
+        ("[weight]\nmin_elements_for_off_worker = 'many'", BadInput, "must be an integer, got 'many'"),
+        ("weight = 3", BadInput, r"weight must be a table"),
+        ("overrides = 3", BadInput, r"overrides must be a table"),
+        (f"[weight]\nmin_elements_for_off_worker = {'9' * 5_000}", BadInput, "location file"),
+        ("[stores]\nworker = 'x'", BadInput, r"\[stores\] worker = 'x'; give URLs of memory, file, redis"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_locations(written(tmp_path, text), "memory")
+    with pytest.raises(BadInput, match=r"none\.toml"):
+        read_locations(tmp_path / "none.toml", "memory")
+
+
+@pytest.mark.parametrize(
+    ("url", "storage"), [("memory", "memory"), ("file:///x", "file"), ("redis://h", "redis"), ("rediss://h", "redis")]
+)
+def test_what_a_url_stands_for(url: str, storage: str) -> None:
+    assert storage_of_url(url) == storage
+
+
+def test_sharding_over_replicas(tmp_path: Path) -> None:
+    content = "[weight]\nreplicated_tensor_sharding = true\nmin_elements_for_replicated_tensor_sharding = 64\n"
+    found = read_locations(written(tmp_path, content), "memory").settings
+    assert found.weight == found.optimizer_state
+    assert found.weight.location.replicated_tensor_sharding
+    assert found.weight.min_elements_for_replicated_tensor_sharding == 64
+    with pytest.raises(BadInput, match=r"\[weight\] replicated_tensor_sharding must be true or false, got 1"):
+        read_locations(written(tmp_path, "[weight]\nreplicated_tensor_sharding = 1\n"), "memory")

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from elastable.embedding_store import MemoryStore, RemoteSource, RemoteStore
 from elastable.embedding_store.composite.partitioned_store import PartitionedSource, PartitionedStore
 from elastable.embedding_store.composite.store_group import StoreCalls
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
-from tests.contracts.store_samples import commit, dynamic, fixed, int64, update
+from tests.contracts.store_samples import commit, create_tables, dynamic, fixed, int64, update
+from tests.embedding_store.serving import serving
 from tests.ports import free_address
 
 IDS = np.arange(12)
@@ -33,8 +31,7 @@ class Shard:
     address: str = field(default_factory=free_address)
 
     def start(self) -> None:
-        services = [store_service(self.store, writable=True)]
-        self.server = GrpcServer(self.address, services, anonymous=Role.ADMINISTRATOR)
+        self.server = serving(self.store, True, self.address)
         self.address = self.server.address
 
     def stop(self) -> None:
@@ -58,9 +55,7 @@ def trained(held: ExitStack, strategy: str = "token") -> tuple[PartitionedStore,
     for shard in shards:
         shard.start()
         held.callback(shard.stop)
-    store = opened(held, shards, DEADLINE_S, strategy)
-    for spec in (fixed(dim=4), dynamic()):
-        store.create_table(spec)
+    store = create_tables(opened(held, shards, DEADLINE_S, strategy), *(fixed(dim=4), dynamic()))
     for seed in range(2):
         commit(store, {"cities": update(IDS, 4, seed), "people": update(IDS, 5, seed)})
     return store, shards

@@ -5,22 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store import MemoryStore, PartitionedStore, RowBlock, initial_rows
 from elastable.embedding_store.composite.partitions import (
-    Part,
-    Partition,
     encoding_columns,
     global_ids,
     partition,
     partition_of_shards,
     split_ids,
 )
-from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.initial_values import initial_rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 DOCUMENT = [(14, 64, 4), (13, 7, 4), (5, 3, 8), (1, 1, 2)]
@@ -82,7 +77,8 @@ def test_what_is_split_is_joined_as_it_was(strategy: str, rows: int, dim: int, s
         assert shard is not None
         assert held.weights.shape == (len(part.ids), shard.dim)
         assert held.slots.shape == (len(part.ids), row_optimizer(spec.optimizer).slot_width(shard.dim))
-        np.testing.assert_array_equal(initial_rows(shard, part.ids), _cut(table, part, initial_rows(spec, ids)))
+        whole = initial_rows(spec, ids)[slice(None) if part.places is None else part.places]
+        np.testing.assert_array_equal(initial_rows(shard, part.ids), whole[:, table.columns[part.shard]])
     if strategy == "encoding":
         joined = table.joined(parts)
         np.testing.assert_array_equal(joined.weights, block.weights)
@@ -91,10 +87,6 @@ def test_what_is_split_is_joined_as_it_was(strategy: str, rows: int, dim: int, s
     for part, held in zip(table.parts(ids), parts, strict=True):
         out[slice(None) if part.places is None else part.places, table.columns[part.shard]] = held.weights
     np.testing.assert_array_equal(out, block.weights)
-
-
-def _cut(table: Partition, part: Part, rows: np.ndarray) -> np.ndarray:
-    return rows[slice(None) if part.places is None else part.places, table.columns[part.shard]]
 
 
 def test_how_a_table_was_split_is_read_from_its_shards() -> None:

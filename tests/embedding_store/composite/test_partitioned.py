@@ -4,21 +4,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, RemoteStore
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteStore
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore
-from tests.file_stores import file_store
+from tests.embedding_store.serving import serving
+from tests.embedding_store.store_kinds import in_files
 
 
 def memories(shards: int) -> list[EmbeddingStore]:
@@ -31,18 +25,11 @@ def redis_shards(url: str) -> Callable[[], EmbeddingStore]:
     return lambda: open_store(f"{url}?namespace=shard/{next(numbers)}&partitions=4")
 
 
-def file_shards(folder: Path) -> Callable[[], EmbeddingStore]:
-    numbers = count()
-    return lambda: file_store(folder / str(next(numbers)), 1 << 20, 1)
-
-
 KINDS: dict[str, Callable[[pytest.FixtureRequest], MakeStore]] = {
     "token over 3": lambda asked: lambda: PartitionedStore(memories(3)),
     "encoding over 4": lambda asked: lambda: PartitionedStore(memories(4), "encoding"),
-    "token over encoding": lambda asked: (
-        lambda: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)])
-    ),
-    "token over files": lambda asked: over(file_shards(asked.getfixturevalue("tmp_path")), 2),
+    "token over encoding": lambda asked: over(lambda: PartitionedStore(memories(2), "encoding"), 2),
+    "token over files": lambda asked: over(partial(in_files, asked.getfixturevalue("tmp_path")), 2),
     "token over redis": lambda asked: over(redis_shards(asked.getfixturevalue("redis_url")), 3),
     "token over cluster": lambda asked: over(redis_shards(asked.getfixturevalue("redis_cluster_url")), 2),
     "encoding over mixed kinds": lambda asked: mixed(redis_shards(asked.getfixturevalue("redis_url"))),
@@ -62,7 +49,6 @@ def over(shard: Callable[[], EmbeddingStore], shards: int) -> MakeStore:
 
 
 def mixed(shard: Callable[[], EmbeddingStore]) -> MakeStore:
-    """Shards that hold rows in different orders."""
     return lambda: PartitionedStore([*memories(1), shard()], "encoding")
 
 
@@ -72,5 +58,5 @@ def remote_over_token(held: ExitStack) -> EmbeddingStore:
 
 def _remote(held: ExitStack, store: EmbeddingStore | None = None) -> EmbeddingStore:
     served = held.enter_context(MemoryStore(threads=1)) if store is None else store
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(served, True)], anonymous=Role.ADMINISTRATOR))
+    server = held.enter_context(serving(served, writable=True))
     return RemoteStore(server.address)

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, PartitionedStore, TableSpec
 from elastable.embedding_store.errors import (
     BadInput,
     BadSpec,
@@ -18,12 +15,12 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.open_store import open_store
-from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import commit, create_tables, dynamic, fixed, int64, rows_by_id, update
 from tests.cutting_proxy import cutting_proxy
-from tests.embedding_store.composite.failing_shard import FailingShard
 from tests.embedding_store.disturbed_job import IDS as JOB_IDS
 from tests.embedding_store.disturbed_job import SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.dying_writer import abandon
+from tests.embedding_store.store_kinds import FailingShard
 from tests.servers import Server
 
 IDS = np.arange(12)
@@ -32,8 +29,7 @@ IDS = np.arange(12)
 def broken(strategy: str = "token") -> tuple[PartitionedStore, list[FailingShard]]:
     """A store at version 1, whose shard 1 has failed at version 2."""
     shards = [FailingShard() for _ in range(3)]
-    store = PartitionedStore(shards, strategy)
-    store.create_table(fixed(dim=5, optimizer=OptimizerSpec.of("adam")))
+    store = create_tables(PartitionedStore(shards, strategy), fixed(dim=5, optimizer=OptimizerSpec.of("adam")))
     commit(store, {"cities": update(IDS, 5)})
     shards[1].failure = Unavailable("the cable")
     with pytest.raises(StoreFailed, match=r"version 2.*shard 1 of 3.*repeat the same commit.*shard 1 of 3: the cable"):
@@ -42,8 +38,7 @@ def broken(strategy: str = "token") -> tuple[PartitionedStore, list[FailingShard
 
 
 def twice_trained() -> dict[int, tuple[bytes, bytes]]:
-    with MemoryStore(threads=1) as store:
-        store.create_table(fixed(dim=5, optimizer=OptimizerSpec.of("adam")))
+    with create_tables(MemoryStore(threads=1), fixed(dim=5, optimizer=OptimizerSpec.of("adam"))) as store:
         for seed in range(2):
             commit(store, {"cities": update(IDS, 5, seed)})
         return rows_by_id(store, "cities")
@@ -93,8 +88,7 @@ def test_restored_rows_end_it() -> None:
 
 def test_where_nothing_stands_nothing_has_to_be_repeated() -> None:
     shards = [FailingShard() for _ in range(3)]
-    with PartitionedStore(shards) as store:
-        store.create_table(fixed(dim=5))
+    with create_tables(PartitionedStore(shards), fixed(dim=5)) as store:
         shards[1].failure = BadInput("not this one")
         with pytest.raises(BadInput, match="shard 1 of 3: not this one"):
             commit(store, {"cities": update(int64(1, 4), 5)})  # shards without rows come last
@@ -105,12 +99,9 @@ def test_where_nothing_stands_nothing_has_to_be_repeated() -> None:
 
 def test_who_else_writes() -> None:
     shards = [MemoryStore(threads=1) for _ in range(2)]
-    with PartitionedStore(shards) as store:
-        store.create_table(fixed(dim=5))
+    with create_tables(PartitionedStore(shards), fixed(dim=5)) as store:
         shards[0].reset_version(5)
-        with pytest.raises(
-            StoreFailed, match="shard 0 of 2 is at version 5 and shard 1 of 2 at 0, by a commit that is"
-        ):
+        with pytest.raises(StoreFailed, match="shard 0 of 2 is at version 5 and shard 1 of 2 at 0, by a commit"):
             commit(store, {"cities": update(IDS, 5)})
 
 
@@ -160,8 +151,7 @@ def test_shards_given_in_another_order_or_number_are_refused() -> None:
 def test_each_table_may_be_split_in_its_own_way() -> None:
     shards = [MemoryStore(threads=1) for _ in range(2)]
     with PartitionedStore(shards, "token", strategies={"people": "encoding"}) as store:
-        for spec in (fixed(dim=5), dynamic()):
-            store.create_table(spec)
+        create_tables(store, *(fixed(dim=5), dynamic()))
         commit(store, {"cities": update(IDS, 5), "people": update(IDS, 5)})
         assert [shard.row_count("cities") for shard in shards] == [6, 6]
         assert [shard.row_count("people") for shard in shards] == [12, 12]
@@ -184,16 +174,12 @@ def test_bad_arguments() -> None:
 @pytest.mark.parametrize("strategy", ["token", "encoding"])
 @pytest.mark.parametrize("same_process", [True, False])
 @pytest.mark.parametrize("logged", [True, False])
-def test_a_redis_that_dies_in_the_middle_of_a_commit(
-    durable: Server, strategy: str, same_process: bool, logged: bool
-) -> None:
+def test_a_redis_that_dies_amid_a_commit(durable: Server, strategy: str, same_process: bool, logged: bool) -> None:
     """Its shard does not know whether the commit is in its log; the shard in memory has made it."""
     memory = MemoryStore(threads=1)
     with cutting_proxy(durable.port) as proxy:
         redis = open_store(f"redis://127.0.0.1:{proxy.port}", deadline_s=2.0)
-        store = PartitionedStore([redis, memory], strategy)
-        for spec in SPECS.values():
-            store.create_table(spec)
+        store = create_tables(PartitionedStore([redis, memory], strategy), *SPECS.values())
         store.commit(commit_of(1))
         if logged:
             proxy.when_cut, proxy.transactions = durable.kill, 1

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec
 from elastable.embedding_store.composite.partitioned_store import PlacedStore
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
-from tests.embedding_store.composite.failing_shard import FailingShard
+from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, rows_by_id, update
+from tests.embedding_store.store_kinds import FailingShard
 from tests.file_stores import file_store
 
 
@@ -51,9 +49,7 @@ def three(tmp_path: Path, redis_url: str) -> Iterator[tuple[PlacedStore, Failing
         "flaky": flaky,
         "redis": open_store(f"{redis_url}?namespace=three"),
     }
-    with PlacedStore(stores, PLACES, default="redis") as store:
-        for spec in SPECS.values():
-            store.create_table(spec)
+    with create_tables(PlacedStore(stores, PLACES, default="redis"), *SPECS.values()) as store:
         store.commit(step(1))
         yield store, flaky
 
@@ -64,9 +60,7 @@ def step(version: int, seed: int = 0) -> Commit:
 
 
 def never_failed(versions: int) -> dict[str, dict[int, tuple[bytes, bytes]]]:
-    with MemoryStore(threads=1) as store:
-        for spec in SPECS.values():
-            store.create_table(spec)
+    with create_tables(MemoryStore(threads=1), *SPECS.values()) as store:
         for version in range(1, versions + 1):
             store.commit(step(version))
         return {name: rows_by_id(store, name) for name in SPECS}
@@ -87,9 +81,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["failed", "answer lost"])
-def test_after_a_commit_that_broke_off_only_that_very_commit_is_accepted(
-    three: tuple[PlacedStore, FailingShard], after: bool
-) -> None:
+def test_after_a_broken_commit_only_that_one_is_accepted(three: tuple[PlacedStore, FailingShard], after: bool) -> None:
     store, flaky = three
     flaky.failure, flaky.after = Unavailable("gone for a moment"), after
     with pytest.raises(Unavailable, match="gone for a moment"):
@@ -129,8 +121,7 @@ def test_it_may_fail_again_and_again(three: tuple[PlacedStore, FailingShard]) ->
 def test_where_only_the_last_answer_was_lost_nothing_is_applied_twice() -> None:
     first, last = FailingShard(), FailingShard()
     store = PlacedStore({"a": first, "b": last}, {"f": "a", "m": "b", "r": "b"}, default="a")
-    for spec in SPECS.values():
-        store.create_table(spec)
+    create_tables(store, *SPECS.values())
     last.failure, last.after = Unavailable("the cable"), True
     with pytest.raises(Unavailable):
         store.commit(step(1))
@@ -146,8 +137,7 @@ def test_where_only_the_last_answer_was_lost_nothing_is_applied_twice() -> None:
 def test_a_commit_of_another_process_is_neither_taken_for_ours_nor_taken_back(redis_url: str) -> None:
     urls = [f"{redis_url}?namespace=taken{number}" for number in range(2)]
     with PlacedStore(dict(zip("ab", map(open_store, urls), strict=True)), {"r": "b"}, "a") as store:
-        for spec in SPECS.values():
-            store.create_table(spec)
+        create_tables(store, *SPECS.values())
         store.commit(step(1))
     with open_store(urls[0]) as alone:
         alone.commit(Commit(2, {"f": step(2, seed=1).updates["f"]}, 1, {}))

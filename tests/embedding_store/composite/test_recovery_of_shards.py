@@ -6,13 +6,12 @@ from itertools import count
 
 import pytest
 
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
 from elastable.embedding_store.composite.store_group import StoreCalls
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ShardLost, StaleVersion, StoreFailed
 from elastable.embedding_store.open_store import open_reader, open_store
+from tests.contracts.store_samples import create_tables
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.dying_writer import Died, abandon, dying_after
 
@@ -38,8 +37,7 @@ def by_table(urls: list[str]) -> EmbeddingStore:
 
 
 def filled(store: EmbeddingStore, versions: int) -> EmbeddingStore:
-    for spec in SPECS.values():
-        store.create_table(spec)
+    create_tables(store, *SPECS.values())
     for version in range(1, versions + 1):
         store.commit(with_record(version))
     return store

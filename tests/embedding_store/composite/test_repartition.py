@@ -5,36 +5,24 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.moving import repartition
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, repartition
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreFailed, TableNotFound
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, rows_by_id, update
-
-MakeStores = dict[str, Callable[[], EmbeddingStore]]
 
 
 def partitioned(shards: int, strategy: str) -> PartitionedStore:
     return PartitionedStore([MemoryStore(threads=1) for _ in range(shards)], strategy)
 
 
-@pytest.fixture
-def stores(redis_url: str) -> MakeStores:
-    def redis(name: str) -> EmbeddingStore:
-        return open_store(f"{redis_url}?namespace=repartition/{name}&partitions=4")
-
-    return {
-        "memory": lambda: MemoryStore(threads=1),
-        "token 3": lambda: partitioned(3, "token"),
-        "token 5": lambda: partitioned(5, "token"),
-        "encoding 2": lambda: partitioned(2, "encoding"),
-        "encoding 4": lambda: partitioned(4, "encoding"),
-        "encoding over memory and redis": lambda: PartitionedStore([MemoryStore(threads=1), redis("half")], "encoding"),
-        "redis": lambda: redis("whole"),
-    }
+STORES: dict[str, Callable[[str], EmbeddingStore]] = {
+    "memory": lambda redis: MemoryStore(threads=1),
+    "token 3": lambda redis: partitioned(3, "token"),
+    "encoding 2": lambda redis: partitioned(2, "encoding"),
+    "encoding over memory and redis": lambda redis: PartitionedStore([MemoryStore(1), open_store(redis)], "encoding"),
+    "redis": lambda redis: open_store(f"{redis}&namespace=whole"),
+}
 
 
 def filled(store: EmbeddingStore) -> EmbeddingStore:
@@ -49,14 +37,11 @@ def filled(store: EmbeddingStore) -> EmbeddingStore:
     return store
 
 
-NAMES = ("memory", "token 3", "token 5", "encoding 2", "encoding 4", "encoding over memory and redis", "redis")
-
-
-@pytest.mark.parametrize("target", NAMES)
-@pytest.mark.parametrize("source", NAMES)
-def test_rows_slots_and_version_are_what_they_were(stores: MakeStores, source: str, target: str) -> None:
-    other = stores["memory"] if source == target else stores[target]
-    with filled(stores[source]()) as before, other() as after:
+@pytest.mark.parametrize("target", STORES)
+@pytest.mark.parametrize("source", STORES)
+def test_rows_slots_and_version_are_what_they_were(redis_url: str, source: str, target: str) -> None:
+    url, other = f"{redis_url}?partitions=4", "memory" if source == target else target
+    with filled(STORES[source](url)) as before, STORES[other](url) as after:
         reported: list[tuple[str, int, int]] = []
         copied = repartition(before, after, progress=lambda *step: reported.append(step))
         assert copied == {name: before.row_count(name) for name in ("cities", "people", "nobody")}

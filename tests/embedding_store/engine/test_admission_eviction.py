@@ -1,178 +1,37 @@
-"""Tables that admit and evict, against a dictionary; and what survives a checkpoint."""
+"""Which ids are admitted and which rows are evicted: sketches, touches and times, and what a table makes of them."""
 
 import threading
-from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableStatistics, TableUpdate
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes
+from elastable.embedding_store.engine.membership import AdmissionSketch
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
-from elastable.embedding_store.tables.initial_values import initial_rows
+from tests.contracts.store_pins import whole
+from tests.contracts.store_samples import commit as commit_updates
+from tests.contracts.store_samples import create_tables, int64, rows_by_id, update
 from tests.threads import on_threads
-
-ADAGRAD = OptimizerSpec.of("adagrad", learning_rate=0.5, initial_accumulator_value=0.0)
 
 
 def table(name: str = "t", admission: AdmissionSpec | None = None, eviction: EvictionSpec | None = None) -> TableSpec:
-    return TableSpec(
-        name,
-        3,
-        initializer=InitializerSpec("normal", 0.0, 1.0),
-        optimizer=ADAGRAD,
-        admission=admission,
-        eviction=eviction,
-    )
+    return TableSpec(name, 3, optimizer=OptimizerSpec.of("adagrad"), admission=admission, eviction=eviction)
 
 
 def commit(store: EmbeddingStore, **ids: list[int]) -> None:
-    version = store.version()
-    updates = {
-        name: TableUpdate(np.array(some, np.int64), np.ones((len(some), 3), np.float32)) for name, some in ids.items()
-    }
-    store.commit(Commit(version + 1, updates, version, {}))
-
-
-def rows(store: EmbeddingStore, name: str = "t") -> dict[int, tuple[bytes, bytes, tuple[int, int] | None]]:
-    found = {}
-    for block in store.scan(name, 7):
-        for i, one in enumerate(block.ids.tolist()):
-            assert one not in found
-            touches = None if block.touches is None else (int(block.touches[i, 0]), int(block.touches[i, 1]))
-            found[one] = (block.weights[i].tobytes(), block.slots[i].tobytes(), touches)
-    return found
-
-
-def copied(store: EmbeddingStore, name: str = "t") -> MemoryStore:
-    copy = MemoryStore(threads=1)
-    copy.create_table(store.specs()[name])
-    copy.put(name, list(store.scan(name, 5)))
-    copy.put_table_state(name, store.table_state(name))
-    copy.reset_version(store.version())
-    return copy
-
-
-@dataclass
-class Kept:
-    """A row of the model: updates since it began, the version of the last, and how many since the last look."""
-
-    updates: int
-    version: int
-    times: int
-
-
-class TenancyMachine(RuleBasedStateMachine):
-    """Commits, deletions and restores on one thread and on four, against a dictionary that counts exactly."""
-
-    @initialize(
-        sightings=st.sampled_from([None, 1, 2, 3]),
-        max_age=st.sampled_from([None, 1, 2, 5]),
-        min_frequency=st.sampled_from([None, 1, 2]),
-        max_rows=st.sampled_from([None, 1, 6]),
-        every=st.integers(1, 3),
-    )
-    def make(
-        self, sightings: int | None, max_age: int | None, min_frequency: int | None, max_rows: int | None, every: int
-    ) -> None:
-        nothing = max_age is None and min_frequency is None and max_rows is None
-        self.eviction = None if nothing else EvictionSpec(max_age, min_frequency, max_rows, every)
-        self.sightings = sightings
-        admission = None if sightings is None else AdmissionSpec(sightings, 1 << 14)
-        self.spec = table("t", admission, self.eviction)
-        self.stores = [MemoryStore(threads=1), MemoryStore(threads=4)]
-        for store in self.stores:
-            store.create_table(self.spec)
-        self.model: dict[int, Kept] = {}
-        self.seen: dict[int, int] = {}
-        self.version = 0
-
-    @rule(ids=st.lists(st.integers(-4, 20), unique=True, max_size=12))
-    def commits(self, ids: list[int]) -> None:
-        self.version += 1
-        for store in self.stores:
-            commit(store, t=ids)
-        for one in ids:
-            if one not in self.model:
-                self.seen[one] = self.seen.get(one, 0) + 1
-                if self.sightings is not None and self.seen[one] < self.sightings:
-                    continue
-                self.model[one] = Kept(0, 0, 0)
-            kept = self.model[one]
-            kept.updates, kept.version, kept.times = kept.updates + 1, self.version, kept.times + 1
-        self._evict()
-
-    def _evict(self) -> None:
-        rule = self.eviction
-        if rule is None or self.version % rule.every:
-            return
-        for one, kept in list(self.model.items()):
-            old = rule.max_age is not None and self.version - kept.version > rule.max_age
-            if old or (rule.min_frequency is not None and kept.times < rule.min_frequency):
-                del self.model[one]
-        order = sorted(self.model, key=lambda one: (-self.model[one].version, one))
-        for one in order[rule.max_rows :] if rule.max_rows is not None else []:
-            del self.model[one]
-        for kept in self.model.values():
-            kept.times = 0
-
-    @rule(ids=st.lists(st.integers(-4, 20), max_size=4))
-    def deletes(self, ids: list[int]) -> None:
-        gone = sum(self.model.pop(one, None) is not None for one in ids)
-        for store in self.stores:
-            assert store.delete("t", np.array(ids, np.int64)) == gone
-
-    @rule()
-    def restores(self) -> None:
-        self.stores[0] = copied(self.stores[1])
-
-    @rule()
-    def clears(self) -> None:
-        self.model.clear()
-        self.seen.clear()
-        for store in self.stores:
-            store.clear("t")
-
-    @invariant()
-    def is_the_dictionary(self) -> None:
-        if not hasattr(self, "stores"):
-            return
-        first, second = (rows(store) for store in self.stores)
-        assert first == second
-        assert set(first) == set(self.model)
-        for one, (_, slots, touches) in first.items():
-            kept = self.model[one]
-            assert np.frombuffer(slots, np.float32).tolist() == [kept.updates] * 3  # the sum of squares
-            if self.eviction is None:
-                assert touches is None
-            else:
-                counted = kept.times if self.eviction.min_frequency is not None else 0
-                assert touches == (kept.version, counted)
-        without = np.array([one for one in range(-4, 21) if one not in self.model], np.int64)
-        for store in self.stores:
-            assert store.row_count("t") == len(self.model)
-            np.testing.assert_array_equal(store.lookup({"t": without})["t"], initial_rows(self.spec, without))
-
-
-TestTenancyMachine = TenancyMachine.TestCase
-TestTenancyMachine.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+    commit_updates(store, {name: update(int64(*some), 3) for name, some in ids.items()})
 
 
 def test_statistics() -> None:
-    with MemoryStore() as store:
-        store.create_table(table("a", admission=AdmissionSpec(2, 1 << 12)))
+    with create_tables(MemoryStore(), table("a", admission=AdmissionSpec(2, 1 << 12))) as store:
         store.create_table(table("e", eviction=EvictionSpec(max_rows=2)))
         commit(store, a=[1, 2, 3], e=[1, 2, 3])
         commit(store, a=[1, 2], e=[9])
@@ -190,13 +49,12 @@ def test_statistics() -> None:
 
 
 def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
-    with MemoryStore() as store:
-        store.create_table(table("t", AdmissionSpec(2), EvictionSpec(max_age=1)))
+    with create_tables(MemoryStore(), table("t", AdmissionSpec(2), EvictionSpec(max_age=1))) as store:
         commit(store, t=[1])
         commit(store, t=[1, 2])
         commit(store)
-        before, counts = rows(store), store.table_state("t")
-        assert counts
+        before = whole(store, ["t"])
+        assert store.table_state("t")
         bad = TableUpdate(np.array([2, 3]), np.ones((1, 3), np.float32))
         good = TableUpdate(np.array([2, 3]), np.ones((2, 3), np.float32))
         with pytest.raises(BadInput, match="'t'"):
@@ -204,37 +62,30 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
         with pytest.raises(StaleVersion):
             store.commit(Commit(3, {"t": good}, 0, {}))
         store.stage(Commit(4, {"t": good}, 0, {}))  # and never carried out
-        assert (rows(store), store.version(), store.table_statistics("t").refused) == (before, 3, 2)
-        assert store.table_state("t") == counts
+        assert (whole(store, ["t"]), store.version(), store.table_statistics("t").refused) == (before, 3, 2)
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from elastable.embedding_store.engine.eviction import RowTouches
-
     def no_room(kept: RowTouches, count: int) -> None:
         raise MemoryError("no room")
 
-    with MemoryStore() as store:
-        store.create_table(table("t", AdmissionSpec(1), EvictionSpec(max_rows=1)))
+    with create_tables(MemoryStore(), table("t", AdmissionSpec(1), EvictionSpec(max_rows=1))) as store:
         commit(store, t=[1])
-        before = rows(store)
+        before = whole(store, ["t"])
         with monkeypatch.context() as broken:
             broken.setattr(RowTouches, "grow", no_room)
             with pytest.raises(MemoryError):
                 commit(store, t=[2, 3])
-        assert (rows(store), store.version()) == (before, 1)
+        assert (whole(store, ["t"]), store.version()) == (before, 1)
         commit(store, t=[2, 3])
-        assert set(rows(store)) == {2}
+        assert set(rows_by_id(store, "t")) == {2}
 
 
 def test_rows_are_evicted_while_others_look_them_up() -> None:
     ids: Int64 = np.arange(20_000)
-    spec = TableSpec(
-        "t", 8, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"), eviction=EvictionSpec(1)
-    )
+    spec = TableSpec("t", 8, None, "float32", InitializerSpec("zeros"), eviction=EvictionSpec(1))
     done = threading.Event()
-    with MemoryStore() as store:
-        store.create_table(spec)
+    with create_tables(MemoryStore(), spec) as store:
 
         def read() -> None:
             while not done.is_set():
@@ -252,3 +103,172 @@ def test_rows_are_evicted_while_others_look_them_up() -> None:
 
         on_threads([train, *[read] * 8], done)
         assert store.row_count("t") == len(ids[29 % 3 :: 3]) + len(ids[28 % 3 :: 3])
+
+
+def sketch(counters: int, sightings: int = 3, seed: int = 0, name: str = "t") -> AdmissionSketch:
+    return AdmissionSketch(TableSpec(name, 1, seed=seed), AdmissionSpec(sightings, counters))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20, unique=True), max_size=20))
+def test_nobody_is_admitted_late(commits: list[list[int]]) -> None:
+    counted, seen = sketch(16), dict[int, int]()
+    for ids in commits:
+        batch = np.array(ids, np.int64)
+        admitted = counted.admits(batch)
+        for one, comes in zip(ids, admitted.tolist(), strict=True):
+            assert comes or seen.get(one, 0) + 1 < 3
+            seen[one] = seen.get(one, 0) + 1
+        counted.count(batch)
+
+
+def test_hardly_anybody_is_admitted_early_where_there_is_room() -> None:
+    counted = sketch(1 << 16)
+    once, twice = np.arange(5000) * 7919, -np.arange(1, 1001)
+    counted.count(once)
+    counted.count(twice)
+    counted.count(twice)
+    assert counted.admits(twice).all()
+    assert np.count_nonzero(counted.admits(once)) <= 5
+    assert not counted.admits(np.arange(10**9, 10**9 + 1000)).any()
+
+
+def test_counters_stop_at_255() -> None:
+    counted, one = sketch(16, sightings=255), np.array([5], np.int64)
+    for number in range(1, 300):
+        assert bool(counted.admits(one)[0]) == (number >= 255)
+        counted.count(one)
+    assert counted.read().max() == 255
+
+
+def test_the_sketch_is_of_its_table_and_seed() -> None:
+    ids = np.arange(300)
+    first, again, other, seeded = sketch(1 << 10), sketch(1 << 10), sketch(1 << 10, name="u"), sketch(1 << 10, seed=1)
+    for each in (first, again, other, seeded):
+        each.count(ids)
+    assert (first.read() == again.read()).all()
+    assert (first.read() != other.read()).any()
+    assert (first.read() != seeded.read()).any()
+
+
+def test_counters_are_rounded_up_and_restored() -> None:
+    counted, copy = sketch(1000), sketch(1000)
+    assert counted.bytes == 1024
+    counted.count(np.arange(100))
+    copy.write(counted.read())
+    assert (copy.read() == counted.read()).all()
+    for bad in (np.zeros(1000, np.uint8), np.zeros(1024, np.int64), [0] * 1024):
+        with pytest.raises(BadInput, match=r"'t'.*uint8 \[1024\]"):
+            copy.require(bad)  # type: ignore[arg-type]
+    assert (copy.read() == counted.read()).all()
+
+
+EXTREME = st.sampled_from([-(2**63), -(2**63) + 1, -1, 0, 2**63 - 1])
+
+
+def evicted(eviction: EvictionSpec, version: int, touches: list[tuple[int, int]], ids: list[int]) -> set[int]:
+    kept = RowTouches(eviction, len(ids))
+    kept.write(np.arange(len(ids)), np.array(touches, np.int64).reshape(-1, 2))
+    gone = list[int]()
+
+    def remove(some: Int64) -> int:
+        gone.extend(some.tolist())
+        return len(some)
+
+    assert kept.evict(version, np.array(ids, np.int64), len(ids), remove) == len(gone) == len(set(gone))
+    return set(gone)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_budget_keeps_those_touched_last_and_of_equal_ones_the_smaller_ids(data: st.DataObject) -> None:
+    ids = data.draw(st.lists(EXTREME | st.integers(-(2**63), 2**63 - 1), unique=True, max_size=30))
+    newest = data.draw(st.sampled_from([3, 2**12, 2**61]))
+    versions = [data.draw(st.integers(0, newest)) for _ in ids]
+    budget = data.draw(st.integers(1, 12))
+    order = sorted(zip(versions, ids, strict=True), key=lambda row: (-row[0], row[1]))
+    touches = [(version, 0) for version in versions]
+    assert evicted(EvictionSpec(max_rows=budget), newest, touches, ids) == {one for _, one in order[budget:]}
+
+
+@pytest.mark.parametrize("rows", [4095, 4096, 4097, 12_289])
+def test_more_rows_than_go_at_a_time(rows: int) -> None:
+    ids = list(range(rows))
+    assert evicted(EvictionSpec(max_age=1), 9, [(1, 0)] * rows, ids) == set(ids)
+    assert evicted(EvictionSpec(max_rows=7), 9, [(1, 0)] * rows, ids) == set(ids[7:])
+
+
+PAUSES = st.lists(st.integers(0, 5) | st.integers(0, 3000), min_size=1, max_size=60)
+
+
+def noted(times: TouchTimes, milliseconds: list[int], first: int = 1) -> None:
+    for version, now in enumerate(milliseconds, first):
+        times.note(version, now / 1000 + 1e-7)
+
+
+@given(pauses=PAUSES, ttl_ms=st.integers(1, 1024))
+def test_a_short_ttl_is_kept_to_the_millisecond(pauses: list[int], ttl_ms: int) -> None:
+    times, clock = TouchTimes("t", ttl_ms / 1000), list(accumulate(pauses))
+    noted(times, clock)
+    gone = [version for version, now in enumerate(clock, 1) if clock[-1] - now > ttl_ms]
+    assert times.oldest == max(gone, default=-1) + 1
+
+
+@given(pauses=PAUSES, ttl=st.integers(2, 4_000_000))
+def test_no_row_goes_too_early_or_much_too_late(pauses: list[int], ttl: int) -> None:
+    times, clock = TouchTimes("t", ttl), [1000 * now for now in accumulate(pauses)]
+    noted(times, clock)
+    ages = [clock[-1] - now for now in clock]
+    assert all(age > 1000 * ttl for age in ages[: max(0, times.oldest - 1)])
+    assert all(age <= 1000 * ttl * (1 + 1 / 1000) + 1 for age in ages[max(0, times.oldest - 1) :])
+
+
+def test_it_takes_some_kilobytes_whatever_the_pace() -> None:
+    times = TouchTimes("t", 100.0)
+    noted(times, list(range(0, 1_000_000, 7)))
+    kept = times.read()
+    assert kept.nbytes < 25_000
+    times.require(kept)
+
+
+@given(pauses=PAUSES, more=PAUSES, ttl_ms=st.integers(1, 5000))
+def test_what_is_kept_goes_on_alike(pauses: list[int], more: list[int], ttl_ms: int) -> None:
+    times, again = TouchTimes("t", ttl_ms / 1000), TouchTimes("t", ttl_ms / 1000)
+    clock = list(accumulate(pauses))
+    noted(times, clock)
+    again.require(times.read())
+    again.write(times.read())
+    for number, now in enumerate(accumulate(more), len(clock) + 1):
+        noted(times, [clock[-1] + now], number)
+        noted(again, [clock[-1] + now], number)
+        assert again.oldest == times.oldest
+        np.testing.assert_array_equal(again.read(), times.read())
+
+
+@given(pauses=PAUSES, back=st.integers(0, 60), ttl_ms=st.integers(1, 5000))
+def test_after_a_reset_rows_are_as_old_as_they_were(pauses: list[int], back: int, ttl_ms: int) -> None:
+    times, clock = TouchTimes("t", ttl_ms / 1000), list(accumulate(pauses))
+    noted(times, clock)
+    version = max(1, len(clock) - back)
+    later = clock[-1] + 500
+    noted(times, [later], version)
+    times.require(times.read())
+    ages = [later - now for now in clock[: version - 1]]
+    assert all(age > ttl_ms for age in ages[: max(0, times.oldest - 1)])
+    assert times.read()[-1, 0] == version
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        np.zeros((2, 2), np.int64),
+        np.zeros((1, 3), np.float64),
+        np.array([[5, 1, 2], [4, 3, 4]]),
+        np.array([[4, 1, 2], [5, 1, 4]]),
+        np.array([[4, -1, 2]]),
+        np.stack([np.arange(5000)] * 3, axis=1),
+    ],
+)
+def test_touch_times_that_cannot_be_are_refused(times: np.ndarray) -> None:
+    with pytest.raises(BadInput, match=r"table 't': touch times must be"):
+        TouchTimes("t", 1.0).require(times)

@@ -14,15 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable
@@ -31,19 +25,18 @@ from elastable.embedding_store.errors import (
     BadIds,
     BadInput,
     ElastableError,
+    FutureVersion,
     IdOutOfRange,
     NotFinite,
+    StaleVersion,
     StoreBroken,
-    StoreFailed,
     TableNotFound,
 )
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.remote_store import RemoteStore
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_pins import whole
-from tests.contracts.store_samples import int64
+from tests.contracts.store_samples import create_tables, int64
 from tests.embedding_store.dictionary_model import ModelTable
+from tests.embedding_store.serving import serving
 from tests.plugins.seeds import examples
 from tests.untyped import Parsed
 
@@ -73,9 +66,7 @@ class Served:
     def __init__(self, held: ExitStack) -> None:
         self.store = held.enter_context(MemoryStore(threads=1))
         self.twin = held.enter_context(MemoryStore(threads=1))
-        server = held.enter_context(
-            GrpcServer("127.0.0.1:0", [store_service(self.store, writable=True)], anonymous=Role.ADMINISTRATOR)
-        )
+        server = held.enter_context(serving(self.store, writable=True))
         self.client = held.enter_context(RemoteStore(server.address, 60))
         self.models: dict[str, ModelTable] = {}
         self.begin()
@@ -86,8 +77,7 @@ class Served:
             for name in store.specs():
                 store.drop_table(name)
             store.reset_version(0)
-            for spec in SPECS.values():
-                store.create_table(spec)
+            create_tables(store, *SPECS.values())
         for name in MODELLED:
             self.models[name] = ModelTable(SPECS[name])
 
@@ -145,22 +135,12 @@ def rates(table: str, rate: float) -> Spoil:
     return lambda commit: replace(commit, learning_rates={table: rate})
 
 
-HOSTILE: dict[str, tuple[Spoil, type[ElastableError] | tuple[type[ElastableError], ...]]] = {
-    "step -1": (lambda commit: replace(commit, step=-1), BadInput),
-    "step 2**62": (lambda commit: replace(commit, step=2**62), BadInput),
-    "lowest step": (lambda commit: replace(commit, step=-(2**63)), BadInput),
-    "version 0": (lambda commit: replace(commit, version=0), BadInput),
-    "negative version": (lambda commit: replace(commit, version=-5), BadInput),
+HOSTILE: dict[str, tuple[Spoil, type[ElastableError]]] = {
     "last version": (lambda commit: replace(commit, version=2**63 - 1), BadInput),
     "rate NaN": (rates("fixed", NAN), BadInput),
-    "rate infinite": (rates("any", -INF), BadInput),
-    "rate beyond float32": (rates("fixed", 1e39), BadInput),
     "rate of a table that follows": (rates("adamax", 1e300), BadInput),
-    "decay turns around": (rates("decays", 101.0), BadInput),
     "decay of exactly all": (rates("decays", 100.00001), BadInput),
-    "repeated ids": (update("any", gradients([4, 5, 4])), BadIds),
     "repeated extreme ids": (update("any", gradients([-(2**63), 7, -(2**63)])), BadIds),
-    "gradient NaN": (update("few", gradients([1], NAN)), NotFinite),
     "gradient infinite": (update("rare", gradients([1], INF)), NotFinite),
     "outside": (update("fixed", gradients([20])), IdOutOfRange),
     "negative id": (update("fixed", gradients([-1])), IdOutOfRange),
@@ -208,8 +188,7 @@ def test_decay_that_no_row_can_have_is_refused_and_commits_go_on(served: Served,
 
 
 def test_the_largest_decay_that_is_taken_ends_no_commit() -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(SPECS["decays"])
+    with create_tables(MemoryStore(threads=1), SPECS["decays"]) as store:
         for logarithm in (1e15, -1e15):
             store.put_table_state("decays", TableState(None, logarithm))
             version = store.version() + 1
@@ -245,8 +224,7 @@ def test_a_version_after_which_none_can_come_is_refused(served: Served, version:
 
 
 def test_what_breaks_in_the_middle_nevertheless_is_said_ever_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryStore(threads=1) as store:
-        store.create_table(SPECS["any"])
+    with create_tables(MemoryStore(threads=1), SPECS["any"]) as store:
         store.commit(good(1, ("any",)))
 
         def broken(self: MemoryTable, version: int, *how: object) -> None:
@@ -270,6 +248,7 @@ some_rates = st.dictionaries(
 commits = st.fixed_dictionaries(
     {
         "ahead": st.sampled_from([1, 1, 1, 1, 0, 2, -7, 2**62]),
+        "staged": st.booleans(),
         "step": steps,
         "rates": st.just({}) | some_rates,
         "updates": st.dictionaries(st.sampled_from(sorted(SPECS)), st.tuples(ids, values), max_size=4),
@@ -291,9 +270,9 @@ def is_good(made: Parsed, version: int) -> bool:
     )
 
 
-def refusal(client: RemoteStore, commit: Commit) -> ElastableError | None:
+def refusal(client: RemoteStore, commit: Commit, staged: bool) -> ElastableError | None:
     try:
-        client.commit(commit)
+        client.stage(commit)() if staged else client.commit(commit)
     except ElastableError as error:
         return error
     return None
@@ -320,11 +299,11 @@ def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: 
                 served.commit(commit)
                 assert served.store.version() == version + 1
             else:
-                refused = refusal(served.client, commit)
+                refused = refusal(served.client, commit, made["staged"])
                 if refused is None:
                     assert is_good(made, version), commit
                     return  # a rate that the dictionaries do not know
-                assert not isinstance(refused, StoreFailed), refused
+                assert isinstance(refused, (BadInput, StaleVersion, FutureVersion)), refused
                 assert served.everything(served.store) == before
         served.require_equal()
         if pin is not None:
@@ -338,20 +317,10 @@ def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: 
 def test_kernels_look_at_nothing_beyond_their_arrays() -> None:
     """A part of the tests, with kernels that are compiled to check every index, and kept for the next run."""
     engine = Path(__file__).parent
-    names = "hostile_commits", "row_touches", "admission_sketch", "framed_reads"
-    modules = [engine / f"test_{name}.py" for name in names]
-    modules.append(engine.parent / "native" / "test_id_index.py")
     compiled = engine.parents[2] / "build" / "checked-kernels"
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(compiled), "PYTEST_ADDOPTS": ""}
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-        + [str(module) for module in modules]
-        + ["-k", "not beyond_their_arrays and not whole_or_not_at_all"],
-        env=environment,
-        cwd=engine.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=1_500,
-        check=False,
-    )
+    names = "test_hostile_commits", "test_admission_eviction", "tiered/test_framed_reads", "../native/test_id_index"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command += [*(str(engine / f"{name}.py") for name in names), "-k", "not beyond_their_arrays and not whole_or_not"]
+    run = subprocess.run(command, env=environment, cwd=engine.parents[2], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-4_000:] + run.stderr[-2_000:]

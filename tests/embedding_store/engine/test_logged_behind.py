@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, MemoryStore, RemoteSource, SharedMemoryStore, SharedSource, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import (
     DeadlineExceeded,
@@ -23,12 +22,8 @@ from elastable.embedding_store.errors import (
     Unavailable,
 )
 from elastable.embedding_store.log.changes import Change, CommitImages
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteSource
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from tests.contracts.store_samples import create_tables
+from tests.embedding_store.serving import serving
 from tests.waiting import until
 
 SPEC = TableSpec("t", 4, 100, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5))
@@ -62,8 +57,7 @@ def step(version: int) -> Commit:
 
 def after(*versions: int) -> np.ndarray:
     """Rows of a store whose commits are logged nowhere."""
-    with MemoryStore() as store:
-        store.create_table(SPEC)
+    with create_tables(MemoryStore(), SPEC) as store:
         for version in versions:
             store.commit(step(version))
         return store.lookup({"t": IDS})["t"]
@@ -97,7 +91,7 @@ def opened(held: ExitStack, gate: Gate, timeout_s: float = WAIT_S) -> SharedMemo
 
 
 def attached(held: ExitStack, store: MemoryStore, ahead: bool) -> SharedSource:
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)], anonymous=Role.ADMINISTRATOR))
+    server = held.enter_context(serving(store))
     remote = RemoteSource(server.address, WAIT_S)
     return held.enter_context(SharedSource(remote, threads=1, required=True, ahead=ahead))
 
@@ -165,9 +159,7 @@ def test_a_version_that_cannot_be_logged_is_ahead_no_more_once_it_is_taken_back(
 
 
 @pytest.mark.parametrize("failure", [Unavailable("it is away"), TakenOver("another process owns the store")], ids=str)
-def test_rows_that_could_not_be_logged_are_withdrawn_from_those_who_saw_them(
-    held: ExitStack, gate: Gate, failure: ElastableError
-) -> None:
+def test_rows_that_could_not_be_logged_are_withdrawn(held: ExitStack, gate: Gate, failure: ElastableError) -> None:
     store = opened(held, gate)
     source = attached(held, store, ahead=True)
     np.testing.assert_array_equal(source.lookup({"t": IDS}, 1)["t"], after(1))
@@ -187,9 +179,7 @@ def test_rows_that_could_not_be_logged_are_withdrawn_from_those_who_saw_them(
         assert not source.wait_for_version(3, 0.01)
 
 
-def test_rows_that_lie_elsewhere_since_the_version_before_are_read_once_it_is_logged(
-    held: ExitStack, gate: Gate
-) -> None:
+def test_rows_that_moved_since_the_version_before_are_read_once_it_is_logged(held: ExitStack, gate: Gate) -> None:
     store = opened(held, gate)
     store.create_table(TableSpec("grows", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5)))
     source = attached(held, store, ahead=True)
@@ -255,11 +245,8 @@ def test_the_same_commit_is_logged_once_after_a_failure(held: ExitStack, gate: G
 def test_closing_waits_for_what_is_being_logged(held: ExitStack, gate: Gate, tmp_path: Path) -> None:
     store = opened(held, gate)
     begun(store, gate, 2)
-    closing = threading.Thread(target=store.close)
-    closing.start()
-    gate.open.set()
-    closing.join(WAIT_S)
-    until(lambda: not closing.is_alive())
+    threading.Timer(0.05, gate.open.set).start()
+    store.close()
     with MemoryStore() as again:
         again.keep_history(StoreHistory(tmp_path / "log"))
         assert again.version() == 2
@@ -276,8 +263,7 @@ def test_a_version_that_nobody_can_read_ahead_is_logged_at_once(tmp_path: Path) 
 
 
 def test_a_store_without_a_log_has_committed_when_it_returns() -> None:
-    with MemoryStore() as store:
-        store.create_table(SPEC)
+    with create_tables(MemoryStore(), SPEC) as store:
         logged = store.begin_commit(step(1))
         assert store.version() == 1
         logged.result(WAIT_S)

@@ -8,13 +8,10 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import BadSpec, Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.engine.store_history import StoreHistory
-from elastable.embedding_store.errors import BadSpec
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore
+from tests.contracts.store_samples import MakeStore, create_tables
 
 
 class Behind(MemoryStore):
@@ -51,8 +48,7 @@ OPTIMIZER = OptimizerSpec.of("adagrad", learning_rate=0.1)
 
 def test_a_table_of_a_thousand_million_rows_costs_nothing_until_touched() -> None:
     spec = TableSpec("huge", 16, 10**9, optimizer=OptimizerSpec.of("adam"))
-    with MemoryStore(threads=1) as store:
-        store.create_table(spec)
+    with create_tables(MemoryStore(threads=1), spec) as store:
         store.create_table(TableSpec("largest", 16, 2**63 - 1))
         ids = np.array([10**9 - 1, 0], np.int64)
         store.commit(Commit(1, {"huge": TableUpdate(ids, np.ones((2, 16), np.float32))}, 0, {}))

@@ -1,39 +1,27 @@
 """Pins of stores in this process: bounded, freed after the dead, all or none, past caches."""
 
-import threading
+import logging
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from elastable.embedding_store import EmbeddingStore, MemoryStore, SharedMemoryStore
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
-from elastable.embedding_store.contract.row_data import TableState, TableUpdate
+from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, joined_pins
-from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.before_images import BeforeImages
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.pins import PinKeeper
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
-from elastable.embedding_store.wire.remote_store import RemoteSource
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_pins import whole
-from tests.contracts.store_samples import commit, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import commit, create_tables, fixed, int64, rows_by_id, update
 from tests.file_stores import file_store
-from tests.threads import on_threads
+from tests.waiting import until
 
 SPEC = TableSpec("t", 8, None, optimizer=OptimizerSpec.of("adam"))
 MIB = 1 << 20
-
-
-def kept(store: EmbeddingStore) -> int:
-    """Bytes of before-images."""
-    return sum({pin.version: pin.bytes for pin in store.pins()}.values())
 
 
 def test_what_is_kept_stays_within_its_bound_and_the_oldest_pin_goes() -> None:
@@ -49,7 +37,7 @@ def test_what_is_kept_stays_within_its_bound_and_the_oldest_pin_goes() -> None:
             change = update(np.random.default_rng(seed).permutation(6_000)[:1_500], 8, seed)
             for each in (store, free):
                 commit(each, {"t": change})
-            assert kept(store) <= MIB
+            assert sum({pin.version: pin.bytes for pin in store.pins()}.values()) <= MIB  # of before-images
         assert rows_by_id(store, "t") == rows_by_id(free, "t")
         standing = [one.version for one in store.pins()]
         assert standing == [pin.version() for pin in pins[-len(standing) :]]
@@ -65,8 +53,7 @@ def test_what_is_kept_stays_within_its_bound_and_the_oldest_pin_goes() -> None:
 
 
 def test_a_commit_that_is_larger_than_the_bound_ends_all_pins_and_no_commit() -> None:
-    with MemoryStore(2, before_image_bytes=1000) as store:
-        store.create_table(SPEC)
+    with create_tables(MemoryStore(2, before_image_bytes=1000), SPEC) as store:
         commit(store, {"t": update(np.arange(3_000), 8)})
         pin = store.pin()
         commit(store, {"t": update(np.arange(3_000), 8)})
@@ -78,8 +65,7 @@ def test_a_commit_that_is_larger_than_the_bound_ends_all_pins_and_no_commit() ->
 
 
 def test_what_an_eviction_counts_anew_is_handed_to_the_older_pin() -> None:
-    with MemoryStore(2) as store:
-        store.create_table(TableSpec("t", 2, eviction=EvictionSpec(min_frequency=1, every=4)))
+    with create_tables(MemoryStore(2), TableSpec("t", 2, eviction=EvictionSpec(min_frequency=1, every=4))) as store:
         commit(store, {"t": update(np.arange(10), 2)})
         first, before = store.pin(), whole(store, ["t"])
         commit(store, {"t": update(int64(0), 2)})
@@ -153,8 +139,7 @@ JOINED: dict[str, Callable[[EmbeddingStore, EmbeddingStore], EmbeddingStore]] = 
 @pytest.mark.parametrize("kind", JOINED)
 def test_several_stores_are_pinned_all_or_none(kind: str) -> None:
     first = MemoryStore(1)
-    with JOINED[kind](first, Refusing(1)) as store:
-        store.create_table(SPEC)
+    with create_tables(JOINED[kind](first, Refusing(1)), SPEC) as store:
         with pytest.raises(Unavailable, match="gone for a moment"):
             store.pin()
         assert first.pins() == store.pins() == ()
@@ -163,8 +148,7 @@ def test_several_stores_are_pinned_all_or_none(kind: str) -> None:
 @pytest.mark.parametrize("kind", JOINED)
 def test_a_pin_that_one_of_several_stores_gave_up_is_gone(kind: str) -> None:
     small = MemoryStore(1, before_image_bytes=100)
-    with JOINED[kind](MemoryStore(1), small) as store:
-        store.create_table(SPEC)
+    with create_tables(JOINED[kind](MemoryStore(1), small), SPEC) as store:
         store.create_table(fixed())
         commit(store, {"t": update(np.arange(1_000), 8)})
         pin = store.pin()
@@ -183,8 +167,7 @@ def test_a_pin_that_one_of_several_stores_gave_up_is_gone(kind: str) -> None:
 
 
 def test_a_pin_ends_with_its_store(tmp_path: Path) -> None:
-    store = file_store(tmp_path / "rows", MIB, 1)
-    store.create_table(SPEC)
+    store = create_tables(file_store(tmp_path / "rows", MIB, 1), SPEC)
     commit(store, {"t": update(np.arange(100), 8)})
     pin, rows = store.pin(), rows_by_id(store, "t")
     commit(store, {"t": update(np.arange(100), 8)})
@@ -202,8 +185,7 @@ def test_a_pin_ends_with_its_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [MemoryStore, SharedMemoryStore])
 def test_releasing_after_the_store_was_closed_is_harmless(make: type[MemoryStore]) -> None:
-    store = make(1)
-    store.create_table(SPEC)
+    store = create_tables(make(1), SPEC)
     pin = store.pin()
     store.close()
     pin.close()
@@ -212,52 +194,6 @@ def test_releasing_after_the_store_was_closed_is_harmless(make: type[MemoryStore
             call()
     with pytest.raises(StaleVersion, match="closed"):
         pin.renew()
-
-
-def test_readers_of_shared_memory_ask_for_pinned_versions() -> None:
-    ids = np.arange(500)
-    with ExitStack() as held:
-        store = held.enter_context(SharedMemoryStore(2))
-        server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)]))
-        source = held.enter_context(SharedSource(RemoteSource(server.address, 60), required=True))
-        store.create_table(SPEC)
-        commit(store, {"t": update(ids, 8)})
-        with store.pin():
-            rows = source.lookup({"t": ids}, 1)["t"]
-            commit(store, {"t": update(ids, 8)})
-            np.testing.assert_array_equal(source.lookup({"t": ids}, 1)["t"], rows)
-            np.testing.assert_array_equal(source.lookup_when({"t": ids}, 1, 1.0)["t"], rows)
-            assert (source.lookup({"t": ids}, 2)["t"] != rows).any()
-            assert source.attached
-        with pytest.raises(StaleVersion, match="no version is pinned"):
-            source.lookup({"t": ids}, 1)
-
-
-def test_pins_come_and_go_beside_commits_and_readers() -> None:
-    ids, done = np.arange(512), threading.Event()
-    with MemoryStore(2, direct_bytes=0) as store:
-        store.create_table(
-            TableSpec("t", 8, None, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
-        )
-
-        def train() -> None:
-            for _ in range(61):
-                commit(store, {"t": TableUpdate(ids, np.full((512, 8), -1, np.float32))}, rate=1.0)
-            done.set()
-
-        def come_and_go(seed: int) -> None:
-            random = np.random.default_rng(seed)
-            while not done.is_set():
-                with store.pin() as pin:
-                    for _ in range(random.integers(1, 4)):
-                        rows = pin.lookup({"t": ids})["t"]
-                        whole = [block.weights for block in pin.scan("t", 100)]
-                        assert (rows == pin.version()).all()
-                        assert all((some == pin.version()).all() for some in whole)
-                        assert sum(map(len, whole)) == (512 if pin.version() else 0)
-
-        on_threads([train, *(partial(come_and_go, seed) for seed in range(3))], done)
-        assert store.pins() == ()
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -271,3 +207,66 @@ def test_what_one_of_several_stores_let_go_of_is_known_by_its_time(order: int) -
         PinStatistics(2, 0.002, 2, 20),
     )
     assert joined_pins([still_both, []]) == ()
+
+
+LEASE_S = 600.0  # which no machine is too slow for: what counts is that it begins anew
+
+
+def filled() -> MemoryStore:
+    store = create_tables(MemoryStore(threads=1), fixed())
+    commit(store, {"cities": update(int64(1, 2), 4)})
+    return store
+
+
+def until_renewed(store: MemoryStore) -> None:
+    (lease,) = store._pins._leases[1]
+    for _ in range(2):
+        ends = lease.ends
+        until(lambda: lease.ends > ends)  # noqa: B023 - it is waited for here
+
+
+def test_a_pin_outlives_its_lease_until_its_keeper_is_closed() -> None:
+    with filled() as store:
+        pin = store.pin(lease_s=LEASE_S)
+        with PinKeeper(pin, 0.01, "a test") as keeper:
+            commit(store, {"cities": update(int64(3, 4), 4)})
+            until_renewed(store)
+            assert keeper.pin.row_count("cities") == 2
+            assert keeper.gone is None
+        assert store.pins() == ()
+        keeper.close()
+
+
+def test_a_pin_that_is_gone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with filled() as store, PinKeeper(store.pin(), 0.01, "a test") as keeper, caplog.at_level(logging.WARNING):
+        commit(store, {"cities": update(int64(1, 2), 4)})
+        keeper.pin.close()
+        until(lambda: keeper.gone is not None)
+        assert "the pin of version 1 is gone: it was released" in str(keeper.gone)
+    assert caplog.messages == []
+
+
+def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filled() as store:
+        pin = store.pin(lease_s=LEASE_S)
+        renew, failures = pin.renew, [Unavailable("redis at 1.2.3.4 broke")]
+
+        def away(lease_s: float | None = None) -> None:
+            if failures:
+                raise failures.pop()
+            renew(lease_s)
+
+        def broken(self: Snapshot) -> None:
+            raise Unavailable("redis at 1.2.3.4 is gone")
+
+        monkeypatch.setattr(pin, "renew", away)
+        with caplog.at_level(logging.WARNING), PinKeeper(pin, 0.01, "a test") as keeper:
+            until_renewed(store)
+            assert keeper.gone is None
+            assert [kept_pin.version for kept_pin in store.pins()] == [1]
+            monkeypatch.setattr(type(pin), "close", broken)
+        monkeypatch.undo()
+        assert caplog.messages == [
+            "the pin for a test was not renewed: redis at 1.2.3.4 broke",
+            "the pin for a test ends with its lease: redis at 1.2.3.4 is gone",
+        ]

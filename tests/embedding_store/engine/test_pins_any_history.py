@@ -1,12 +1,9 @@
 """Any sequence of pins, releases, lease ends, commits, deletions, evictions and scans half way: dictionaries."""
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,17 +11,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from elastable.embedding_store import MemoryStore, StaleVersion, initial_rows
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins import StorePins
-from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.tables.initial_values import initial_rows
-from tests.embedding_store.engine.failing_tier import FailingTier
+from tests.contracts.store_samples import create_tables
 from tests.embedding_store.engine.test_store_history import IDS, MOST
 from tests.embedding_store.engine.test_store_history import SPECS as HISTORY_SPECS
 from tests.embedding_store.engine.tiered_stores import crowded_store
-from tests.file_stores import file_store
+from tests.embedding_store.tiers.dict_tier import DictTier
+from tests.file_stores import file_store, quick_folder
 from tests.plugins.seeds import examples
 
 SPECS = {name: spec for name, spec in HISTORY_SPECS.items() if name not in ("byte", "decayed", "admitted")}
@@ -70,19 +66,17 @@ class HalfScan:
 class PinsInAnyHistory(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(["direct", "indexed", "files", "crowded"]))
     def begin(self, kind: str) -> None:
-        fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="pins-", dir=fast))
+        self.folder = quick_folder()
         self.now = 0.0
         self.held = ExitStack()
         if kind == "files":
             self.store: MemoryStore = file_store(self.folder / "store", 1 << 20, 1)
         elif kind == "crowded":
-            self.store = crowded_store(self.held, FailingTier(), self.folder / "log")
+            self.store = crowded_store(self.held, DictTier(), self.folder / "log")
         else:
             self.store = MemoryStore(2, direct_bytes=0 if kind == "indexed" else 1 << 20)
         self.store._pins = StorePins(self.store._tables, 1 << 30, lambda: self.now)
-        for spec in SPECS.values():
-            self.store.create_table(spec)
+        create_tables(self.store, *SPECS.values())
         self.readers: list[Reader] = []
         self.scans: list[HalfScan] = []
         self.commit([*range(0, MOST, 2)], set())

@@ -9,64 +9,39 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, MemoryStore, PartitionedStore, TableUpdate, initial_rows
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
-from elastable.embedding_store.tables.initial_values import initial_rows
-from tests.contracts.store_samples import rows_by_id
-from tests.file_stores import file_store
+from tests.contracts.store_samples import create_tables, rows_by_id
+from tests.embedding_store.store_kinds import KINDS
 from tests.threads import JOIN_S, on_threads
 
 THREADS = 8
 VERSIONS_EACH = 12
 DIM = 16
 SUMS = TableSpec("sums", DIM, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+RACING = pytest.mark.parametrize("kind", ["memory", "memory, indexed", "files", "token 3, mixed", "token of encoding"])
 FRESH = TableSpec("fresh", DIM, optimizer=OptimizerSpec.of("adagrad"), seed=4)
 
-MakeStore = Callable[[Path], EmbeddingStore]
 
-
-def memories(count: int) -> list[EmbeddingStore]:
-    return [MemoryStore(threads=2) for _ in range(count)]
-
-
-STORES: dict[str, MakeStore] = {
-    "memory": lambda _: MemoryStore(threads=2),
-    "files": lambda folder: file_store(folder / "rows", 1 << 20, threads=2),
-    "token": lambda _: PartitionedStore(memories(3)),
-    "encoding": lambda _: PartitionedStore(memories(3), "encoding"),
-    "token over files": lambda folder: PartitionedStore(
-        [file_store(folder / str(number), 1 << 20, threads=1) for number in range(2)]
-    ),
-    "token over encoding": lambda _: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)]),
-}
-
-
-@pytest.mark.parametrize("kind", STORES)
+@RACING
 def test_no_update_is_lost_and_no_row_is_torn(kind: str, tmp_path: Path) -> None:
-    """Committers race for the next version, as they would after a hand-over; every row counts its updates."""
     ids = np.array([*range(-40, 40), 2**63 - 1, -(2**63)], np.int64)
     counts = np.zeros(len(ids), np.int64)
     counting, done = threading.Lock(), threading.Event()
-    with STORES[kind](tmp_path) as store:
-        store.create_table(SUMS)
+    with create_tables(KINDS[kind](tmp_path), SUMS) as store:
 
         def commit(number: int) -> None:
             random = np.random.default_rng(number)
             for _ in range(VERSIONS_EACH):
                 chosen = random.permutation(len(ids))[: random.integers(1, len(ids))]
-                ones = np.full((len(chosen), DIM), -1, np.float32)
+                update = {"sums": TableUpdate(ids[chosen], np.full((len(chosen), DIM), -1, np.float32))}
                 end = time.monotonic() + JOIN_S
                 while True:
                     assert time.monotonic() < end
                     version = store.version()
                     try:
-                        store.commit(
-                            Commit(version + 1, {"sums": TableUpdate(ids[chosen], ones)}, version, {"sums": 1.0})
-                        )
+                        store.commit(Commit(version + 1, update, version, {"sums": 1.0}))
                     except (StaleVersion, FutureVersion):
                         continue  # another thread was first
                     break
@@ -89,14 +64,12 @@ def test_no_update_is_lost_and_no_row_is_torn(kind: str, tmp_path: Path) -> None
         np.testing.assert_array_equal(store.lookup({"sums": ids})["sums"], expected)
 
 
-@pytest.mark.parametrize("kind", STORES)
+@RACING
 def test_first_touches_beside_lookups(kind: str, tmp_path: Path) -> None:
-    """Rows are touched first while others read them: every one is an initial row or an updated one, of one version."""
     ids = np.random.default_rng(1).integers(-(2**62), 2**62, 6000)
     before, versions, done = initial_rows(FRESH, ids), 20, threading.Event()
     after = before - np.float32(0.001) / np.sqrt(np.float32(0.1) + np.float32(1) + np.float32(1e-7))
-    with STORES[kind](tmp_path) as store:
-        store.create_table(FRESH)
+    with create_tables(KINDS[kind](tmp_path), FRESH) as store:
         share = len(ids) // versions
 
         def touch() -> None:
@@ -126,13 +99,11 @@ def test_first_touches_beside_lookups(kind: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.lookup({"fresh": ids[: versions * share]})["fresh"], after)
 
 
-@pytest.mark.parametrize("kind", STORES)
+@RACING
 def test_named_versions_beside_every_other_call(kind: str, tmp_path: Path) -> None:
-    """Lookups of a version are of that version while rows are committed, deleted, put back, counted and scanned."""
     ids, others = np.arange(300), np.arange(1000, 1100)
     done = threading.Event()
-    with STORES[kind](tmp_path) as store:
-        store.create_table(SUMS)
+    with create_tables(KINDS[kind](tmp_path), SUMS) as store:
         store.create_table(FRESH)
         store.put("fresh", [])
 
@@ -164,11 +135,10 @@ def test_named_versions_beside_every_other_call(kind: str, tmp_path: Path) -> No
         assert (store.lookup({"sums": ids}, 40)["sums"] == 40).all()
 
 
-@pytest.mark.parametrize("kind", STORES)
+@RACING
 def test_a_store_that_is_closed_beside_lookups_says_so(kind: str, tmp_path: Path) -> None:
     ids, done = np.arange(20_000), threading.Event()
-    store = STORES[kind](tmp_path)
-    store.create_table(SUMS)
+    store = create_tables(KINDS[kind](tmp_path), SUMS)
 
     def look() -> None:
         try:
@@ -187,8 +157,6 @@ def test_a_store_that_is_closed_beside_lookups_says_so(kind: str, tmp_path: Path
 
 
 class _Held(MemoryStore):
-    """Does not finish a commit before it is let go."""
-
     def __init__(self) -> None:
         super().__init__(threads=1)
         self.reached, self.go = threading.Event(), threading.Event()
@@ -205,10 +173,8 @@ class _Held(MemoryStore):
 
 
 def test_what_shards_count_is_of_one_version() -> None:
-    """While one shard has a commit and the other has not, nobody reads a version."""
     slow, counted = _Held(), []
-    with PartitionedStore([MemoryStore(threads=1), slow]) as store:
-        store.create_table(SUMS)
+    with create_tables(PartitionedStore([MemoryStore(threads=1), slow]), SUMS) as store:
         update = TableUpdate(np.arange(300), np.ones((300, DIM), np.float32))
         committing = threading.Thread(target=store.commit, args=(Commit(1, {"sums": update}, 0, {}),))
         counting = [

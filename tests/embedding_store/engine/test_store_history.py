@@ -3,11 +3,12 @@
 import errno
 import os
 import shutil
-import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,21 +16,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine import store_history
+from elastable.embedding_store.engine import staged_commit, store_history
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed, Unavailable
 from elastable.embedding_store.log import base_file
 from tests.contracts.store_pins import whole
+from tests.contracts.store_samples import create_tables
+from tests.file_stores import quick_folder
 
 NORMAL = InitializerSpec("normal", 0, 1)
 SPECS = {
@@ -52,6 +49,7 @@ NAMES = sorted(SPECS)
 TRAINED = [name for name in NAMES if name != "byte"]  # int8 rows are put, and read
 MOST = 13
 IDS = st.lists(st.integers(0, MOST), min_size=1, max_size=8, unique=True)
+HISTORIES = settings(max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def everything(store: EmbeddingStore) -> dict[str, object]:
@@ -70,7 +68,6 @@ def opened(folder: Path, log_bytes: int = 1 << 30, fsync: str = "interval") -> M
 
 
 def base_written(store: MemoryStore) -> None:
-    """Returns once no base is being written."""
     assert isinstance(store._history, StoreHistory)
     if store._history._writing is not None:
         store._history._writing.join(60)
@@ -84,9 +81,7 @@ def log_size(folder: Path) -> int:
     return size
 
 
-def step(
-    store: EmbeddingStore, ids: list[int], seed: int, names: list[str], *, ends_replay_epoch: bool = False
-) -> None:
+def step(store: EmbeddingStore, ids: list[int], seed: int, names: list[str], ends_replay_epoch: bool = False) -> None:
     version, random = store.version(), np.random.default_rng(seed)
     updates = {
         name: TableUpdate(np.array(ids), random.normal(size=(len(ids), SPECS[name].dim)).astype(np.float32))
@@ -110,24 +105,23 @@ class TwoStores(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="elastable-stores-"))
+        self.folder = quick_folder()
         self.lives = 0
 
     def begun(self, kept: MemoryStore) -> None:
         self.kept, self.plain = kept, MemoryStore(1, direct_bytes=100)
         for store in (self.kept, self.plain):
-            for spec in SPECS.values():
-                store.create_table(spec)
+            create_tables(store, *SPECS.values())
 
     def copied(self) -> Path:
-        """A copy of the files as they are, for the next life."""
         self.lives += 1
         return Path(shutil.copytree(self.folder / str(self.lives - 1), self.folder / str(self.lives)))
 
-    def opened_again(self, store: MemoryStore, record: bytes | None) -> None:
-        """The kept store's next life has begun."""
-        self.kept = store
-        assert store.record() == record
+    def opened_again(self, opened: Callable[[], MemoryStore], record: bytes | None) -> None:
+        """The kept store's next life begins: it reads no clock, though rows go with time."""
+        with patch.object(staged_commit, "time", None):
+            self.kept = opened()
+        assert self.kept.record() == record
         shutil.rmtree(self.folder / str(self.lives - 1))
 
     def settle(self) -> None:
@@ -210,31 +204,25 @@ class AnyHistory(TwoStores):
         with newest.open("ab") as file:
             file.write(torn)
         self.kept.close()
-        self.opened_again(opened(folder, self.log_bytes), record)
+        self.opened_again(lambda: opened(folder, self.log_bytes), record)
 
     def settle(self) -> None:
         base_written(self.kept)  # so that what happens does not depend on threads
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(
-    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestAnyHistory.settings = HISTORIES
 
 
 def test_the_version_before_can_be_gone_back_to(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
-        for spec in SPECS.values():
-            store.create_table(spec)
+    with create_tables(opened(tmp_path), *SPECS.values()) as store:
         for seed in range(6):
             before, record = everything(store), store.record()
             step(store, [1, 2, 5 + seed], seed, TRAINED)
         pin = store.pin()
         assert store.recover() == 0
         pin.renew()
-        assert store.recover(5) == 3 * len(TRAINED) - 3, (
-            "id 10 of `rare` and of `admitted` is not admitted yet, and of `often` evicted"
-        )
+        assert store.recover(5) == 3 * len(TRAINED) - 3, "two tables have not admitted id 10, and one has evicted it"
         assert everything(store) == before
         assert store.record() == record
         with pytest.raises(StaleVersion, match="the pin of version 6 is gone: the store went back to version 5"):
@@ -249,8 +237,7 @@ def test_the_version_before_can_be_gone_back_to(tmp_path: Path) -> None:
 
 def test_a_base_replaces_the_log_before_it(tmp_path: Path) -> None:
     sizes = []
-    with opened(tmp_path, log_bytes=20_000) as store:
-        store.create_table(SPECS["dynamic"])
+    with create_tables(opened(tmp_path, log_bytes=20_000), SPECS["dynamic"]) as store:
         for seed in range(600):
             step(store, list(range(MOST)), seed, ["dynamic"])
             sizes.append(log_size(tmp_path))
@@ -261,10 +248,7 @@ def test_a_base_replaces_the_log_before_it(tmp_path: Path) -> None:
         assert everything(store) == before
 
 
-def test_a_pin_has_what_was_changed_by_hand_since_a_base_of_its_version_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The base is written from a pin of the same version, of before the change."""
+def test_a_pin_has_what_changed_by_hand_since_its_base_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held, real = threading.Event(), base_file.write_base
 
     def write(*base: Any) -> Any:
@@ -272,8 +256,7 @@ def test_a_pin_has_what_was_changed_by_hand_since_a_base_of_its_version_began(
         return real(*base)
 
     monkeypatch.setattr(store_history, "write_base", write)
-    with opened(tmp_path, log_bytes=1) as store:
-        store.create_table(SPECS["dynamic"])
+    with create_tables(opened(tmp_path, log_bytes=1), SPECS["dynamic"]) as store:
         step(store, [1, 2, 3], 1, ["dynamic"])
         assert [pin.version for pin in store.pins()] == [1]
         threading.Timer(0.1, held.set).start()
@@ -292,8 +275,7 @@ def test_a_pin_has_what_was_changed_by_hand_since_a_base_of_its_version_began(
 
 def test_killed_between_a_new_base_and_trimming(tmp_path: Path) -> None:
     kept, copied = tmp_path / "kept", tmp_path / "copied"
-    with opened(kept) as store:
-        store.create_table(SPECS["dynamic"])
+    with create_tables(opened(kept), SPECS["dynamic"]) as store:
         for seed in range(60):
             step(store, [seed, 1], seed, ["dynamic"])
     shutil.copytree(kept, copied)
@@ -322,8 +304,7 @@ def test_the_log_is_on_the_disk_before_a_base_of_its_entries(tmp_path: Path, mon
         calls.append("base")
         return plain_replace(path, target)
 
-    with opened(tmp_path, log_bytes=1 << 30, fsync="never") as store:
-        store.create_table(SPECS["dynamic"])
+    with create_tables(opened(tmp_path, log_bytes=1 << 30, fsync="never"), SPECS["dynamic"]) as store:
         monkeypatch.setattr(os, "fdatasync", sync)
         monkeypatch.setattr(Path, "replace", replace)
         assert isinstance(store._history, StoreHistory)
@@ -334,20 +315,16 @@ def test_the_log_is_on_the_disk_before_a_base_of_its_entries(tmp_path: Path, mon
 
 
 def test_only_an_empty_store_is_brought_to_the_version_of_a_history(tmp_path: Path) -> None:
-    with MemoryStore(1) as store, opened(tmp_path):
-        store.create_table(SPECS["dynamic"])
-        with StoreHistory(tmp_path / "other") as history, pytest.raises(BadInput, match="only an empty memory store"):
-            store.keep_history(history)
+    store = create_tables(MemoryStore(1), SPECS["dynamic"])
+    with store, StoreHistory(tmp_path) as history, pytest.raises(BadInput, match="only an empty memory store"):
+        store.keep_history(history)
 
 
-def test_a_commit_that_cannot_be_written_is_not_there_when_the_store_is_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_cannot_be_written_is_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(fd: int, pieces: object, offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with opened(tmp_path / "s") as store:
-        store.create_table(SPECS["dynamic"])
+    with create_tables(opened(tmp_path / "s"), SPECS["dynamic"]) as store:
         step(store, [1, 2], 0, ["dynamic"])
         before = everything(store)
         with monkeypatch.context() as patch:
@@ -368,8 +345,7 @@ def test_a_commit_that_cannot_be_written_is_not_there_when_the_store_is_opened_a
 
 
 def test_a_base_that_is_corrupt_or_gone_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path, log_bytes=100) as store:
-        store.create_table(SPECS["dynamic"])
+    with create_tables(opened(tmp_path, log_bytes=100), SPECS["dynamic"]) as store:
         for seed in range(60):
             step(store, [seed], seed, ["dynamic"])
         base_written(store)

@@ -10,23 +10,31 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from elastable.embedding_store import MemoryStore, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.engine.tiered import store_tier, tiered_rows
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
 from elastable.embedding_store.log.contract import Buffer, LogEntry, NoLog
 from elastable.embedding_store.log.file_log import FileLog
-from tests.embedding_store.engine.failing_tier import FailingTier
-from tests.embedding_store.engine.test_store_history import MOST, NAMES, SPECS, TRAINED, TwoStores, everything, step
+from tests.contracts.store_samples import create_tables
+from tests.embedding_store.engine.test_store_history import (
+    HISTORIES,
+    MOST,
+    NAMES,
+    SPECS,
+    TRAINED,
+    TwoStores,
+    everything,
+    step,
+)
 from tests.embedding_store.engine.tiered_stores import flushed, tiered_store
+from tests.embedding_store.tiers.dict_tier import DictTier
 
 TINY, HUGE = 1, 1 << 30
 
@@ -47,7 +55,7 @@ class AnyFlush(TwoStores):
     @initialize(budget=st.sampled_from([TINY, 1_000, HUGE]), keeps_positions=st.booleans())
     def begin(self, budget: int, keeps_positions: bool) -> None:
         self.budget = budget
-        self.tier = FailingTier(keeps_positions)
+        self.tier = DictTier(keeps_positions=keeps_positions)
         self.begun(tiered_store(self.tier, FileLog(self.folder / "0"), budget))
 
     @rule()
@@ -71,14 +79,13 @@ class AnyFlush(TwoStores):
 
     @rule(left=st.integers(0, 20))
     def kill(self, left: int) -> None:
-        """What the tier and the files hold now is all that is left."""
         record, folder = self.kept.record(), self.copied()
         tier = self.tier.copy()
         self.tier.left = 0
         with suppress(Unavailable):
             self.kept.close()
         self.tier = tier
-        self.opened_again(tiered_store(tier, FileLog(folder), self.budget), record)
+        self.opened_again(lambda: tiered_store(tier, FileLog(folder), self.budget), record)
 
     def teardown(self) -> None:
         if hasattr(self, "kept"):
@@ -88,20 +95,17 @@ class AnyFlush(TwoStores):
 
 
 TestAnyFlush = AnyFlush.TestCase
-TestAnyFlush.settings = settings(
-    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestAnyFlush.settings = HISTORIES
 
 
 def trained(store: MemoryStore, steps: int = 4) -> None:
-    for spec in SPECS.values():
-        store.create_table(spec)
+    create_tables(store, *SPECS.values())
     for seed in range(steps):
         step(store, [seed, 5, 9 - seed], seed, TRAINED)
 
 
 def test_without_a_log_a_store_comes_back_as_it_was_flushed_or_not_at_all(tmp_path: Path) -> None:
-    tier = FailingTier(keeps_positions=True)
+    tier = DictTier(keeps_positions=True)
     with tiered_store(tier, NoLog(), TINY) as store:
         trained(store)
         before = everything(store)
@@ -126,11 +130,9 @@ def test_without_a_log_a_store_comes_back_as_it_was_flushed_or_not_at_all(tmp_pa
 
 
 @pytest.mark.parametrize("then", ["look up", "commit"])
-def test_frames_that_one_large_change_took_are_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_frames_of_a_large_change_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     ids, ones = np.arange(5_000), np.ones((5_000, 2), np.float32)
-    with tiered_store(FailingTier(), FileLog(tmp_path), 1_000) as store, MemoryStore(1) as plain:
+    with tiered_store(DictTier(), FileLog(tmp_path), 1_000) as store, MemoryStore(1) as plain:
         for each in (store, plain):
             each.create_table(SPECS["dynamic"])
             each.put("dynamic", [RowBlock(ids, ones, ones)])
@@ -154,7 +156,7 @@ def test_frames_that_one_large_change_took_are_given_back(
 
 def test_without_a_log_a_store_that_is_opened_again_keeps_its_pins(tmp_path: Path) -> None:
     """Nobody else has changed it: its first change reads nothing anew."""
-    tier = FailingTier()
+    tier = DictTier()
     with tiered_store(tier, NoLog(), TINY) as store:
         trained(store)
     with tiered_store(tier, NoLog(), TINY) as store, store.pin() as pin:
@@ -164,7 +166,7 @@ def test_without_a_log_a_store_that_is_opened_again_keeps_its_pins(tmp_path: Pat
 
 
 def test_a_log_that_has_lost_its_end_or_its_beginning_is_refused(tmp_path: Path) -> None:
-    tier = FailingTier()
+    tier = DictTier()
     with tiered_store(tier, FileLog(tmp_path / "log"), HUGE) as store:
         trained(store, 2)
         store.flush()
@@ -182,7 +184,7 @@ def test_a_log_that_has_lost_its_end_or_its_beginning_is_refused(tmp_path: Path)
 
 
 def test_commits_wait_for_a_tier_that_is_slow_and_fail_where_it_is_gone(tmp_path: Path) -> None:
-    tier = FailingTier()
+    tier = DictTier()
     with tiered_store(tier, FileLog(tmp_path, segment_bytes=4096), HUGE, log_bytes=20_000, timeout_s=3) as store:
         store.create_table(SPECS["dynamic"])
         for seed in range(300):
@@ -201,7 +203,7 @@ def test_commits_wait_for_a_tier_that_is_slow_and_fail_where_it_is_gone(tmp_path
 
 
 def test_a_store_that_is_closed_waits_for_a_tier_that_is_away(tmp_path: Path) -> None:
-    class Away(FailingTier):
+    class Away(DictTier):
         tries = 0
 
         def write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]], sequence: int) -> None:
@@ -221,7 +223,7 @@ def test_a_store_that_is_closed_waits_for_a_tier_that_is_away(tmp_path: Path) ->
 
 @pytest.mark.parametrize("budget", [TINY, HUGE])
 def test_a_version_that_was_staged_can_be_taken_back_until_the_next_one_is(tmp_path: Path, budget: int) -> None:
-    tier = FailingTier()
+    tier = DictTier()
     with tiered_store(tier, FileLog(tmp_path), budget) as store:
         trained(store, 3)
         before = everything(store)
@@ -241,9 +243,7 @@ def test_a_version_that_was_staged_can_be_taken_back_until_the_next_one_is(tmp_p
         assert everything(store) == after
 
 
-class _SlowTier(FailingTier):
-    """Stops before a write of rows, or of a state, until it may go on."""
-
+class _SlowTier(DictTier):
     def __init__(self) -> None:
         super().__init__()
         self.slow = ""
@@ -286,9 +286,7 @@ def test_a_version_that_is_being_written_is_not_taken_back_meanwhile(tmp_path: P
         assert everything(store) == before
 
 
-def test_a_pass_that_has_begun_writes_nothing_of_a_commit_that_was_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_writes_nothing_of_a_commit_that_was_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_tier, "_CHUNK_BYTES", 1)  # some rows at a time
     tier, log = _SlowTier(), _LosingLog()
 
@@ -322,7 +320,7 @@ def test_a_pass_that_has_begun_writes_nothing_of_a_commit_that_was_taken_back(
 
 
 def test_a_process_that_takes_over_goes_on_from_what_the_other_one_wrote(tmp_path: Path) -> None:
-    tier = FailingTier()
+    tier = DictTier()
     with tiered_store(tier, FileLog(tmp_path / "a"), HUGE) as store:
         trained(store, 2)
         shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -364,7 +362,7 @@ class _LosingLog(NoLog):
 @pytest.mark.parametrize("again", [True, False])
 def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost: str, again: bool) -> None:
     log = _LosingLog()
-    with tiered_store(FailingTier(), log, TINY) as store, MemoryStore(1, direct_bytes=100) as plain:
+    with tiered_store(DictTier(), log, TINY) as store, MemoryStore(1, direct_bytes=100) as plain:
         for each in (store, plain):
             trained(each, 3)
         before, pin = everything(store), store.pin()
@@ -406,3 +404,31 @@ def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost
                 change()
         log.lost = None
         assert everything(store) == everything(plain)
+
+
+class LosingTier(DictTier):
+    """Makes each table, and the first time it seems to have failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = set[str]()
+
+    def create(self, table: TierTable) -> None:
+        super().create(table)
+        if table.name not in self.lost:
+            self.lost.add(table.name)
+            raise Unavailable("no answer")
+
+
+def test_tables_that_were_made_without_an_answer_are_written() -> None:
+    tier = LosingTier()
+    with tiered_store(tier, NoLog(), HUGE) as store:
+        trained(store)
+        for _ in TRAINED:
+            with pytest.raises(Unavailable):
+                store.flush()
+        store.flush()
+        before = everything(store)
+    assert len(tier.lost) == len(TRAINED)
+    with tiered_store(tier.copy(), NoLog(), HUGE) as again:
+        assert everything(again) == before

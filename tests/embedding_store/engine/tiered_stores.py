@@ -5,10 +5,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from elastable.embedding_store import EmbeddingStore, MemoryStore
 from elastable.embedding_store.contract.row_data import FlushStatus
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.contract import Log
@@ -40,7 +39,6 @@ def tiered_store(
 
 
 def flushed(store: EmbeddingStore) -> FlushStatus:
-    """How far a store's tier is behind."""
     assert isinstance(store, MemoryStore)
     status = store.flush_status()
     assert status is not None

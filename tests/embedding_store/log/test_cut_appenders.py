@@ -3,43 +3,32 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from tests.embedding_store.log.cut_appender import FIRST, SECOND
+from elastable.embedding_store import ElastableError
+from elastable.embedding_store.log.contract import Log
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, without_sent
+from elastable.embedding_store.tiers.redis.streams import stream_records
+from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
+from tests.embedding_store.dying_writer import started
 from tests.embedding_store.log.log_places import KINDS, open_log, read
 from tests.waiting import until_stopped
 
 pytestmark = pytest.mark.process
 
 _PATIENCE_S = 120.0
-_ROOT = Path(__file__).parents[3]
-
-
-@contextmanager
-def appender(address: str, how: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of `tests.embedding_store.log.cut_appender`."""
-    command = [sys.executable, "-m", "tests.embedding_store.log.cut_appender", address, how]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_any_byte(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     address = str(tmp_path / "log") if kind == "files" else request.getfixturevalue(kind)
-    with appender(address, "killed") as process:
+    with started("log.test_cut_appenders", address, "killed") as process:
         output, complaints = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 0, complaints
     ended = [json.loads(line) for line in output.splitlines()]
@@ -48,10 +37,9 @@ def test_killed_at_any_byte(kind: str, request: pytest.FixtureRequest, tmp_path:
     assert ended[-1][2] == 2 or kind != "files", "a file has what was written to it"
 
 
-@pytest.mark.parametrize("kind", ["redis_url", "redis_cluster_url"])
-def test_stopped_in_the_middle_and_superseded(kind: str, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue(kind)
-    with appender(url, "stopped") as old:
+def test_stopped_in_the_middle_and_superseded(node_or_cluster_url: str) -> None:
+    url = node_or_cluster_url
+    with started("log.test_cut_appenders", url, "stopped") as old:
         until_stopped(old)
         with open_log(url) as log:
             assert read(log) == [(1, 1, FIRST)]
@@ -64,10 +52,9 @@ def test_stopped_in_the_middle_and_superseded(kind: str, request: pytest.Fixture
             assert read(log) == [(1, 1, FIRST), (2, 5, b"of the successor"), (3, 6, SECOND)]
 
 
-@pytest.mark.parametrize("kind", ["redis_url", "redis_cluster_url"])
-def test_stopped_between_two_entries_and_superseded(kind: str, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue(kind)
-    with appender(url, "stopped") as old:
+def test_stopped_between_two_entries_and_superseded(node_or_cluster_url: str) -> None:
+    url = node_or_cluster_url
+    with started("log.test_cut_appenders", url, "stopped") as old:
         until_stopped(old)
         old.send_signal(signal.SIGCONT)
         assert old.stdout is not None
@@ -80,3 +67,108 @@ def test_stopped_between_two_entries_and_superseded(kind: str, request: pytest.F
             assert old.returncode == 0, complaints
             assert [json.loads(line)[0] for line in output.splitlines()] == ["TakenOver"]
             assert read(log) == [(1, 1, FIRST), (2, 2, SECOND), (3, 2, SECOND), (4, 5, b"of the successor")]
+
+
+PART = 500  # bytes of a part, so that a small entry has several
+FIRST = b"first"
+SECOND = bytes(range(250)) * 5  # three parts
+
+
+def main(address: str, how: str) -> None:
+    """Prints what came of it, a line of JSON for each time."""
+    with mock.patch.object(stream_records, "PART_BYTES", PART):
+        if how == "stopped":
+            _stopped(address)
+        else:
+            _killed(address)
+
+
+def _killed(address: str) -> None:
+    """Kills an appending process after each number of bytes; prints that number and how many entries are whole."""
+    with open_log(address) as log:
+        log.append(1, 1, [FIRST])
+        with after_bytes(None) as sent:
+            log.append(2, 2, [SECOND])
+        log.truncate(1)
+        total = sent()
+    for room in [*range(0, total, 23), *range(total - 50, total + 1)]:
+        child = os.fork()
+        if not child:
+            with open_log(address) as log, after_bytes(room, signal.SIGKILL):
+                log.truncate(1)
+                log.append(2, 2, [SECOND])
+                os.kill(os.getpid(), signal.SIGKILL)  # acknowledged
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        with open_log(address) as log:
+            _keep_others_out(log)
+            whole = [(1, 1, FIRST), (2, 2, SECOND)]
+            found = read(log)
+            assert found in (whole[:1], whole), f"after {room} bytes: {found}"
+            print(json.dumps([room, total, len(found)]), flush=True)
+
+
+def _keep_others_out(log: Log) -> None:
+    """Nothing that the dead process sent is executed any more."""
+    if isinstance(log, RedisLog):
+        log.truncate(log.last)
+        log.sync()
+        log.refresh()
+
+
+def _stopped(address: str) -> None:
+    """Stops in the middle of an entry, then after one, then never; says each time how that ended."""
+    with open_log(address) as log:
+        log.append(1, 1, [FIRST])
+        for attempt, room in enumerate((1_000, None, None)):
+            try:
+                with after_bytes(room, signal.SIGSTOP):
+                    log.append(log.last + 1, 2, [SECOND])
+                print(json.dumps(["done", log.last]), flush=True)
+            except ElastableError as error:
+                print(json.dumps([type(error).__name__, str(error)]), flush=True)
+            if (attempt, log.last) == (1, 3):
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@contextmanager
+def after_bytes(room: int | None, then: int = 0) -> Iterator[Callable[[], int]]:
+    """This process gets the signal `then` once so many bytes of appended entries have left it; None: never.
+
+    Yields:
+        How many bytes have left it.
+    """
+    gone, send, write = 0, Connection.send_pieces, os.pwritev
+
+    def limited(pieces: Sequence[memoryview]) -> list[memoryview]:
+        nonlocal gone
+        allowed = list[memoryview]()
+        for piece in pieces:
+            left = len(piece) if room is None else max(0, room - gone)
+            allowed.append(memoryview(piece)[:left])
+            gone += len(allowed[-1])
+        return allowed
+
+    def end() -> None:
+        nonlocal room
+        if room is not None and gone >= room:
+            room = None
+            os.kill(os.getpid(), then)
+
+    def sending(connection: Connection, pieces: list[memoryview]) -> int:
+        allowed, length = limited(pieces), 0
+        while length < sum(map(len, allowed)):
+            length += send(connection, without_sent(allowed, length))
+        end()
+        return length
+
+    def writing(fd: int, pieces: Sequence[memoryview], offset: int) -> int:
+        length = write(fd, limited([memoryview(piece) for piece in pieces]), offset)
+        end()
+        return length
+
+    with mock.patch.object(Connection, "send_pieces", sending), mock.patch.object(os, "pwritev", writing):
+        yield lambda: gone
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
+from elastable.embedding_store import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log import file_log as reserved_blocks
 from elastable.embedding_store.log.base_file import write_base
-from elastable.embedding_store.log.file_log import FileLog, FsyncPolicy
-from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, header_of, next_intact
+from elastable.embedding_store.log.file_log import FileLog
+from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, crc32_of, header_of, next_intact
 from elastable.embedding_store.log.inspection import inspect_log
 from elastable.embedding_store.log.segment import segment_name
 from tests.embedding_store.log.log_places import read
+from tests.waiting import until
 
 RANDOM = np.random.default_rng(0)
 PAYLOADS = [RANDOM.bytes(length) for length in (0, 1, 47, 48, 49, 5_000, 70_000)]
 
 
 def fill(log: FileLog) -> list[tuple[int, int, bytes]]:
-    """Appends all `PAYLOADS`, two to a version."""
     appended = []
     for sequence, payload in enumerate(PAYLOADS, log.last + 1):
         log.append(sequence, sequence // 2, [payload[:7], memoryview(payload)[7:]])
@@ -34,23 +35,7 @@ def fill(log: FileLog) -> list[tuple[int, int, bytes]]:
     return appended
 
 
-@pytest.mark.parametrize("fsync", ["always", "interval", "never"])
-@pytest.mark.parametrize("segment_bytes", [1, 6_000, 1 << 20])
-def test_entries_come_back_in_order(tmp_path: Path, fsync: FsyncPolicy, segment_bytes: int) -> None:
-    with FileLog(tmp_path, fsync=fsync, segment_bytes=segment_bytes) as log:
-        assert (log.first, log.last, log.bytes, read(log)) == (1, 0, 0, [])
-        appended = fill(log)
-        assert read(log) == appended
-    with FileLog(tmp_path, segment_bytes=segment_bytes) as log:
-        assert (log.first, log.last) == (1, len(PAYLOADS))
-        assert log.bytes == sum(HEADER_BYTES + len(payload) for _, _, payload in appended)
-        for count in range(len(appended) + 1):
-            assert read(log, after=count) == appended[count:]
-        appended += fill(log)
-        assert read(log) == appended
-
-
-@pytest.mark.parametrize("segment_bytes", [1, 6_000, 1 << 20])
+@pytest.mark.parametrize("segment_bytes", [6_000, 1 << 20])
 def test_a_truncated_log_goes_on_where_it_was_cut(tmp_path: Path, segment_bytes: int) -> None:
     for after in range(len(PAYLOADS) + 1):
         with FileLog(tmp_path / str(after), segment_bytes=segment_bytes) as log:
@@ -58,6 +43,7 @@ def test_a_truncated_log_goes_on_where_it_was_cut(tmp_path: Path, segment_bytes:
             log.truncate(after)
             assert (log.last, read(log)) == (after, appended[:after])
             again = fill(log)
+            assert read(log, after=after // 2) == (appended[:after] + again)[after // 2 :]
         with FileLog(tmp_path / str(after), segment_bytes=segment_bytes) as log:
             assert read(log) == appended[:after] + again
 
@@ -78,9 +64,7 @@ def test_bad_options_are_refused_by_value(tmp_path: Path, options: dict[str, obj
 
 
 @pytest.mark.parametrize("segment_bytes", [6_000, 1 << 20])
-def test_a_torn_entry_at_the_end_is_dropped_wherever_it_was_torn(
-    tmp_path: Path, segment_bytes: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torn_last_entry_is_dropped(tmp_path: Path, segment_bytes: int, caplog: pytest.LogCaptureFixture) -> None:
     with FileLog(tmp_path / "whole", segment_bytes=segment_bytes) as log:
         appended = fill(log)
     newest = sorted((tmp_path / "whole").glob("*.log"))[-1]
@@ -99,22 +83,6 @@ def test_a_torn_entry_at_the_end_is_dropped_wherever_it_was_torn(
 
 def segments_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.log"))
-
-
-@pytest.mark.parametrize("segment_bytes", [6_000, 1 << 20])
-@pytest.mark.parametrize("at", ["header", "payload"])
-def test_a_corrupt_entry_with_intact_ones_behind_it_is_refused(tmp_path: Path, segment_bytes: int, at: str) -> None:
-    with FileLog(tmp_path, segment_bytes=segment_bytes) as log:
-        fill(log)
-    oldest = segments_of(tmp_path)[0]
-    content = bytearray(oldest.read_bytes())
-    place = 10 if at == "header" else HEADER_BYTES * 2  # the second entry has a payload of one byte
-    content[place] ^= 1
-    oldest.write_bytes(content)
-    offset = 0 if at == "header" else HEADER_BYTES
-    with pytest.raises(StoreBroken, match=rf"{oldest.name} is corrupt at byte {offset}:"):  # noqa: SIM117
-        with FileLog(tmp_path, segment_bytes=segment_bytes) as log:
-            read(log)
 
 
 def test_a_missing_segment_is_refused(tmp_path: Path) -> None:
@@ -209,7 +177,7 @@ def test_no_flipped_bit_is_read_as_an_entry(tmp_path_factory: pytest.TempPathFac
         with FileLog(folder) as log:
             assert read(log) == appended[:-1], "only the last entry can be taken for a torn one"
     except StoreBroken as error:
-        assert path.name in str(error)  # noqa: PT017 - either outcome is right, by the place
+        assert f"{path.name} is corrupt at byte" in str(error)  # noqa: PT017 - either outcome is right, by the place
 
 
 class _FullDisk:
@@ -228,7 +196,7 @@ class _FullDisk:
 
 @pytest.mark.parametrize("room", [0, 5, HEADER_BYTES, HEADER_BYTES + 3])
 @pytest.mark.parametrize("segment_bytes", [1, 1 << 20])
-def test_an_append_that_fails_changes_nothing(
+def test_a_failed_append_changes_nothing(
     tmp_path: Path, room: int, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileLog(tmp_path, segment_bytes=segment_bytes) as log:
@@ -346,10 +314,7 @@ def test_a_log_that_is_on_the_disk_does_not_stay_in_the_page_cache(tmp_path: Pat
         for sequence in range(1, 7):
             log.append(sequence, sequence, [bytes(8 << 20)])
         [first] = segments_of(log.folder)
-        late = time.monotonic() + 60
-        while forgets and cached(first):
-            assert time.monotonic() < late, "what is not on the disk is bounded, whatever the interval"
-            threading.Event().wait(0.01)
+        until(lambda: not (forgets and cached(first)))  # what is not on the disk is bounded, whatever the interval
 
 
 def cached(path: Path) -> bool:
@@ -361,3 +326,12 @@ def cached(path: Path) -> bool:
             return False
         except OSError:
             return True  # a file system that cannot say, such as one in memory
+
+
+@given(st.lists(st.binary(max_size=5_000), max_size=5), st.integers(0, 7))
+def test_checksums_are_those_of_zlib_piece_by_piece(pieces: list[bytes], offset: int) -> None:
+    ours = theirs = 0
+    for piece in pieces:
+        view = memoryview(piece)[offset:]
+        ours, theirs = crc32_of(view, ours), zlib.crc32(view, theirs)
+        assert ours == theirs

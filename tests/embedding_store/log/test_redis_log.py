@@ -12,14 +12,8 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store.errors import (
-    BadInput,
-    DeadlineExceeded,
-    StaleVersion,
-    StoreBroken,
-    StoreFailed,
-    TakenOver,
-)
+from elastable.embedding_store import BadInput, DeadlineExceeded, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.errors import TakenOver
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.streams.stream_records import MAX_ENTRY_BYTES, PART_BYTES
@@ -58,9 +52,8 @@ def whole(url: str) -> list[Entry]:
 # --- one process writes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
-def test_a_superseded_process_cannot_change_the_log(server: str, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue(server)
+def test_a_superseded_process_cannot_change_the_log(any_server_url: str) -> None:
+    url = any_server_url
     with closing(RedisPlace(url)) as place, RedisLog(url) as first, RedisLog(place) as second:
         entries = append(first, 5, 7)
         with pytest.raises(StaleVersion, match="has grown to entry 2 since it was opened: open it again"):
@@ -106,9 +99,8 @@ def test_where_connections_cannot_be_ended_the_owner_key_keeps_others_out(redis_
 # --- readers ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
-def test_a_follower_reads_entries_as_they_come(server: str, request: pytest.FixtureRequest) -> None:
-    url, seen = f"{request.getfixturevalue(server)}?deadline=60", list[Entry]()
+def test_a_follower_reads_entries_as_they_come(any_server_url: str) -> None:
+    url, seen = f"{any_server_url}?deadline=60", list[Entry]()
     sizes = [number * 977 % 3_000 for number in range(200)] + [2 * PART_BYTES + 1]
     with RedisLog(url) as writer, RedisLog(url) as reader:
 
@@ -185,9 +177,7 @@ def test_a_connection_that_breaks_between_appends_is_replaced(redis_node: Server
 @pytest.mark.parametrize("size", [5, 2 * PART_BYTES + 1])
 @pytest.mark.parametrize("lost", ["lose_answers", "lose_everything"])
 @pytest.mark.parametrize("following", ["the same", "another", "none"])
-def test_an_append_without_an_answer(
-    redis_node: Server, redis_url: str, size: int, lost: str, following: str
-) -> None:  # fmt: skip
+def test_an_append_without_answer(redis_node: Server, redis_url: str, size: int, lost: str, following: str) -> None:
     """It may be there or not; the same entry is there once then, and another one takes its place."""
     with (
         tcp_proxy(redis_node.port) as proxy,
@@ -348,9 +338,7 @@ def damaged(server: Server, damage: str) -> str:
         ("field", "corrupt at stream entry 3-0: it is no part of a log entry"),
     ],
 )
-def test_a_corrupt_entry_is_named_and_those_before_it_are_read(
-    redis_node: Server, redis_url: str, damage: str, message: str
-) -> None:
+def test_corrupt_entries_are_named(redis_node: Server, redis_url: str, damage: str, message: str) -> None:
     with RedisLog(damaged(redis_node, damage)) as log:
         seen: list[int] = []
         with pytest.raises(StoreBroken, match=message):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store import TableSpec
 from elastable.embedding_store.native.number_formats import (
     HALF_DTYPES,
     gather_half,

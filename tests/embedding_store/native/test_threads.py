@@ -2,14 +2,29 @@
 
 import gc
 import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 
-from elastable.embedding_store.errors import DeadlineExceeded
-from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store import DeadlineExceeded, StoreFailed
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.range_pool import (
+    SERIAL,
+    RangePool,
+    WorkCounter,
+    fail_work,
+    join_work,
+    leave_work,
+    next_pieces,
+)
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
-from tests.embedding_store.native.busy_pool import busy_pool
+from tests.threads import on_threads
 
 WAIT_S = 60.0
 
@@ -91,20 +106,11 @@ def test_a_closed_pool_works_in_the_callers_thread() -> None:
 
 
 def test_readers_share_and_a_writer_is_alone() -> None:
-    lock = ReadersWriterLock(WAIT_S, "the test")
-    both_in = threading.Barrier(2)
+    lock, both_in, inside = ReadersWriterLock(WAIT_S, "the test"), threading.Barrier(2), 0
 
-    def read() -> None:
+    def meet() -> None:
         with lock.reading():
-            both_in.wait(WAIT_S)
-
-    other = threading.Thread(target=read)
-    other.start()
-    read()  # ends only if both are in at once
-    other.join(WAIT_S)
-    assert not other.is_alive()
-
-    inside = 0
+            both_in.wait(WAIT_S)  # ends only if both are in at once
 
     def write() -> None:
         nonlocal inside
@@ -114,15 +120,13 @@ def test_readers_share_and_a_writer_is_alone() -> None:
                 assert inside == 1
                 inside -= 1
 
-    writers = [threading.Thread(target=write) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for _ in range(200):
-        with lock.reading():
-            assert inside == 0
-    for writer in writers:
-        writer.join(WAIT_S)
-        assert not writer.is_alive()
+    def read() -> None:
+        for _ in range(200):
+            with lock.reading():
+                assert inside == 0
+
+    on_threads([meet, meet])
+    on_threads([write, write, write, read])
 
 
 def test_waiting_ends() -> None:
@@ -140,3 +144,123 @@ def test_waiting_ends() -> None:
             pass
     with lock.reading(), lock.reading():  # a writer that gave up keeps nobody out
         pass
+
+
+@contextmanager
+def busy_pool() -> Iterator[RangePool]:
+    """A pool of two threads, one of which does something else for as long as the block lasts."""
+    pool, leave, inside = RangePool(2), threading.Event(), threading.Event()
+
+    def hold(start: int, stop: int) -> None:
+        if start == 1:  # in the pool's only thread
+            inside.set()
+            assert leave.wait(WAIT_S)
+        else:
+            assert inside.wait(WAIT_S)
+
+    busy = threading.Thread(target=pool.run, args=(hold, 2, 1))
+    busy.start()
+    assert inside.wait(WAIT_S)
+    try:
+        yield pool
+    finally:
+        leave.set()
+        busy.join(WAIT_S)
+        pool.close()
+    assert not busy.is_alive()
+
+
+@kernel
+def mark(counter: Int64, marks: Int64) -> int:
+    """Adds one to each piece's mark; how often pieces were taken."""
+    join_work(counter)
+    taken = 0
+    first, last = next_pieces(counter, len(marks))
+    while first < last:
+        taken += 1
+        for piece in range(first, last):
+            marks[piece] += 1
+        first, last = next_pieces(counter, len(marks))
+    leave_work(counter)
+    return taken
+
+
+@kernel
+def fail(counter: Int64) -> None:
+    join_work(counter)
+    fail_work(counter)
+    leave_work(counter)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("count", [0, 1, 7, 1000])
+def test_every_piece_is_taken_once(threads: int, count: int) -> None:
+    pool = RangePool(threads)
+    for _ in range(20):
+        counter, marks = WorkCounter(threads), np.zeros(count, np.int64)
+        pool.together(lambda counter=counter, marks=marks: mark(counter.state, marks), counter)  # type: ignore[misc]
+        np.testing.assert_array_equal(marks, 1)
+        assert not counter.failed
+    pool.close()
+
+
+def test_nobody_is_waited_for_who_never_joined() -> None:
+    counter, marks = WorkCounter(2), np.zeros(100, np.int64)
+    kept = weakref.ref(marks)
+    with busy_pool() as pool:
+        pool.together(partial(lambda marks: mark(counter.state, marks), marks), counter)
+        np.testing.assert_array_equal(marks, 1)
+        del marks
+        gc.collect()
+        assert kept() is None  # though its helper has not come yet
+
+
+def test_whoever_is_inside_is_waited_for() -> None:
+    counter, left = WorkCounter(2), threading.Event()
+    join_work(counter.state)
+
+    def leave() -> None:
+        time.sleep(0.05)
+        left.set()
+        leave_work(counter.state)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    counter.wait()
+    assert left.is_set()
+    thread.join(WAIT_S)
+
+
+def test_a_thread_that_never_leaves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastable.embedding_store.native.range_pool._DEADLINE_S", 0.02)
+    counter = WorkCounter(2)
+    join_work(counter.state)
+    with pytest.raises(StoreFailed, match="did not finish its pieces"):
+        counter.wait()
+
+
+def test_what_failed_in_one_is_known_to_all() -> None:
+    pool, counter = RangePool(3), WorkCounter(3)
+    pool.together(lambda: fail(counter.state), counter)
+    assert counter.failed
+    pool.close()
+
+
+def test_an_error_of_the_caller_passes_through_and_one_of_a_helper_is_the_callers_to_make_up() -> None:
+    pool, counter, marks = RangePool(2), WorkCounter(2), np.zeros(100, np.int64)
+    caller = threading.get_ident()
+
+    def only_the_caller_can() -> None:
+        if threading.get_ident() != caller:
+            raise MemoryError("in a helper")
+        mark(counter.state, marks)
+
+    pool.together(only_the_caller_can, counter)
+    np.testing.assert_array_equal(marks, 1)
+
+    def nobody_can() -> None:
+        raise MemoryError("everywhere")
+
+    with pytest.raises(MemoryError, match="everywhere"):
+        pool.together(nobody_can, WorkCounter(2))
+    pool.close()

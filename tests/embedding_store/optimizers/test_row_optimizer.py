@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.contract.row_data import UpdateBatch
-from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store import MemoryStore, OptimizerSpec, RowOptimizer, SlotSpec, TableSpec
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate, UpdateBatch
+from elastable.embedding_store.errors import BadGradient, BadSpec
 from elastable.embedding_store.optimizers import fused
-from elastable.embedding_store.optimizers.fused import float32_power
+from elastable.embedding_store.optimizers.fused import float32_power, row_squares
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 from tests.contracts.reference_rows import stepped
+from tests.contracts.store_samples import create_tables
 from tests.untyped import Keywords
 
 CASES = [
@@ -177,3 +178,88 @@ def test_unknown_hyperparameter_lists_the_known_ones() -> None:
 def test_hyperparameters_out_of_range(name: str, hyperparameter: str, value: float) -> None:
     with pytest.raises(BadSpec, match=rf"{name!r}: {hyperparameter} must .* {value}"):
         row_optimizer(OptimizerSpec.of(name, **{hyperparameter: value}))  # type: ignore[arg-type]
+
+
+class Counting(RowOptimizer):
+    fused = False
+    default_learning_rate = 0.1
+    slots = (SlotSpec("updates", 0.0, columns=1),)
+
+    def __init__(self) -> None:
+        self.spec = OptimizerSpec("counting", ())
+
+    def apply(self, weights: np.ndarray, slots: np.ndarray, batch: UpdateBatch) -> None:
+        weights[batch.weight_positions] -= np.float32(batch.rate) * batch.gradients
+        slots[batch.positions] += 1
+
+
+def optimizers() -> list[RowOptimizer]:
+    return [*(row_optimizer(make(name, hyper)) for name, hyper in CASES + OURS_ALONE), Counting()]
+
+
+@pytest.mark.parametrize("optimizer", optimizers(), ids=lambda optimizer: str(optimizer.spec))
+def test_rows_that_lie_apart_are_updated_as_those_side_by_side(optimizer: RowOptimizer) -> None:
+    random = np.random.default_rng(1)
+    weights = random.normal(size=(40, 19)).astype(np.float32)
+    slots = np.tile(optimizer.initial_slots(19), (40, 1))
+    apart = weights[::-1].copy(), np.concatenate((slots, slots))[:60].copy()
+    for step in range(3):
+        positions = random.permutation(40)[:25]
+        gradients = random.normal(size=(25, 19)).astype(np.float32)
+        batch = UpdateBatch(positions, positions, gradients, step, 0.05)
+        optimizer.apply(weights, slots, batch)
+        optimizer.apply(*apart, batch.at(positions + 20, 39 - positions))
+    np.testing.assert_array_equal(apart[0][::-1], weights)
+    np.testing.assert_array_equal(apart[1][20:60], slots)
+    np.testing.assert_array_equal(apart[1][:20], np.tile(optimizer.initial_slots(19), (20, 1)))
+
+
+ROWWISE = OptimizerSpec.of("rowwise_adagrad", learning_rate=0.05, epsilon=1e-6)
+
+
+@given(st.integers(1, 70), st.integers(0, 2**32))
+def test_rowwise_adagrad_equals_the_formula_in_double(dim: int, seed: int) -> None:
+    # Source: FBGEMM, EXACT_ROWWISE_ADAGRAD: a += sum(g²) / D; w -= lr / (sqrt(a) + eps) g.
+    random = np.random.default_rng(seed)
+    weights = random.normal(size=(5, dim)).astype(np.float32)
+    slots = np.zeros((5, 1), np.float32)
+    expected, accumulator = weights.astype(np.float64), np.zeros(5)
+    for step in range(4):
+        positions = random.permutation(5)[: 1 + step]
+        gradients = random.normal(size=(len(positions), dim)).astype(np.float32)
+        row_optimizer(ROWWISE).apply(weights, slots, UpdateBatch(positions, positions, gradients, step, 0.05))
+        wide = gradients.astype(np.float64)
+        accumulator[positions] += np.mean(wide * wide, axis=1)
+        expected[positions] -= (0.05 / (np.sqrt(accumulator[positions]) + 1e-6))[:, None] * wide
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(slots[:, 0], accumulator, rtol=1e-6)
+
+
+@given(st.integers(1, 70), st.integers(1, 4), st.floats(0, 0.5))
+def test_columns_apart_with_row_squares_are_the_whole_row_to_the_bit(dim: int, parts: int, decay: float) -> None:
+    random = np.random.default_rng(dim)
+    optimizer = row_optimizer(OptimizerSpec.of("rowwise_adagrad", weight_decay=decay))
+    assert optimizer.cross_column
+    assert not optimizer.whole_rows
+    weights = random.normal(size=(6, dim)).astype(np.float32)
+    slots = np.full((6, 1), 0.25, np.float32)
+    split = [(part.copy(), slots.copy()) for part in np.array_split(weights, min(parts, dim), axis=1)]
+    positions = np.array([4, 0, 5])
+    for step in range(3):
+        gradients = random.normal(size=(3, dim)).astype(np.float32)
+        squares = row_squares(gradients)
+        optimizer.apply(weights, slots, UpdateBatch(positions, positions, gradients, step, 0.1))
+        for (part, part_slots), columns in zip(split, np.array_split(gradients, len(split), axis=1), strict=True):
+            own = np.ascontiguousarray(columns)
+            optimizer.apply(part, part_slots, UpdateBatch(positions, positions, own, step, 0.1, squares))
+            assert part_slots.tobytes() == slots.tobytes()
+    assert np.concatenate([part for part, _ in split], axis=1).tobytes() == weights.tobytes()
+
+
+@pytest.mark.parametrize("squares", [np.ones(3, np.float32), np.ones(2), np.ones((2, 1), np.float32)])
+def test_row_squares_that_do_not_fit_are_refused(squares: np.ndarray) -> None:
+    with create_tables(MemoryStore(threads=1), TableSpec("t", 3, optimizer=ROWWISE)) as store:
+        update = TableUpdate(np.array([1, 2]), np.ones((2, 3), np.float32), squares)
+        with pytest.raises(BadGradient, match=r"'t': row_squares must be float32 \[2\]"):
+            store.commit(Commit(1, {"t": update}, 0, {}))
+        assert (store.version(), store.row_count("t")) == (0, 0)

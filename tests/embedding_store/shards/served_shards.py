@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastable.embedding_store import EmbeddingStore
 from elastable.embedding_store.composite.sharded_store import ShardedStore
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import Shard
 from elastable.embedding_store.wire.access.credentials import Role

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store import TableSpec
 from elastable.embedding_store.composite.sharded_store import ServerWatch
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import Shard, ShardStatus
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
+from tests.contracts.store_samples import create_tables
 from tests.embedding_store.shards.served_shards import served
 from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
+from tests.waiting import until
 
 LIMIT_S = 120.0
 
@@ -52,13 +56,12 @@ def test_the_server_that_a_version_waits_for_is_named() -> None:
         try:
             committing = threading.Thread(target=store.commit_pushed, args=(commit(0),))
             committing.start()
-            give_up = threading.Event()
-            while True:  # the first server has answered, and the second one cannot
-                waited = [status.waited_s for status in store.watch.statuses()]
-                if servers[0].store.version() == 1 and waited[0] == 0 and waited[1] > 0:
-                    break
-                assert committing.is_alive()
-                give_up.wait(0.01)
+
+            def second_is_waited_for() -> bool:  # the first server has answered
+                first, second = (status.waited_s for status in store.watch.statuses())
+                return servers[0].store.version() == 1 and first == 0 and second > 0
+
+            until(second_is_waited_for)
         finally:
             servers[1].shard._committing.release()
         committing.join(LIMIT_S)
@@ -66,11 +69,7 @@ def test_the_server_that_a_version_waits_for_is_named() -> None:
 
 
 def test_a_status_of_a_store_with_a_tier_has_its_lag_and_hit_rate(tmp_path: Path) -> None:
-    from elastable.embedding_store import TableSpec
-    from elastable.embedding_store.open_store import open_store
-
-    with open_store(f"file://{tmp_path}/rows") as store:
-        store.create_table(TableSpec("t", dim=2, vocabulary_size=10))
+    with create_tables(open_store(f"file://{tmp_path}/rows"), TableSpec("t", dim=2, vocabulary_size=10)) as store:
         found = Shard(store, 1 << 20).status()
         assert (found.pushed_bytes, found.rows, found.failure, found.hit_rate) == (0, 0, "", None)
     assert ShardStatus(wanted_rows=10, read_rows=4).hit_rate == pytest.approx(0.6)
@@ -80,9 +79,8 @@ def test_a_message_says_all_of_a_status_and_no_number_is_below_zero() -> None:
     took = Histogram((1, 2, *[0] * len(BOUNDS_S[1:])), 0.25)
     status = ShardStatus(1, 2, 3, 4, 5, 6, 7, 8, "disk full", "file:///rows", {"append": took})
     assert shard_status_from_message(shard_status_to_message(status)) == status
-    hostile = shard_status_from_message(
-        store_pb2.ShardStatus(rows=-5, failure="\x1b[31m" + "x" * 9_000, store="a\nb" * 9_000)
-    )
+    message = store_pb2.ShardStatus(rows=-5, failure="\x1b[31m" + "x" * 9_000, store="a\nb" * 9_000)
+    hostile = shard_status_from_message(message)
     assert hostile.rows == 0
     assert "\x1b" not in hostile.failure
     assert len(hostile.failure) < 1_100

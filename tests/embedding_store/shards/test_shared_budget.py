@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import shards
+from elastable.embedding_store import BadInput, EvictionSpec, MemoryStore, OptimizerSpec, StoreFailed, TableSpec, shards
 from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
-from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.shards.shard_store import offer_of
+from tests.contracts.store_samples import create_tables
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
 FEW = TableSpec("few", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_rows=11, every=2))
@@ -64,9 +62,8 @@ def test_servers_that_do_not_say_what_they_have_are_refused() -> None:
 def push(version: int) -> shards.RowPush:
     random = np.random.default_rng(version)
     ids = random.integers(-40, 40, 9)
-    return shards.RowPush(
-        "job", version, 0, ({"few": shards.Slices(ids, random.standard_normal((9, 2)).astype(np.float32))},)
-    )
+    few = shards.Slices(ids, random.standard_normal((9, 2)).astype(np.float32))
+    return shards.RowPush("job", version, 0, ({"few": few},))
 
 
 def commit(version: int) -> shards.PushedCommit:
@@ -74,8 +71,7 @@ def commit(version: int) -> shards.PushedCommit:
 
 
 def assert_as_alone(store: ShardedStore, versions: int) -> None:
-    with MemoryStore(1) as alone:
-        alone.create_table(FEW)
+    with create_tables(MemoryStore(1), FEW) as alone:
         for version in range(versions):
             updates = shards.sum_pushes(commit(version).sums, {0: push(version).parts})
             alone.commit(Commit(version + 1, updates, version, {"few": 0.1}))

@@ -9,12 +9,10 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import errors
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RemoteStore, RowBlock, TableSpec, errors
 from elastable.embedding_store.composite.partitions import partition
 from elastable.embedding_store.composite.sharded_store import ShardedStore
-from elastable.embedding_store.contract.row_data import Commit, RowBlock
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.shards import (
     PushedCommit,
     RowPush,
@@ -34,7 +32,7 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE, block_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.embedding_store.wire.remote_store import RemoteStore
+from tests.contracts.store_samples import create_tables
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.waiting import until
 
@@ -65,9 +63,7 @@ def commit(version: int, record: bytes | None = None) -> PushedCommit:
 
 def alone(versions: int) -> MemoryStore:
     """What one process makes of the same pushes."""
-    store = MemoryStore(1)
-    for spec in (FIXED, ANY):
-        store.create_table(spec)
+    store = create_tables(MemoryStore(1), *(FIXED, ANY))
     for version in range(versions):
         updates = sum_pushes(sums(version), {number: push(version, number).parts for number in range(2)})
         updates["any"] = clipped_update(updates["any"], TableClip(0.5, 2.0))
@@ -76,8 +72,7 @@ def alone(versions: int) -> MemoryStore:
 
 
 def begin(store: ShardedStore, versions: int = 0) -> None:
-    for spec in (FIXED, ANY):
-        store.create_table(spec)
+    create_tables(store, *(FIXED, ANY))
     store.begin_job(JOB, may_overflow=False)
     for version in range(versions):
         push_all(store, version)
@@ -305,9 +300,7 @@ def test_asynchronous_pushes_count_on_any_version_and_each_replaces_the_one_befo
             store.push_rows(of_sender("c", 1, 3))
         with pytest.raises(errors.BadGradient, match="a sender named by 300 characters"):
             store.push_rows(of_sender("c" * 300, 1))
-        expected = MemoryStore(1)
-        for spec in (FIXED, ANY):
-            expected.create_table(spec)
+        expected = create_tables(MemoryStore(1), *(FIXED, ANY))
         for version, sender in enumerate("ab"):
             updates = sum_pushes(sum_of(sender, 1, version), {1: of_sender(sender, 1).parts})
             updates["any"] = clipped_update(updates["any"], TableClip(0.5, 2.0))
@@ -408,9 +401,7 @@ def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_
         clients = [ShardClient(server.address, 60.0) for server in servers]
         with ShardedStore(clients[::-1]) as swapped:
             name = rf"shard 0 of 2: store server {servers[1].address}: .* 1 of 2 by its tables \(any, fixed\)"
-            with pytest.raises(
-                errors.BadInput, match=rf"{name}, and is named as number 0 of 2: .* in the order of before"
-            ):
+            with pytest.raises(errors.BadInput, match=rf"{name}, and is named as number 0 of 2: .* order of before"):
                 swapped.begin_job(JOB, may_overflow=False)
         with (
             ShardedStore([ShardClient(servers[0].address, 60.0)]) as fewer,
@@ -437,9 +428,7 @@ def test_two_servers_that_come_back_at_each_others_addresses_take_nothing(tmp_pa
             server.start()
         with pytest.raises(errors.NotReady, match="no job has claimed"):
             push_all(store, 1)
-        with pytest.raises(
-            errors.BadInput, match=f"shard 0 of 2: store server {one.address}: it is store server 1 of 2"
-        ):
+        with pytest.raises(errors.BadInput, match=f"shard 0 of 2: store server {one.address}: it is .* 1 of 2"):
             store.commit_pushed(commit(1))
         assert [server.store.version() for server in servers] == [1, 1]
 
@@ -475,3 +464,57 @@ def test_a_sum_that_names_a_part_that_is_not_there_is_refused() -> None:
         push_all(store, 0)
         with pytest.raises(errors.BadInput, match="part 2 of micro-batch 0, whose push has 2"):
             store.measure(RowSums(0, (SumTerm(0, 2, 1.0),)))
+
+
+def test_commits_and_looks_go_where_a_server_is_by_now(tmp_path: Path) -> None:
+    with served(2, tmp_path) as (servers, store):
+        before = servers[1].address
+        store.follow(lambda number: servers[number].address)
+        begin(store)
+        push_all(store, 0)
+        store.commit_pushed(commit(0))
+        servers[1].move()
+        store.watch.look()  # does not reach it, and hears where it is
+        store.watch.look()
+        statuses = store.watch.statuses()
+        assert [(each.address, each.failure) for each in statuses] == [(server.address, "") for server in servers]
+        assert store.address == ",".join(server.address for server in servers) != before
+        assert store.commit_pushed(commit(1)).missing  # its owner claims it again
+        push_all(store, 1)
+        store.commit_pushed(commit(1))
+        assert_same_rows(store, 2)
+        servers[0].move()  # and without a look
+        assert store.commit_pushed(commit(2)).missing
+        push_all(store, 2)
+        store.commit_pushed(commit(2))
+        assert_same_rows(store, 3)
+
+
+def test_a_server_that_nobody_knows_of_is_tried_where_it_was(tmp_path: Path) -> None:
+    server = ServedShard(f"memory?log={tmp_path}")
+    asked: list[str] = []
+
+    def find() -> str | None:
+        asked.append(client.address)
+        if len(asked) == 1:
+            raise Unavailable("the registry is away")
+        if len(asked) == 3:
+            server.start()
+        return None
+
+    with ShardClient(server.address, 60.0) as client:
+        client.follow(find)
+        server.stop()
+        assert client.version() == 0
+        assert asked[:3] == [server.address] * 3
+    server.stop()
+
+
+def test_one_whom_nobody_follows_stays_where_it_was(tmp_path: Path) -> None:
+    server = ServedShard(f"memory?log={tmp_path}")
+    with ShardClient(server.address, 0.5) as client:
+        assert client.version() == 0
+        server.move()
+        with pytest.raises(Unavailable):
+            client.version()
+    server.stop()

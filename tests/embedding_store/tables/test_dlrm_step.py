@@ -11,12 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import lookup_many
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store import IndexedSlices, MemoryStore, RowBlock, lookup_many, update_many
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.tables.many_tables import update_many
-from elastable.embedding_store.tables.table_update import IndexedSlices
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "data" / "dlrm_reference_single.npz"
 TABLES, RATE = 7, 10.0
@@ -92,9 +88,7 @@ def test_one_step(reference: Arrays) -> None:
         backward(reference, bottom, of_bottom, stepped)
 
         # 4. The tables' step.
-        slices = [
-            IndexedSlices(np.ascontiguousarray(of_features[:, 1 + number]), ids[number]) for number in range(TABLES)
-        ]
+        slices = [IndexedSlices(np.ascontiguousarray(of_features[:, 1 + n]), ids[n]) for n in range(TABLES)]
         assert update_many(tables, OptimizerSpec.of("sgd", learning_rate=RATE), slices) == [1] * TABLES
         for number, table in enumerate(tables):
             stepped[table.name] = table.lookup(np.arange(1000))

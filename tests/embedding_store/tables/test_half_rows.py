@@ -6,24 +6,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from elastable.embedding_store.composite.locations import (
-    LocationSettings,
-    TensorLocation,
-    TensorLocationSettings,
-    plan_tables,
-    storage_of_tables,
-)
+from elastable.embedding_store import InitializerSpec, MemoryStore, OptimizerSpec, TableSpec, initial_rows
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate, UpdateBatch
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable
-from elastable.embedding_store.errors import BadInput, BadSpec, NotFinite
+from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.embedding_store.native.number_formats import HALF_DTYPES, round_half
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.tables.row_dtypes import round_update
-from tests.contracts.store_samples import commit, update
+from tests.contracts.store_samples import commit, create_tables, update
 
 pytestmark = pytest.mark.parametrize("dtype", HALF_DTYPES)
 ADAM = OptimizerSpec.of("adam", learning_rate=0.01)
@@ -44,8 +35,7 @@ def test_an_unseen_id_reads_the_same_before_and_after_it_is_written(dtype: str) 
     ids = np.array([-(2**63), 7, 2**40])
     for spec in (table(dtype), table(dtype, initializer=InitializerSpec("constant", 0.1))):
         whole = initial_rows(replace(spec, dtype="float32"), ids)
-        with MemoryStore(threads=1) as store:
-            store.create_table(spec)
+        with create_tables(MemoryStore(threads=1), spec) as store:
             before = store.lookup({"t": ids})["t"]
             np.testing.assert_array_equal(before, nearest(dtype, whole))
             assert (before != whole).any()
@@ -61,8 +51,7 @@ def test_an_update_is_the_optimizers_in_float32_then_rounded(dtype: str, optimiz
     ids = np.random.default_rng(0).permutation(np.arange(-30_000, 30_000))  # more than one piece of work
     applied = row_optimizer(spec.optimizer)
     weights, slots = initial_rows(spec, ids), np.tile(applied.initial_slots(DIM), (len(ids), 1))
-    with MemoryStore(threads=2) as store:
-        store.create_table(spec)
+    with create_tables(MemoryStore(threads=2), spec) as store:
         for step in range(3):
             change = update(ids, DIM, seed=step)
             commit(store, {"t": change})
@@ -81,8 +70,7 @@ def test_steps_that_nearest_rounding_would_lose_add_up(dtype: str) -> None:
     ids, rate, steps = np.arange(500), 2e-5, 1000
     ones = np.ones((500, 64), np.float32)
     assert (nearest(dtype, ones - np.float32(rate)) == 1).all()
-    with MemoryStore(threads=1) as store:
-        store.create_table(spec)
+    with create_tables(MemoryStore(threads=1), spec) as store:
         for _ in range(steps):
             commit(store, {"t": TableUpdate(ids, ones)}, rate)
         moved = 1 - store.lookup({"t": ids})["t"].astype(np.float64)
@@ -115,8 +103,7 @@ def test_threads_layout_order_and_neighbours_change_no_bit(dtype: str) -> None:
 
 def test_rows_that_are_put_are_rounded_to_nearest(dtype: str) -> None:
     ids, random = np.arange(100), np.random.default_rng(2)
-    with MemoryStore(threads=1) as store:
-        store.create_table(table(dtype))
+    with create_tables(MemoryStore(threads=1), table(dtype)) as store:
         weights, slots = random.normal(size=(100, DIM)).astype(np.float32), np.ones((100, 2 * DIM), np.float32)
         store.put("t", [RowBlock(ids, weights, slots)])
         np.testing.assert_array_equal(store.lookup({"t": ids})["t"], nearest(dtype, weights))
@@ -141,8 +128,7 @@ def test_weights_take_half_the_memory_and_slots_what_they_took(dtype: str) -> No
 def test_a_weight_that_float16_cannot_hold_is_refused(dtype: str) -> None:
     ids = np.array([3, 4])
     weights = np.array([[1, 2, 3, 4, 5], [1, 65519, 65520, 4, 5]], np.float32)
-    with MemoryStore(threads=1) as store:
-        store.create_table(table(dtype))
+    with create_tables(MemoryStore(threads=1), table(dtype)) as store:
         block = RowBlock(ids, weights, np.ones((2, 2 * DIM), np.float32))
         if dtype == "bfloat16":
             store.put("t", [block])
@@ -153,26 +139,3 @@ def test_a_weight_that_float16_cannot_hold_is_refused(dtype: str) -> None:
         infinite = np.where(weights == 65520, np.inf, weights).astype(np.float32)
         with pytest.raises(NotFinite, match=r"'t'.*id 4 \(position 1\) is inf in column 2"):
             store.put("t", [RowBlock(ids, infinite, block.slots)])
-
-
-def test_a_narrow_table_never_stays_on_the_worker_for_its_size(dtype: str) -> None:
-    tables = {"t": table(dtype, 10)}
-    small = TensorLocationSettings(min_elements_for_off_worker=1_000_000)
-    assert storage_of_tables(plan_tables(tables, LocationSettings(small, small))) == {"t": "memory"}
-    with pytest.raises(BadSpec, match=rf"'t' keeps its rows in {dtype}, which the worker's variables cannot"):
-        plan_tables(tables, LocationSettings(overrides={"t": TensorLocation("worker")}))
-
-
-def test_training_ends_where_float32_does_but_for_rounding(dtype: str) -> None:
-    """A least-squares fit: rows of a narrow table reach the targets that float32 rows reach."""
-    ids, targets = np.arange(200), np.random.default_rng(8).normal(size=(200, DIM)).astype(np.float32)
-    losses = {}
-    for kind in (dtype, "float32"):
-        with MemoryStore(threads=1) as store:
-            store.create_table(table(kind, 200))
-            for _ in range(600):
-                rows = store.lookup({"t": ids})["t"]
-                commit(store, {"t": TableUpdate(ids, rows - targets)})
-            losses[kind] = float(np.square(store.lookup({"t": ids})["t"] - targets).mean())
-    assert losses["float32"] < 1e-4
-    assert losses[dtype] < (1e-3 if dtype == "bfloat16" else 2e-4)

@@ -6,22 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Bags, EmbeddingTable, lookup_many
-from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Bags, LookupStrategy, MemoryStore, OptimizerSpec, RowBlock, TableSpec, lookup_many
 from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.tables.many_tables import LookupStrategy
+from elastable.embedding_store.tables.table import EmbeddingTable
 from tests.untyped import Keywords
 
 SGD = OptimizerSpec.of("sgd")
 ROWS = 500
-
-
-def rows_of(ids: Int64, weights: Float32) -> list[RowBlock]:
-    return [RowBlock(ids, weights, np.empty((len(ids), 0), np.float32))]
 
 
 @pytest.fixture
@@ -40,7 +32,8 @@ def tables(redis_url: str) -> Iterator[list[EmbeddingTable]]:
             redis.table(TableSpec("d", 8, None, optimizer=SGD)),
         ]
         for table in made:
-            table.put(rows_of(np.arange(0, 900), random.normal(size=(900, table.dim)).astype(np.float32)))
+            weights = random.normal(size=(900, table.dim)).astype(np.float32)
+            table.put([RowBlock(np.arange(900), weights, np.empty((900, 0), np.float32))])
         yield [*made, made[0]]
 
 
@@ -73,9 +66,7 @@ def test_every_strategy_equals_separate_lookups(tables: list[EmbeddingTable], wa
 
 
 @pytest.mark.parametrize("free", [0, 1, 16])
-def test_columns_before_the_first_table_are_left_free(
-    tables: list[EmbeddingTable], wanted: list[Any], free: int
-) -> None:
+def test_columns_before_the_tables_are_left_free(tables: list[EmbeddingTable], wanted: list[Any], free: int) -> None:
     joined = np.concatenate([table.lookup(of) for table, of in zip(tables, wanted, strict=True)], axis=1)
     found = lookup_many(tables, wanted, "preallocated", prepend_columns=free)
     assert not found[:, :free].any()
@@ -171,9 +162,7 @@ def test_one_array_for_all_tables_has_a_column_for_each(tables: list[EmbeddingTa
         ([[1]] * 5, 0, "axis=0 is for one array of all tables' ids; got list"),
     ],
 )
-def test_an_array_that_does_not_fit_the_tables(
-    tables: list[EmbeddingTable], ids: Any, axis: int | None, message: str
-) -> None:
+def test_an_array_that_fits_no_tables(tables: list[EmbeddingTable], ids: Any, axis: int | None, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         lookup_many(tables, ids, axis=axis)
 

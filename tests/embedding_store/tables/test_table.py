@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store import Bags, EmbeddingTable
+from elastable.embedding_store import Bags, Commit, EmbeddingStore, MemoryStore, RowBlock, TableUpdate, initial_rows
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, SpecConflict, TableNotFound
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.embedding_store.tables.table import EmbeddingTable
 
 DIMS = (32, 64, 80, 256, 1024, 1504)  # those of EmbeddingTables.jl's own tests
 SGD = OptimizerSpec.of("sgd")
@@ -56,17 +53,15 @@ def test_the_grid_of_embeddingtables(dim: int, make: Callable[[], MemoryStore]) 
     random = np.random.default_rng(dim)
     with make() as store:
         table = filled(store, TableSpec("t", dim, 1000, optimizer=SGD), np.arange(1000))
-        whole = np.concatenate([block.weights for block in table.scan()])[np.argsort(_scanned_ids(table))]
+        blocks = list(table.scan())
+        order = np.argsort(np.concatenate([block.ids for block in blocks]))
+        whole = np.concatenate([block.weights for block in blocks])[order]
         ids = random.integers(0, 1000, 300)
         np.testing.assert_array_equal(table.lookup(ids), whole[ids])
         bags = random.integers(0, 1000, (100, 12))
         expected = naive_bags(whole[bags.ravel()], np.arange(0, 1201, 12), None, "sum")
         np.testing.assert_array_equal(table.lookup(bags, combiner="sum"), expected)
         np.testing.assert_array_equal(table.lookup(bags), whole[bags])
-
-
-def _scanned_ids(table: EmbeddingTable) -> Int64:
-    return np.concatenate([block.ids for block in table.scan()])
 
 
 # -- bags of any kind, on every kind of store
@@ -76,7 +71,6 @@ def _scanned_ids(table: EmbeddingTable) -> Int64:
     params=["direct", "partly filled", "indexed", "dynamic", "half", pytest.param("redis", marks=pytest.mark.process)]
 )
 def table(request: pytest.FixtureRequest) -> Iterator[EmbeddingTable]:
-    """A table of 200 ids, of which some hold values of their own."""
     kind = request.param
     if kind == "redis":
         store: EmbeddingStore = open_store(request.getfixturevalue("redis_url"))
@@ -173,18 +167,6 @@ def test_what_is_refused_names_what_is_wrong(change: dict[str, object], message:
         assert len(table) == 0
 
 
-@pytest.mark.parametrize("position", [0, 70_001, 199_999])
-def test_bags_of_a_whole_table_name_the_id_that_is_outside(position: int) -> None:
-    ids = np.random.default_rng(1).integers(0, 100, 200_000)
-    with MemoryStore(threads=2) as store:
-        table = store.table(TableSpec("t", 32, 100))
-        table.put([RowBlock(np.arange(100), np.ones((100, 32), np.float32), np.empty((100, 0), np.float32))])
-        assert (table.lookup(ids.reshape(-1, 10), combiner="sum") == 10).all()
-        ids[position] = 100
-        with pytest.raises(IdOutOfRange, match=rf"table 't': id 100 at position {position} is outside 0 <= id < 100"):
-            table.lookup(ids.reshape(-1, 10), combiner="mean")
-
-
 def test_an_output_over_the_ids_is_refused() -> None:
     memory = np.zeros(64, np.int64)
     out = memory[:12].view(np.float32).reshape(6, 4)
@@ -273,15 +255,16 @@ def test_large_lookups_are_the_same_for_any_number_of_threads(size: int | None) 
     assert found[0] == found[1]
 
 
-def test_a_bad_id_anywhere_is_named_as_the_first_of_all() -> None:
+@pytest.mark.parametrize("position", [0, 70_001, 199_999])
+@pytest.mark.parametrize("present", [0, 50])
+def test_a_bad_id_anywhere_is_named_as_the_first_of_all(position: int, present: int) -> None:
     ids = np.zeros(200_000, np.int64)
-    ids[[150_000, 199_000]] = 60, -3
+    ids[[-1, position]] = -3, 60
     with MemoryStore(threads=3) as store:
-        table = store.table(TableSpec("t", 32, 50))
-        with pytest.raises(IdOutOfRange, match="id 60 at position 150000"):
-            table.lookup(ids)
-        with pytest.raises(IdOutOfRange, match="id 60 at position 150000"):
-            table.lookup(ids.reshape(-1, 4), combiner="sum")
+        table = filled(store, TableSpec("t", 32, 50, optimizer=SGD), np.arange(present))
+        for combiner, of in ((None, ids), ("sum", ids.reshape(-1, 4)), ("mean", ids.reshape(-1, 10))):
+            with pytest.raises(IdOutOfRange, match=f"table 't': id 60 at position {position} is outside"):
+                table.lookup(of, combiner=combiner)
 
 
 @pytest.mark.parametrize("present", [0, 20, 50])

@@ -1,13 +1,14 @@
 """The smallest tier: records in a dictionary. It shows how little a tier is, and fails wherever a test wants it to."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from elastable.embedding_store import SpecConflict, TableNotFound, Unavailable
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
-from elastable.embedding_store.errors import SpecConflict, TableNotFound
 
 
 @dataclass
@@ -20,34 +21,23 @@ class Kept:
     state: bytes | None = None
 
 
-class Died(BaseException):
-    """Nobody catches it: the process is gone."""
-
-
-class Steps:
-    """Counts steps of a tier, and raises `error` at the n-th one; one that fails is counted."""
-
-    def __init__(self, last: int | None = None, error: BaseException | None = None) -> None:
-        self.count, self._last, self._error = 0, last, error or Died()
-
-    def __call__(self) -> None:
-        """Before each record that is written or deleted, and before each other call."""
-        self.count += 1
-        if self.count == self._last:
-            raise self._error
-
-
 class DictTier(Tier):
     place = "a dictionary"
 
-    def __init__(
-        self,
-        kept: Kept,
-        step: Callable[[], None] = Steps(),  # noqa: B008 - it counts for nobody
-        keeps_positions: bool = False,
-    ) -> None:
-        self.kept, self.step = kept, step
-        self._keeps_positions = keeps_positions
+    def __init__(self, kept: Kept | None = None, keeps_positions: bool = False) -> None:
+        self.kept, self._keeps_positions = kept or Kept(), keeps_positions
+        self.left: int | None = None  # records and other calls until it fails; None: it does not
+
+    def copy(self) -> "DictTier":
+        """What is left to a process that comes after one that died."""
+        return DictTier(copy.deepcopy(self.kept), self._keeps_positions)
+
+    def step(self) -> None:
+        """Before each record that is written or deleted, and before each other call."""
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Unavailable("the tier fails, as the test wants")
 
     @property
     def keeps_positions(self) -> bool:

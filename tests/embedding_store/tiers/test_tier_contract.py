@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from elastable.embedding_store import SpecConflict, TableNotFound
 from elastable.embedding_store.contract.tier import Tier, TierTable
-from elastable.embedding_store.errors import SpecConflict, TableNotFound
 from tests.embedding_store.tiers.tier_places import (
     Place,
     dict_places,
@@ -48,7 +48,6 @@ def place(places: Iterator[Place]) -> Place:
 
 @pytest.fixture(params=OUTSIDE)
 def outside(request: pytest.FixtureRequest) -> Place:
-    """A place outside of this process."""
     return next(places_of(request))
 
 
@@ -74,8 +73,6 @@ MOST_POSITIONS = 400
 
 
 class Model:
-    """A table as it must be: rows and positions by id."""
-
     def __init__(self, table: TierTable) -> None:
         self.table = table
         self.rows = dict[int, bytes]()
@@ -83,8 +80,6 @@ class Model:
 
 
 class TierInAnyHistory(RuleBasedStateMachine):
-    """A tier, compared with dictionaries through any calls in any order."""
-
     places: Iterator[Place]
 
     def __init__(self) -> None:

@@ -3,6 +3,8 @@
 import re
 import resource
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
@@ -12,21 +14,23 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import MemoryStore, RemoteSource
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server import call_room
 from elastable.embedding_store.wire.server.call_guard import MAX_CONTROL_BYTES
-from elastable.embedding_store.wire.server.call_room import CallLimits
+from elastable.embedding_store.wire.server.call_room import CallLimits, CallRates
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.handlers import Later
 from elastable.embedding_store.wire.service.store_service import store_service
-from tests.contracts.store_samples import fixed, int64
+from tests.contracts.store_samples import create_tables, fixed, int64
+from tests.waiting import until
 
 LIMITS = CallLimits(threads=16)
 WAIT_S = 180.0
@@ -34,12 +38,9 @@ HEALTH = "/grpc.health.v1.Health/Check"
 
 
 def served(held: ExitStack, limits: CallLimits = LIMITS, *more: Service) -> tuple[MemoryStore, str]:
-    store = held.enter_context(MemoryStore(1))
-    store.create_table(fixed())
-    server = held.enter_context(
-        GrpcServer("127.0.0.1:0", [store_service(store), *more], limits, anonymous=Role.ADMINISTRATOR)
-    )
-    return store, server.address
+    store = create_tables(held.enter_context(MemoryStore(1)), fixed())
+    server = GrpcServer("127.0.0.1:0", [store_service(store), *more], limits, anonymous=Role.ADMINISTRATOR)
+    return store, held.enter_context(server).address
 
 
 def channel(held: ExitStack, address: str) -> grpc.Channel:
@@ -48,7 +49,6 @@ def channel(held: ExitStack, address: str) -> grpc.Channel:
 
 @contextmanager
 def silent(address: str, method: str, count: int, first: bytes | None = None) -> Iterator[list[grpc.Future]]:
-    """Calls whose next message never comes."""
     enough = threading.Event()
 
     def messages() -> Iterator[bytes]:
@@ -68,9 +68,8 @@ def silent(address: str, method: str, count: int, first: bytes | None = None) ->
 
 
 def healthy(channel: grpc.Channel) -> bool:
-    reply = health_pb2_grpc.HealthStub(channel).Check(
-        health_pb2.HealthCheckRequest(), timeout=WAIT_S, wait_for_ready=True
-    )
+    check = health_pb2_grpc.HealthStub(channel).Check
+    reply = check(health_pb2.HealthCheckRequest(), timeout=WAIT_S, wait_for_ready=True)
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -78,8 +77,16 @@ def unary(method: Callable[..., object]) -> grpc.RpcMethodHandler:
     return grpc.unary_unary_rpc_method_handler(method)
 
 
+def holding(leave: threading.Event, inside: threading.Semaphore) -> Callable[..., bytes]:
+    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
+        inside.release()
+        leave.wait(WAIT_S)
+        return b"held"
+
+    return hold
+
+
 def refused(call: Callable[..., object], why: str, request: bytes = b"") -> None:
-    """Asserts that the call finds no room, and gets that error."""
     with pytest.raises(grpc.RpcError, match=re.escape(why)) as caught:
         call(request, timeout=WAIT_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -100,9 +107,8 @@ def test_calls_whose_message_never_comes_leave_the_server_open(held: ExitStack, 
         refused = {ended(call) for call in calls[: LIMITS.threads]}
         assert refused <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED}
         with RemoteSource(address, WAIT_S) as source:
-            np.testing.assert_array_equal(
-                source.lookup({"cities": int64(1)})["cities"], store.lookup({"cities": int64(1)})["cities"]
-            )
+            theirs, ours = (each.lookup({"cities": int64(1)})["cities"] for each in (source, store))
+            np.testing.assert_array_equal(theirs, ours)
         while True:  # a health check among others that fill their own room is asked to come again
             try:
                 assert healthy(channel(held, address))
@@ -167,10 +173,7 @@ def test_health_is_reported_while_all_else_is_full_and_sessions_leave_room(held:
 
     over = Over()
 
-    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
-        inside.release()
-        leave.wait(WAIT_S)
-        return b"held"
+    hold = holding(leave, inside)
 
     def stay(request: bytes, context: grpc.ServicerContext) -> Later[bytes]:
         return Later(over, lambda reply: reply)
@@ -223,27 +226,18 @@ def test_messages_that_are_none_are_refused_by_name_and_cost_nothing(held: ExitS
     assert resident_bytes() - before < 12 << 20  # 16 KB for each would be 32 MB
 
 
-def test_a_call_that_finds_no_room_takes_that_of_the_most_silent_one(
-    held: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_without_room_takes_that_of_the_most_silent(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_room, "_LOOK_S", 3_600.0)  # nobody looks who is late
     _, address = served(held, CallLimits(threads=16, first_message_s=3_600.0))
     with silent(address, f"/{STORE_SERVICE}/GetVersion", LIMITS.threads) as calls:
-        pause = threading.Event()
-        for _ in range(600):
-            if sum(call.done() for call in calls) >= LIMITS.threads - LIMITS.of_a_host:
-                break
-            pause.wait(0.1)  # until those that found no room are refused, and the others count as silent
-        pause.wait(2 * call_room._SHORT_S)
+        refused = LIMITS.threads - LIMITS.of_a_host  # those that find no room
+        until(lambda: sum(call.done() for call in calls) >= refused)
+        time.sleep(2 * call_room._SHORT_S)  # the others count as silent by then
         ask = channel(held, address).unary_unary(f"/{STORE_SERVICE}/GetVersion", None, None)
         for _ in range(2 * LIMITS.threads):
             ask(b"", timeout=WAIT_S)
-        for _ in range(600):
-            silent_ones = sum(not call.done() for call in calls)
-            if silent_ones < LIMITS.of_a_host:
-                break
-            pause.wait(0.1)  # until the client has heard of it
-        assert 0 < silent_ones < LIMITS.of_a_host
+        until(lambda: sum(not call.done() for call in calls) < LIMITS.of_a_host)
+        assert not all(call.done() for call in calls)
 
 
 def two_clients(held: ExitStack, limits: CallLimits, method: Callable[..., object]) -> list[Callable[..., object]]:
@@ -257,11 +251,7 @@ def test_one_client_cannot_have_all_calls(held: ExitStack) -> None:
     leave, inside = threading.Event(), threading.Semaphore(0)
     held.callback(leave.set)
 
-    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
-        inside.release()
-        leave.wait(WAIT_S)
-        return b"held"
-
+    hold = holding(leave, inside)
     greedy, other = two_clients(held, CallLimits(threads=16, calls_of_a_client=3), hold)
     calls = [greedy.future(b"", timeout=WAIT_S) for _ in range(3)]  # type: ignore[attr-defined]
     assert all(inside.acquire(timeout=WAIT_S) for _ in calls)
@@ -294,9 +284,7 @@ def test_clients_beyond_their_rate_wait(held: ExitStack) -> None:
         (CallLimits(threads=16, upload_bytes=8 << 20, upload_bytes_of_a_client=1 << 20), "bytes from ipv4:"),
     ],
 )
-def test_requests_have_room_for_so_many_bytes_and_the_oldest_for_any(
-    held: ExitStack, limits: CallLimits, why: str
-) -> None:
+def test_requests_have_limited_room_and_the_oldest_has_any(held: ExitStack, limits: CallLimits, why: str) -> None:
     inside, more = threading.Semaphore(0), threading.Event()
 
     def take(frames: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
@@ -323,3 +311,41 @@ def test_requests_have_room_for_so_many_bytes_and_the_oldest_for_any(
     more.set()
     assert oldest.result(timeout=WAIT_S) == str((3 << 18) + (3 << 20)).encode()
     assert up(iter([bytes(1 << 19)]), timeout=WAIT_S) == str(1 << 19).encode()  # the room is free again
+
+
+@given(
+    most=st.sampled_from([0.25, 1.0, 7.0, 100.0]),
+    calls=st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from(["one", "two"])), max_size=60),
+)
+def test_in_no_span_of_time_a_client_makes_more_than_its_share(most: float, calls: list[tuple[float, str]]) -> None:
+    now = 1_000.0
+    rates = CallRates(most, lambda: now)
+    made: dict[str, list[float]] = defaultdict(list)
+    for pause, client in calls:
+        now += pause
+        if rates.take(client):
+            made[client].append(now)
+        else:
+            assert made[client], f"{client} was refused its first call"
+    for times in made.values():
+        for first, begun in enumerate(times):
+            for last in range(first, len(times)):
+                assert last - first + 1 <= max(most, 1.0) + most * (times[last] - begun) + 1e-6
+
+
+def test_a_client_that_keeps_its_rate_is_never_refused() -> None:
+    now, unlimited = 0.0, CallRates(None)
+    rates = CallRates(10.0, lambda: now)
+    for number in range(1_000):
+        now = number / 9.9
+        assert rates.take("one")
+        assert unlimited.take("one")
+
+
+def test_clients_that_are_gone_are_forgotten() -> None:
+    now = 0.0
+    rates = CallRates(10.0, lambda: now)
+    for number in range(10_000):
+        now = number * 1.0
+        assert rates.take(f"client {number}")
+    assert len(rates._paid) <= 4_096

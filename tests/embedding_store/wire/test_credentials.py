@@ -10,14 +10,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, Unauthenticated, Unavailable
+from elastable.embedding_store import BadInput, MemoryStore, RemoteSource, Unauthenticated, Unavailable
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT, Credentials, Role
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.certificates import TOKEN, Authority
@@ -26,11 +24,6 @@ LOOPBACK = Address("127.0.0.1", 50051)
 ELSEWHERE = Address("192.0.2.1", 50051)
 FILES = [name for name in ENVIRONMENT if name not in ("ELASTABLE_CERTIFICATE_ROLES", "ELASTABLE_TLS_NAME")]
 TOKENS = (TOKEN, f"{TOKEN}-of-workers", f"{TOKEN}-of-readers")
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "ours")
 
 
 @pytest.fixture(scope="module")
@@ -74,26 +67,20 @@ def test_a_variable_that_is_empty_is_as_one_that_is_not_set() -> None:
 
 @pytest.mark.parametrize("given", [("TLS_KEY",), ("TLS_CERT",), ("TLS_CA", "TLS_KEY")])
 def test_certificate_and_key_come_together(files: dict[str, Path], given: tuple[str, ...]) -> None:
-    with pytest.raises(
-        BadInput, match=r"ELASTABLE_TLS_(CERT|KEY)\) is .*ELASTABLE_TLS_(KEY|CERT)\) is not set"
-    ) as caught:
+    with pytest.raises(BadInput, match=r"ELASTABLE_TLS_(CERT|KEY)\) is .*_TLS_(KEY|CERT)\) is not set") as caught:
         Credentials.from_environment(environment(files, *given))
     assert str(files[f"ELASTABLE_{given[-1]}"]) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_missing_is_named(files: dict[str, Path], name: str) -> None:
-    files[name].unlink()
-    with pytest.raises(BadInput, match=f"{name}.*No such file") as caught:
-        Credentials.from_environment({variable: str(file) for variable, file in files.items()})
-    assert str(files[name]) in str(caught.value)
+NO_PEM = (b"", b"\x30\x82\x01\x0a\xff", b"-----BEGIN CERTIFICATE-----\nnothing\n")
 
 
-@pytest.mark.parametrize("text", [b"", b"\x30\x82\x01\x0a\xff", b"-----BEGIN CERTIFICATE-----\nnothing\n"])
-@pytest.mark.parametrize("name", ["ELASTABLE_TLS_CA", "ELASTABLE_TLS_CERT", "ELASTABLE_TLS_KEY"])
-def test_a_file_that_is_not_pem_is_named(files: dict[str, Path], name: str, text: bytes) -> None:
-    files[name].write_bytes(text)
-    with pytest.raises(BadInput, match=name) as caught:
+@pytest.mark.parametrize(
+    ("name", "text"), [*((name, None) for name in FILES), *((name, text) for name in FILES[:3] for text in NO_PEM)]
+)
+def test_a_file_that_is_missing_or_not_pem_is_named(files: dict[str, Path], name: str, text: bytes | None) -> None:
+    files[name].unlink() if text is None else files[name].write_bytes(text)
+    with pytest.raises(BadInput, match=f"{name}.*No such file" if text is None else name) as caught:
         Credentials.from_environment({variable: str(file) for variable, file in files.items()})
     assert str(files[name]) in str(caught.value)
 
@@ -206,6 +193,8 @@ def test_servers_and_connections_refuse_it_before_they_begin() -> None:
 def test_within_a_host_a_token_may_go_in_plain_text(host: str) -> None:
     assert Credentials(token=TOKEN).for_client(Address(host, 1)) is None
     assert Credentials(token=TOKEN).for_server(Address(host, 1)) is None
+    assert Credentials().for_client(ELSEWHERE) is None
+    assert Credentials().for_server(ELSEWHERE, insecure=True) is None
 
 
 def test_a_client_without_an_authority_and_a_server_without_a_certificate_are_refused(ours: Authority) -> None:
@@ -214,11 +203,6 @@ def test_a_client_without_an_authority_and_a_server_without_a_certificate_are_re
         Credentials(certificate=certificate, key=key).for_client(LOOPBACK)
     with pytest.raises(BadInput, match=r"ELASTABLE_TLS_CERT\) is not set: a server"):
         Credentials(ours.ca).for_server(LOOPBACK)
-
-
-def test_no_credentials_are_plain_text_anywhere() -> None:
-    assert Credentials().for_client(ELSEWHERE) is None
-    assert Credentials().for_server(ELSEWHERE, insecure=True) is None
 
 
 # -- who gets through
@@ -346,12 +330,6 @@ def test_metadata_of_a_call_goes_with_the_token() -> None:
     assert (echo.metadata["trace"], echo.metadata["authorization"]) == ("1", f"Bearer {TOKEN}")
 
 
-def test_health_needs_no_token() -> None:
-    with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
-        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
-        assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -360,8 +338,10 @@ def test_health_needs_no_token() -> None:
         "/elastable.master.v1.Master/Missing",
     ],
 )
-def test_nothing_else_goes_without(method: str) -> None:
+def test_nothing_but_health_goes_without_a_token(method: str) -> None:
     with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as caught:
             next(channel.stream_stream(method, None, None)(iter([b""]), timeout=60))  # type: ignore[call-overload]
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -380,11 +360,9 @@ def test_reflection_is_served_only_where_nothing_secures_the_server(ours: Author
 
 
 def reflection_of(address: str, credentials: Credentials) -> grpc.StatusCode:
-    """The status of a reflection call that asks for the list of services."""
     connection = ServerConnection(address, 60, credentials)
-    call = connection.channel.stream_stream(
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", None, None
-    )
+    method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    call = connection.channel.stream_stream(method, None, None)
     replies = call(iter([reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()]), timeout=60)
     try:
         list(replies)
@@ -414,9 +392,7 @@ def test_the_token_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
         ("plain text", "it speaks plain text"),
     ],
 )
-def test_a_server_that_cannot_be_trusted_is_refused_at_once(
-    ours: Authority, theirs: Authority, why: str, message: str
-) -> None:
+def test_a_server_without_trust_is_refused_at_once(ours: Authority, theirs: Authority, why: str, message: str) -> None:
     elsewhere = Credentials(None, *ours.issue("elsewhere", "elsewhere.example"))
     server_has = {"another authority": ours.mutual(None), "another name": elsewhere, "plain text": Credentials()}[why]
     client_has = theirs.mutual(None) if why == "another authority" else Credentials(ours.ca, token=TOKEN)
@@ -467,9 +443,7 @@ def test_a_server_that_is_started_again_is_reached_again(ours: Authority) -> Non
 # -- taken from the environment where none are given
 
 
-def test_stores_and_servers_take_them_from_the_environment(
-    files: dict[str, Path], theirs: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_used(files: dict[str, Path], theirs: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, file in files.items():
         monkeypatch.setenv(name, str(file))
     with MemoryStore() as store, GrpcServer("localhost:0", [store_service(store, writable=True)]) as server:
@@ -480,9 +454,7 @@ def test_stores_and_servers_take_them_from_the_environment(
             source.version()
 
 
-def test_no_credentials_given_are_none_whatever_the_environment_says(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_credentials_are_none_whatever_is_set(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, file in files.items():
         monkeypatch.setenv(name, str(file))
     with server_of(Credentials()) as server:

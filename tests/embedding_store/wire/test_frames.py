@@ -1,6 +1,7 @@
 """Frames: what is written is read back, by us and by the generated stubs, and nothing else is taken."""
 
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from elastable.embedding_store import BadInput
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import frames
 
@@ -28,6 +29,11 @@ def read(message: list[bytes], arrays: list[Array]) -> list[Array]:
     return frames.FrameReader(message, "Test").read(plan_for(arrays))
 
 
+def in_frames(frame_bytes: int, header: bytes, arrays: list[Array]) -> list[bytes]:
+    with mock.patch.multiple(frames, FRAME_BYTES=frame_bytes, ONE_FRAME_BYTES=frame_bytes):
+        return list(frames.encode(header, arrays))
+
+
 plain_arrays = npst.arrays(
     dtype=st.sampled_from(["float32", "int64", "float64", "bool", "uint8", "float16"]).map(np.dtype),
     shape=npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9),
@@ -37,10 +43,7 @@ plain_arrays = npst.arrays(
 @settings(deadline=None)
 @given(header=st.binary(max_size=200), arrays=st.lists(plain_arrays, max_size=6), frame_bytes=st.integers(1, 300))
 def test_what_is_encoded_is_decoded(header: bytes, arrays: list[Array], frame_bytes: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frames, "FRAME_BYTES", frame_bytes)
-        patch.setattr(frames, "ONE_FRAME_BYTES", frame_bytes)
-        message = list(frames.encode(header, arrays))
+    message = in_frames(frame_bytes, header, arrays)
     reader = frames.FrameReader(message, "Test")
     assert reader._header == header
     for back, array in zip(reader.read(plan_for(arrays)), arrays, strict=True):
@@ -54,10 +57,7 @@ def test_what_is_encoded_is_decoded(header: bytes, arrays: list[Array], frame_by
 @given(ids=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=400), frame_bytes=st.integers(1, 500))
 def test_the_generated_message_reads_our_frames_and_writes_what_we_read(ids: list[int], frame_bytes: int) -> None:
     array = np.array(ids, np.int64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frames, "FRAME_BYTES", frame_bytes)
-        patch.setattr(frames, "ONE_FRAME_BYTES", frame_bytes)
-        message = list(frames.encode(HEADER.SerializeToString(), [array]))
+    message = in_frames(frame_bytes, HEADER.SerializeToString(), [array])
     parsed = [store_pb2.LookupRequest.FromString(frame) for frame in message]
     assert parsed[0].header == HEADER
     assert not any(frame.HasField("header") for frame in parsed[1:])

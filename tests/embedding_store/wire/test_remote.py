@@ -1,7 +1,6 @@
 """Rows over gRPC: the same rows, versions and errors as the store behind, and errors of the wire's own."""
 
 import itertools
-import multiprocessing
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,18 +11,16 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import errors
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RemoteSource, TableSpec, TableUpdate, errors
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.service.store_service import store_service
+from tests.contracts.store_samples import create_tables
+from tests.embedding_store.serving import serving
+from tests.embedding_store.wire.test_shared_processes import heard, process
 
 pytestmark = pytest.mark.process
 
@@ -35,9 +32,7 @@ SPECS = {spec.name: spec for spec in (WIDE, NARROW, WIDEST)}
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[MemoryStore]:
-    with MemoryStore() as store:
-        for spec in SPECS.values():
-            store.create_table(spec)
+    with create_tables(MemoryStore(), *SPECS.values()) as store:
         ids = np.arange(500)
         gradients = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
         store.commit(Commit(1, {"wide": TableUpdate(ids, gradients)}, 0, {}))
@@ -46,7 +41,7 @@ def store() -> Iterator[MemoryStore]:
 
 @pytest.fixture(scope="module")
 def server(store: MemoryStore) -> Iterator[GrpcServer]:
-    with GrpcServer("127.0.0.1:0", [store_service(store)]) as server:
+    with serving(store) as server:
         yield server
 
 
@@ -84,7 +79,7 @@ def test_thousands_of_tables_take_one_call() -> None:
     tables = [store_pb2.TableIds(table=name, count=1) for name in ids]
     # Names of 200 letters make headers of more than 1 MiB, so the rows do not fit with them.
     request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(tables=tables), body=bytes(8 * len(ids)))
-    with MemoryStore() as many, GrpcServer("127.0.0.1:0", [store_service(many)]) as server:
+    with MemoryStore() as many, serving(many) as server:
         for name in ids:
             many.create_table(TableSpec(name, 128))
         with RemoteSource(server.address, 60) as remote:
@@ -102,7 +97,7 @@ def test_strided_ids_are_taken_as_they_read(remote: RemoteSource, store: MemoryS
 
 def test_a_lookup_waits_at_the_server_for_its_version() -> None:
     ids = {"t": np.arange(3)}
-    with MemoryStore() as waiting, GrpcServer("127.0.0.1:0", [store_service(waiting)]) as own:
+    with MemoryStore() as waiting, serving(waiting) as own:
         waiting.create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
         with RemoteSource(own.address, 60) as source, ThreadPoolExecutor(1) as pool:
             with pytest.raises(errors.FutureVersion, match="version 1 is not committed"):
@@ -132,9 +127,7 @@ def test_the_stores_errors_arrive_with_class_and_message(remote: RemoteSource, s
         remote.lookup({"wide": np.arange(count), "absent": np.arange(count)})
 
 
-def test_a_client_of_the_generated_stubs_is_answered(
-    stub: store_pb2_grpc.EmbeddingStoreStub, store: MemoryStore
-) -> None:
+def test_a_client_of_generated_stubs_is_answered(stub: store_pb2_grpc.EmbeddingStoreStub, store: MemoryStore) -> None:
     ids = np.arange(20_000)
     header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="wide", count=len(ids))])
     asked = [
@@ -145,20 +138,12 @@ def test_a_client_of_the_generated_stubs_is_answered(
     assert len(replies) > 1
     assert replies[0].header.tables[0] == store_pb2.TableRows(table="wide", count=20_000, dim=64, dtype="float32")
     assert replies[0].header.version == 1
-    rows = np.frombuffer(b"".join(reply.body for reply in replies), "<f4").reshape(20_000, 64)
-    np.testing.assert_array_equal(rows, store.lookup({"wide": ids})["wide"])
-    small = store_pb2.LookupRequest(
-        header=store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="narrow", count=2)]), body=ids[:2].tobytes()
-    )
-    reply = stub.LookupSmall(small, timeout=60)
-    np.testing.assert_array_equal(
-        np.frombuffer(reply.body, "<f4").reshape(2, 3), store.lookup({"narrow": ids[:2]})["narrow"]
-    )
-    counts = {
-        table.spec.name: table.rows
-        for table in stub.ListTables(store_pb2.ListTablesRequest(count_rows=True), timeout=60).tables
-    }
-    assert counts["wide"] == 500
+    assert b"".join(reply.body for reply in replies) == store.lookup({"wide": ids})["wide"].tobytes()
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="narrow", count=2)])
+    reply = stub.LookupSmall(store_pb2.LookupRequest(header=header, body=ids[:2].tobytes()), timeout=60)
+    assert reply.body == store.lookup({"narrow": ids[:2]})["narrow"].tobytes()
+    tables = stub.ListTables(store_pb2.ListTablesRequest(count_rows=True), timeout=60).tables
+    assert {table.spec.name: table.rows for table in tables}["wide"] == 500
 
 
 def header_of(count: int, table: str = "wide", times: int = 1) -> bytes:
@@ -196,9 +181,7 @@ def test_malformed_requests_of_a_raw_client_are_refused(server: GrpcServer, case
         ([(1, -2, "float32", b"")], "negative"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_a_failure_and_never_rows(
-    reply: list[tuple[int, int, str, bytes]], message: str
-) -> None:
+def test_an_answer_without_sense_is_a_failure(reply: list[tuple[int, int, str, bytes]], message: str) -> None:
     def lookup(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for count, dim, dtype, body in reply:
             table = store_pb2.TableRows(table="t", count=count, dim=dim, dtype=dtype)
@@ -235,10 +218,10 @@ def test_a_peer_that_takes_connections_and_says_nothing_is_left_at_the_deadline(
 
 
 def test_a_server_that_comes_late_is_found_within_the_deadline(store: MemoryStore) -> None:
-    with GrpcServer("127.0.0.1:0", [store_service(store)]) as first:
+    with serving(store) as first:
         address = first.address
     late: list[GrpcServer] = []
-    starter = threading.Timer(0.5, lambda: late.append(GrpcServer(address, [store_service(store)])))
+    starter = threading.Timer(0.5, lambda: late.append(serving(store, address=address)))
     starter.start()
     with RemoteSource(address, deadline_s=60) as remote:
         assert remote.version() == 1
@@ -266,21 +249,14 @@ def serve_half_an_answer(pipe: Pipe) -> None:
 
 
 def test_a_server_killed_in_mid_stream_is_unavailable() -> None:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve_half_an_answer, args=(theirs,), daemon=True)
-    process.start()
-    try:
-        assert ours.poll(60)
-        with RemoteSource(ours.recv(), deadline_s=3) as remote, ThreadPoolExecutor(1) as pool:
-            looked = pool.submit(remote.lookup, {"t": np.arange(1 << 20)})
-            assert ours.poll(60)
-            process.kill()
-            with pytest.raises(errors.Unavailable, match=rf"{remote.address} .*3 s"):
-                looked.result(60)
-    finally:
-        process.kill()
-        process.join(60)
+    with process(serve_half_an_answer) as (server, pipe), ThreadPoolExecutor(1) as pool:
+        remote = RemoteSource(heard(pipe), deadline_s=3)
+        looked = pool.submit(remote.lookup, {"t": np.arange(1 << 20)})
+        assert heard(pipe) == "half sent"
+        server.kill()
+        with pytest.raises(errors.Unavailable, match=rf"{remote.address} .*3 s"):
+            looked.result(60)
+        remote.close()
 
 
 def test_a_source_on_anothers_connection_leaves_it_open(server: GrpcServer) -> None:

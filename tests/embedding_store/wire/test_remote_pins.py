@@ -1,6 +1,5 @@
 """Pins over the wire: kept by the server, counted once, freed after a client that died."""
 
-import multiprocessing
 import time
 import uuid
 from contextlib import ExitStack
@@ -9,16 +8,16 @@ from multiprocessing.connection import Connection as Pipe
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import MemoryStore, OptimizerSpec, RemoteSource, RemoteStore, TableSpec
 from elastable.embedding_store.errors import BadInput, StaleVersion, Unavailable
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service import pin_service
 from elastable.embedding_store.wire.service.store_service import store_service
-from tests.contracts.store_samples import commit, int64, rows_by_id, update
+from tests.contracts.store_samples import commit, create_tables, int64, rows_by_id, update
+from tests.embedding_store.serving import serving
 from tests.embedding_store.wire.test_remote_store import losing
+from tests.embedding_store.wire.test_shared_processes import heard, process
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -30,8 +29,7 @@ _WAIT_S = 60.0
 
 def serve(held: ExitStack, *lost: str) -> tuple[MemoryStore, GrpcServer]:
     """A store at version 1 and a server for reading it, which loses the first answer of some methods."""
-    store = held.enter_context(MemoryStore(threads=2))
-    store.create_table(SPEC)
+    store = create_tables(held.enter_context(MemoryStore(threads=2)), SPEC)
     commit(store, {"t": update(IDS, 8)})
     service = losing(store_service(store), *lost) if lost else store_service(store)
     return store, held.enter_context(GrpcServer("127.0.0.1:0", [service]))
@@ -69,7 +67,7 @@ def test_a_pin_that_the_server_knows_no_more(held: ExitStack) -> None:
         address = server.address
         server.stop(0)
         assert store.pins() == ()  # with whoever served it
-        with GrpcServer(address, [store_service(store)]):
+        with serving(store, address=address):
             for call in (
                 lambda: pin.lookup({"t": IDS}),
                 lambda: pin.row_count("t"),
@@ -135,20 +133,12 @@ def _hold(pipe: Pipe, address: str, lease_s: float) -> None:
 
 def test_what_a_killed_client_held_is_freed_after_its_lease(held: ExitStack) -> None:
     store, server = serve(held)
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    client = context.Process(target=_hold, args=(theirs, server.address, 3.0), daemon=True)
-    client.start()
-    try:
-        assert ours.poll(_WAIT_S)
-        row = ours.recv()
+    with process(_hold, server.address, 3.0) as (_, pipe):
+        row = heard(pipe)
         commit(store, {"t": update(IDS, 8)})
         (pin,) = store.pins()
         assert (pin.version, pin.rows) == (1, len(IDS))
         assert store.lookup({"t": int64(1)}, 1)["t"].tobytes() == row
-    finally:
-        client.kill()
-        client.join(60)
     until(lambda: not store.pins())
     with pytest.raises(StaleVersion, match="lease of 3 s"):
         store.lookup({"t": int64(1)}, 1)

@@ -8,27 +8,23 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import errors
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store import Commit, MemoryStore, RemoteStore, RowBlock, TableUpdate, errors
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, block_frames, commit_frames
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.handlers import behaviour_of, with_behaviour
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, rows_by_id, update
+from tests.embedding_store.serving import serving
 
 
 def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServer]:
     store = held.enter_context(MemoryStore(threads=2))
-    server = held.enter_context(
-        GrpcServer("127.0.0.1:0", [store_service(store, writable)], anonymous=Role.ADMINISTRATOR)
-    )
+    server = held.enter_context(serving(store, writable))
     return store, server
 
 
@@ -162,9 +158,7 @@ def test_large_commits_blocks_and_scans_take_many_frames(held: ExitStack) -> Non
 WRITES: dict[str, Callable[[RemoteStore], object]] = {
     "CreateTable": lambda remote: remote.create_table(dynamic()),
     "Commit": lambda remote: commit(remote, {"cities": update(int64(1), 4)}),
-    "Put": lambda remote: remote.put(
-        "cities", [RowBlock(int64(1), np.ones((1, 4), np.float32), np.ones((1, 0), np.float32))]
-    ),
+    "Put": lambda remote: remote.put("cities", remote.scan("cities")),
     "ClearTable": lambda remote: remote.clear("cities"),
     "DropTable": lambda remote: remote.drop_table("cities"),
     "ResetVersion": lambda remote: remote.reset_version(3),
@@ -187,8 +181,7 @@ def test_a_masters_store_is_only_read_from(held: ExitStack, call: str) -> None:
 def test_what_the_wire_has_no_place_for_is_refused_by_table(held: ExitStack) -> None:
     _, server = serve(held)
     ones = np.ones((1, 4), np.float32)
-    with RemoteStore(server.address, 60) as remote:
-        remote.create_table(fixed())
+    with create_tables(RemoteStore(server.address, 60), fixed()) as remote:
         with pytest.raises(errors.SpecConflict, match="dim"):
             remote.create_table(fixed(dim=5))
         for block in (RowBlock(int64(1), ones.astype(float), ones[:, :0]), RowBlock(int64(1, 2), ones, ones[:, :0])):
@@ -218,11 +211,9 @@ def test_a_scan_that_does_not_go_on_is_left_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("body", [b"\x12\x01a", b"\x0a\x02\xff\xff"])
 def test_a_scan_that_makes_no_sense_is_a_failure(body: bytes) -> None:
-    service = Service(
-        STORE_SERVICE, {"Scan": grpc.unary_stream_rpc_method_handler(lambda request, context: iter([body]))}
-    )
+    scan = grpc.unary_stream_rpc_method_handler(lambda request, context: iter([body]))
     with (
-        GrpcServer("127.0.0.1:0", [service]) as server,
+        GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, {"Scan": scan})]) as server,
         RemoteStore(server.address, 60) as remote,
         pytest.raises(errors.StoreFailed, match="malformed"),
     ):

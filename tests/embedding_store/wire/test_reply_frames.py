@@ -6,10 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.contract.row_source import LookupRequest
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, BodyPlan, FrameReader, frame_prefix

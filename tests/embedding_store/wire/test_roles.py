@@ -12,14 +12,13 @@ from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import MemoryStore, RemoteStore
 from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
 from elastable.embedding_store.shards import Shard
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import LEAST_ROLE, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.pushes.shard_service import shard_services
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server import grpc_server
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -27,7 +26,7 @@ from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.master_service import master_service
 from tests.certificates import Authority
-from tests.contracts.store_samples import commit, dynamic, int64, rows_by_id, update
+from tests.contracts.store_samples import commit, create_tables, dynamic, int64, rows_by_id, update
 
 ADMINISTRATOR, WORKER, READER = "of-the-administrator", "of-the-workers", "of-the-readers"
 SERVER = Credentials(token=ADMINISTRATOR, worker_token=WORKER, reader_token=READER)
@@ -46,8 +45,7 @@ def as_role(role: Role) -> Credentials:
 
 def serve(held: ExitStack, credentials: Credentials, anonymous: Role | None = None) -> tuple[MemoryStore, str]:
     """A parameter server, as `elastable serve` has it, with one table that was trained once; and its owner's calls."""
-    store = held.enter_context(MemoryStore(1))
-    store.create_table(dynamic())
+    store = create_tables(held.enter_context(MemoryStore(1)), dynamic())
     commit(store, {TABLE: update(int64(1, 2), 5)})
     _, owned = shard_services(Shard(store, 1 << 20))
     services = [store_service(store, writable=True), owned, master_service(BareMaster(store))]
@@ -176,11 +174,6 @@ def test_a_program_may_say_what_callers_without_a_token_are(held: ExitStack) -> 
 # -- by certificate
 
 
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("roles") / "tls")
-
-
 def of_name(ours: Authority, name: str, **more: str) -> Credentials:
     return Credentials(ours.ca, *ours.issue(name, name, "127.0.0.1"), **more)  # type: ignore[arg-type]
 
@@ -257,9 +250,7 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     return reported
 
 
-def test_the_log_says_who_did_what_from_where_and_what_came_of_it(
-    held: ExitStack, lines: Callable[[], list[tuple[str, str]]]
-) -> None:
+def test_the_log_says_who_did_what_and_the_outcome(held: ExitStack, lines: Callable[[], list[tuple[str, str]]]) -> None:
     store, address = serve(held, SERVER)
     administrator = client(held, address, SERVER)
     administrator.delete(TABLE, int64(1))

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from elastable.embedding_store import errors
-from elastable.embedding_store.errors import (
+from elastable.embedding_store import (
     DeadlineExceeded,
     ElastableError,
     FutureVersion,
@@ -16,6 +15,7 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     Unavailable,
     Unsupported,
+    errors,
 )
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
@@ -83,7 +83,7 @@ def call(connection: ServerConnection, method: str) -> list[bytes]:
 
 @pytest.mark.parametrize("method", ["Unary", "Stream"])
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_class_arrives_as_itself(
+def test_classes_arrive(
     failing: Failing, connection: ServerConnection, kind: type[ElastableError], method: str
 ) -> None:
     for message in MESSAGES:
@@ -120,18 +120,14 @@ def test_an_unexpected_error_is_internal_names_its_class_and_is_logged(
     assert any(record.exc_info and record.exc_info[0] is KeyError for record in caplog.records)
 
 
-def test_what_a_server_failed_with_is_not_taken_for_what_keeps_this_client_from_it(
-    failing: Failing, connection: ServerConnection
-) -> None:
+def test_a_servers_failure_is_not_taken_for_one_of_this_client(failing: Failing, connection: ServerConnection) -> None:
     for failing.error in (OSError("CERTIFICATE_VERIFY_FAILED"), StoreFailed("CERTIFICATE_VERIFY_FAILED")):
         with pytest.raises(StoreFailed, match="CERTIFICATE_VERIFY_FAILED"):
             call(connection, "Unary")
 
 
 @pytest.mark.parametrize("letter", ["a", "ü", "\ud800"])
-def test_a_very_long_message_is_cut_and_keeps_its_class(
-    failing: Failing, connection: ServerConnection, letter: str
-) -> None:
+def test_a_long_message_is_cut_and_keeps_its_class(failing: Failing, connection: ServerConnection, letter: str) -> None:
     failing.error = JobFailed("begins " + letter * 100_000)
     with pytest.raises(JobFailed, match=r"^begins .*\(100007 characters\)$"):
         call(connection, "Unary")
@@ -158,12 +154,8 @@ def test_a_call_that_is_not_served_is_unsupported(connection: ServerConnection) 
         call(connection, "Missing")
 
 
-@pytest.mark.parametrize(
-    ("wait_s", "named"), [(0.0, r"0\.1 s"), (0.2, r"0\.1 s after the 0\.2 s that it was asked to wait")]
-)
-def test_a_slow_answer_ends_at_the_deadline_and_names_it(
-    connection: ServerConnection, wait_s: float, named: str
-) -> None:
+@pytest.mark.parametrize(("wait_s", "named"), [(0.0, r"0\.1 s"), (0.2, r"0\.1 s after the 0\.2 s that it was asked")])
+def test_a_slow_answer_ends_at_its_named_deadline(connection: ServerConnection, wait_s: float, named: str) -> None:
     hasty = ServerConnection(connection.address, deadline_s=0.1)
     slow = hasty.channel.unary_unary(f"/{STATUS}/Slow", None, None)
     message = rf"{connection.address} gave no answer within the deadline of {named}"

@@ -18,21 +18,17 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store import BadInput, RemoteSource, SharedMemoryStore, StoreFailed, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.wire.remote_store import RemoteSource
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import attachment, sealed_memory
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource, attached_tables
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
-from tests.contracts.store_samples import commit
+from tests.contracts.store_samples import commit, create_tables
+from tests.embedding_store.serving import serving
 
 pytestmark = pytest.mark.process
 
@@ -51,15 +47,14 @@ def train(store: SharedMemoryStore, *tables: str, ids: int = 100) -> None:
 
 @pytest.fixture
 def store() -> Iterator[SharedMemoryStore]:
-    with SharedMemoryStore(1) as store:
-        store.create_table(zeros("any"))
+    with create_tables(SharedMemoryStore(1), zeros("any")) as store:
         store.create_table(zeros("fixed", 100))
         train(store, "any", "fixed")
         yield store
 
 
 def attached(held: ExitStack, store: SharedMemoryStore) -> SharedSource:
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)]))
+    server = held.enter_context(serving(store))
     return held.enter_context(SharedSource(RemoteSource(server.address, 60), threads=1, required=True))
 
 
@@ -127,13 +122,10 @@ def test_no_descriptor_that_is_handed_out_lets_anyone_write_shrink_or_empty_the_
     assert (store.lookup({"any": np.arange(100)})["any"] == 2).all()
 
 
-def test_where_the_system_cannot_seal_against_writing_descriptors_are_still_for_reading(
-    held: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_seals_descriptors_are_still_for_reading(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = 1 << 20  # a seal that no kernel knows
     monkeypatch.setattr(sealed_memory, "_SEAL_SETS", (sealed_memory._SIZE_SEALS | unknown, sealed_memory._SIZE_SEALS))
-    store = held.enter_context(SharedMemoryStore(1))
-    store.create_table(zeros("any"))
+    store = create_tables(held.enter_context(SharedMemoryStore(1)), zeros("any"))
     source = attached(held, store)
     for _ in range(3):
         train(store, "any", ids=50_000)
@@ -167,9 +159,8 @@ def test_another_user_is_let_in_only_where_the_environment_names_them(
         def come() -> str:
             context = multiprocessing.get_context("fork")
             said = context.SimpleQueue()
-            child = context.Process(
-                target=come_as, args=(stranger, store.attachments.name, store.attachments.token, said)
-            )
+            visitor = (stranger, store.attachments.name, store.attachments.token, said)
+            child = context.Process(target=come_as, args=visitor)
             child.start()
             child.join(WAIT_S)
             return str(said.get())
@@ -219,7 +210,6 @@ def test_a_damaged_index_is_an_error_of_the_reader(held: ExitStack, store: Share
 
 @contextmanager
 def owner(answer: Callable[[socket.socket, bytes], None]) -> Iterator[tuple[str, bytes]]:
-    """An attachment server that somebody else runs."""
     name, token = f"elastable-test-{os.getpid()}-{threading.get_ident()}", bytes(16)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0{name}")
@@ -311,9 +301,7 @@ def test_slabs_that_do_not_lie_in_the_memory_are_refused(store: SharedMemoryStor
         os.close(descriptor)
 
 
-def test_the_number_of_descriptors_does_not_follow_the_number_of_tables(
-    held: ExitStack, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_tables_do_not_take_more_descriptors(held: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     store = held.enter_context(SharedMemoryStore(1))
     source = attached(held, store)
     before = open_files()

@@ -12,16 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store import Commit, RemoteSource, RemoteStore, SharedMemoryStore, SharedSource, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import Unavailable
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
-from tests.contracts.store_samples import commit
+from tests.contracts.store_samples import commit, create_tables
+from tests.embedding_store.serving import serving
 from tests.embedding_store.wire.test_shared_source import mapped
 from tests.waiting import until
 
@@ -54,17 +49,12 @@ def heard(pipe: Pipe) -> Any:
 
 
 def own(pipe: Pipe) -> None:
-    """Serves a store that others may write to, until killed."""
-    with (
-        SharedMemoryStore(2) as store,
-        GrpcServer("127.0.0.1:0", [store_service(store, writable=True)], anonymous=Role.ADMINISTRATOR) as server,
-    ):
+    with SharedMemoryStore(2) as store, serving(store, writable=True) as server:
         pipe.send(server.address)
         pipe.poll(600)
 
 
 def read(pipe: Pipe, address: str, seed: int) -> None:
-    """Looks rows up until it is stopped; says what it has seen."""
     random, looked, newest = np.random.default_rng(seed), 0, 0.0
     with SharedSource(RemoteSource(address, 60), threads=1, required=True) as source:
         pipe.send("reading")
@@ -104,9 +94,7 @@ def shared_names() -> list[str]:
 
 @pytest.fixture
 def owned() -> Iterator[tuple[SharedMemoryStore, str]]:
-    with SharedMemoryStore(2) as store, GrpcServer("127.0.0.1:0", [store_service(store)]) as server:
-        for spec in SPECS:
-            store.create_table(spec)
+    with create_tables(SharedMemoryStore(2), *SPECS) as store, serving(store) as server:
         yield store, server.address
 
 

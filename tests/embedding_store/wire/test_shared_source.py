@@ -8,28 +8,27 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from elastable.embedding_store import EmbeddingStore, MemoryStore, RemoteSource, RowBlock, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import TableNotFound, Unsupported
+from elastable.embedding_store.errors import TableNotFound, Unauthenticated, Unsupported
 from elastable.embedding_store.tables.lookups import Bags, lookup_request
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import shared_store
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
 from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, SharedSlab
+from tests.certificates import Authority
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
+from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, update
+from tests.embedding_store.serving import serving
 from tests.embedding_store.wire.test_shared_attacks import few_descriptors
 from tests.waiting import until
 
@@ -39,7 +38,7 @@ class ReadAttached(SharedMemoryStore):
 
     def __init__(self, direct_bytes: int) -> None:
         super().__init__(2, direct_bytes=direct_bytes)
-        self.server = GrpcServer("127.0.0.1:0", [store_service(self)])
+        self.server = serving(self)
         self.source = SharedSource(RemoteSource(self.server.address, 60), threads=2, required=True)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
@@ -63,10 +62,14 @@ class TestAttachedMemory(StoreContract):
 
 def served(held: ExitStack, store: EmbeddingStore, writable: bool = False) -> RemoteSource:
     held.enter_context(store)
-    server = held.enter_context(
-        GrpcServer("127.0.0.1:0", [store_service(store, writable)], anonymous=Role.ADMINISTRATOR)
-    )
+    server = held.enter_context(serving(store, writable))
     return held.enter_context(RemoteSource(server.address, 60))
+
+
+def same_rows(one: Mapping[str, Float32], other: Mapping[str, Float32]) -> None:
+    assert one.keys() == other.keys()
+    for table, rows in one.items():
+        np.testing.assert_array_equal(rows, other[table])
 
 
 def mapped() -> set[str]:
@@ -113,14 +116,11 @@ def test_versions_are_waited_for(held: ExitStack) -> None:
         asked = [pool.submit(source.lookup_when, {"cities": int64(1)}, version, 30.0) for version in (1, 2, 1)]
         waited = pool.submit(source.wait_for_version, 2, 30.0)
         commit(store, {"cities": update(int64(1), 4)})
-        done = [asked[place].result(timeout=60) for place in (0, 2)]
-        for rows in done:
-            np.testing.assert_array_equal(rows["cities"], store.lookup({"cities": int64(1)})["cities"])
+        for place in (0, 2):
+            same_rows(asked[place].result(timeout=60), store.lookup({"cities": int64(1)}))
         commit(store, {"cities": update(int64(1), 4)})
         assert waited.result(timeout=60)
-        np.testing.assert_array_equal(
-            asked[1].result(timeout=60)["cities"], store.lookup({"cities": int64(1)})["cities"]
-        )
+        same_rows(asked[1].result(timeout=60), store.lookup({"cities": int64(1)}))
     assert source.version() == 2
 
 
@@ -130,7 +130,7 @@ def test_tables_come_grow_are_cleared_and_go_while_they_are_attached(held: ExitS
     everything = np.arange(200_000)
 
     def same() -> None:
-        np.testing.assert_array_equal(source.lookup({"t": everything})["t"], store.lookup({"t": everything})["t"])
+        same_rows(source.lookup({"t": everything}), store.lookup({"t": everything}))
         assert source.attached
 
     spec = TableSpec("t", 16, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5))
@@ -157,18 +157,16 @@ def test_a_store_that_is_closed_gives_its_memory_back_and_another_is_attached(he
     first, second = SharedMemoryStore(1), SharedMemoryStore(1)
     for store in (first, second):
         store.create_table(fixed())
-    server = GrpcServer("127.0.0.1:0", [store_service(first)])
+    server = serving(first)
     source = held.enter_context(SharedSource(RemoteSource(server.address, 60), required=True))
     source.lookup({"cities": int64(1)})
     assert source.attached
     assert mapped() > before
     first.close()
     server.stop(0)
-    with second, GrpcServer(server.address, [store_service(second)]):
+    with second, serving(second, address=server.address):
         commit(second, {"cities": update(int64(1), 4)})
-        np.testing.assert_array_equal(
-            source.lookup({"cities": int64(1)}, 1)["cities"], second.lookup({"cities": int64(1)})["cities"]
-        )
+        same_rows(source.lookup({"cities": int64(1)}, 1), second.lookup({"cities": int64(1)}))
         assert source.version() == 1
         assert source.attached
         source.close()
@@ -184,9 +182,7 @@ def test_a_store_without_shared_memory_is_asked_over_grpc(held: ExitStack) -> No
     with pytest.raises(Unsupported, match="are not in shared memory"):
         SharedSource(remote, required=True)
     source = held.enter_context(SharedSource(remote))
-    np.testing.assert_array_equal(
-        source.lookup({"cities": int64(5)})["cities"], store.lookup({"cities": int64(5)})["cities"]
-    )
+    same_rows(source.lookup({"cities": int64(5)}), store.lookup({"cities": int64(5)}))
     assert not source.attached
     store.reset_version(3)
     assert source.wait_for_version(3, 10)
@@ -208,8 +204,7 @@ def test_without_descriptors_tables_are_read_over_grpc(held: ExitStack) -> None:
         store.create_table(fixed())
     store.create_table(dynamic())
     ids = {"cities": int64(1), "people": int64(2)}
-    for table, rows in source.lookup(ids).items():
-        np.testing.assert_array_equal(rows, store.lookup(ids)[table])
+    same_rows(source.lookup(ids), store.lookup(ids))
     assert source.attached
 
 
@@ -229,9 +224,7 @@ def test_what_is_in_use_moves_to_huge_pages_and_stays_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(("number", "lives_on"), [(errno.EAGAIN, True), (errno.ENOMEM, True), (errno.EINVAL, False)])
-def test_huge_pages_are_asked_for_again_where_none_was_free(
-    monkeypatch: pytest.MonkeyPatch, number: int, lives_on: bool
-) -> None:
+def test_huge_pages_are_asked_for_until_one_is(monkeypatch: pytest.MonkeyPatch, number: int, lives_on: bool) -> None:
     asked = threading.Semaphore(0)
 
     def make_huge(self: SharedSlab) -> Iterator[None]:
@@ -242,8 +235,7 @@ def test_huge_pages_are_asked_for_again_where_none_was_free(
     monkeypatch.setattr(SharedSlab, "make_huge", make_huge)
     monkeypatch.setattr(shared_store, "_HUGE_EVERY_S", 0.001)
     monkeypatch.setattr(shared_store, "_HUGE_LATEST_S", 0.004)
-    with SharedMemoryStore() as store:
-        store.create_table(TableSpec("t", 8, 100, optimizer=OptimizerSpec.of("sgd")))
+    with create_tables(SharedMemoryStore(), TableSpec("t", 8, 100, optimizer=OptimizerSpec.of("sgd"))) as store:
         assert asked.acquire(timeout=60)
         if lives_on:
             assert all(asked.acquire(timeout=60) for _ in range(4))
@@ -251,3 +243,20 @@ def test_huge_pages_are_asked_for_again_where_none_was_free(
             store._tidier.join(60)
         assert store._tidier.is_alive() == lives_on
     assert not store._tidier.is_alive()
+
+
+IDS = np.arange(5_000)
+
+
+def test_memory_is_shared_with_those_who_may_call(ours: Authority) -> None:
+    credentials = ours.mutual()
+    store = create_tables(SharedMemoryStore(2), TableSpec("t", 4))
+    with store, GrpcServer("127.0.0.1:0", [store_service(store)], credentials=credentials) as server:
+        with SharedSource(RemoteSource(server.address, 60, credentials), required=True) as source:
+            assert source.attached
+            np.testing.assert_array_equal(source.lookup({"t": IDS})["t"], store.lookup({"t": IDS})["t"])
+        with RemoteSource(server.address, 60, replace(credentials, token=None)) as stranger:
+            with pytest.raises(Unauthenticated):
+                SharedSource(stranger, required=True)
+            with SharedSource(stranger) as source, pytest.raises(Unauthenticated):
+                source.lookup({"t": IDS})

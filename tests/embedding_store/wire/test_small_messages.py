@@ -1,38 +1,30 @@
 """Small messages whose answer, or whose parsing, would cost much."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import AdmissionSpec, MemoryStore, RemoteStore, RowBlock, TableSpec
 from elastable.embedding_store.errors import BadInput, BadSpec, DeadlineExceeded
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.messages.reply_frames import ReplyRoom
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteStore
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service import pin_service, write_service
 from elastable.embedding_store.wire.service import store_service as service
-from elastable.embedding_store.wire.service.store_service import store_service
-from tests.contracts.store_samples import fixed, rows_by_id
+from tests.contracts.store_samples import create_tables, fixed, rows_by_id
+from tests.embedding_store.serving import serving
 
 WAIT_S = 60
 
 
 def served(held: ExitStack) -> tuple[MemoryStore, RemoteStore, grpc.Channel]:
-    store = held.enter_context(MemoryStore(1))
-    store.create_table(fixed())
-    server = held.enter_context(
-        GrpcServer("127.0.0.1:0", [store_service(store, writable=True)], anonymous=Role.ADMINISTRATOR)
-    )
+    store = create_tables(held.enter_context(MemoryStore(1)), fixed())
+    server = held.enter_context(serving(store, writable=True))
     client = held.enter_context(RemoteStore(server.address, WAIT_S))
     return store, client, held.enter_context(grpc.insecure_channel(server.address))
 
@@ -78,17 +70,16 @@ def test_replies_wait_for_room_and_give_up_by_name() -> None:
             pass
     with room.taken(6 << 20), pytest.raises(DeadlineExceeded), room.taken(6 << 20):
         pass
-    patient, inside = ReplyRoom(most=10 << 20, wait_s=WAIT_S), threading.Event()
+    patient = ReplyRoom(most=10 << 20, wait_s=WAIT_S)
 
     def second() -> None:
         with patient.taken(6 << 20):
-            inside.set()
+            pass
 
-    with patient.taken(6 << 20):
-        thread = threading.Thread(target=second)
-        thread.start()
-    assert inside.wait(WAIT_S)
-    thread.join(WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        with patient.taken(6 << 20):
+            waiting = pool.submit(second)
+        waiting.result(WAIT_S)
 
 
 def test_unread_replies_do_not_add_up(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

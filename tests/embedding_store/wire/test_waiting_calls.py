@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import grpc
 import pytest
 
-from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store import StaleVersion
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import answering
@@ -79,7 +79,6 @@ class Waiting:
         assert all(self.came.acquire(timeout=WAIT_S) for _ in range(count))
 
     def await_parked(self, count: int) -> None:
-        """Waits until `count` more calls wait without a thread."""
         assert all(self.parked.acquire(timeout=WAIT_S) for _ in range(count))
 
 
@@ -112,9 +111,7 @@ def test_what_is_there_already_is_answered_at_once(held: ExitStack) -> None:
 @pytest.mark.parametrize("sizes", [(), (3,), (70_000,), (3, 3), (3, 1 << 20, 5), (1 << 20,) * 8])
 @pytest.mark.parametrize("request_", [b"", b"light", b"ready"])
 @pytest.mark.parametrize("brief", [False, True])
-def test_an_answer_of_any_number_of_messages_arrives_whole(
-    held: ExitStack, sizes: tuple[int, ...], request_: bytes, brief: bool
-) -> None:
+def test_any_number_of_messages_arrives(held: ExitStack, sizes: tuple[int, ...], request_: bytes, brief: bool) -> None:
     served = Waiting(held, brief=brief)
     served.then = lambda _: (bytes([number]) * size for number, size in enumerate(sizes))
     replies = served.many(request_, timeout=WAIT_S)
@@ -135,20 +132,15 @@ def test_methods_that_are_brief_need_no_thread_unless_their_message_is_long(held
 
 
 @pytest.mark.parametrize("brief", [False, True])
-def test_a_defect_before_the_wait_ends_the_call_and_no_other(held: ExitStack, brief: bool) -> None:
+def test_a_defect_or_no_message_before_the_wait_ends_the_call_and_no_other(held: ExitStack, brief: bool) -> None:
     served = Waiting(held, brief=brief)
     error = refused(served.one.future(b"defect", timeout=WAIT_S))
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "RuntimeError: a defect")
-    assert served.one(b"ready", timeout=WAIT_S) == b""
-
-
-@pytest.mark.parametrize("brief", [False, True])
-def test_a_call_that_ends_without_a_message_is_refused_by_name(held: ExitStack, brief: bool) -> None:
-    served = Waiting(held, brief=brief)
     silent = served.channel.stream_unary("/test.Waiting/One", None, None)
     error = refused(silent.future(iter(()), timeout=WAIT_S))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == "/test.Waiting/One: the call ended before its message"
+    assert served.one(b"ready", timeout=WAIT_S) == b""
 
 
 def test_frames_are_read_before_the_wait(held: ExitStack) -> None:
@@ -195,9 +187,7 @@ def test_a_defect_after_the_wait_ends_the_call(held: ExitStack) -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("request_", [b"", b"light"])
-def test_a_call_that_has_waited_leaves_nothing_for_the_collector(
-    held: ExitStack, streams: bool, request_: bytes
-) -> None:
+def test_a_call_that_waited_leaves_nothing_for_the_collector(held: ExitStack, streams: bool, request_: bytes) -> None:
     served, freed = Waiting(held), threading.Semaphore(0)
     served.then = lambda reply: [reply] if streams else reply
     gc.disable()

@@ -7,17 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store import EmbeddingStore, MemoryStore, OptimizerSpec, TableSpec, lookup_many
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, UpdateBatch
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import IdOutOfRange, StoreBroken
 from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.native.range_pool import SERIAL
-from elastable.embedding_store.tables.many_tables import lookup_many
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.file_stores import file_store
@@ -62,7 +59,6 @@ def test_a_table_in_files_reads_as_one_in_memory(tmp_path: Path, threads: int) -
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_table_with_few_ids_reads_as_one_in_memory(tmp_path: Path, threads: int) -> None:
-    """Ids that have rows in memory, rows in files, and none: of a fixed and of a dynamic table."""
     random = np.random.default_rng(3)
     some = random.permutation(30_000)[:15_000]
     ids = random.integers(0, 30_000, 20_000)
@@ -80,9 +76,7 @@ def test_a_table_with_few_ids_reads_as_one_in_memory(tmp_path: Path, threads: in
 
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_files_that_are_mapped_are_read_without_asking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, mapped: bool
-) -> None:
+def test_mapped_files_ask_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, mapped: bool) -> None:
     """A target whose rows do not lie side by side is read otherwise, as are files that cannot be mapped."""
     asked: list[int] = []
 
@@ -107,9 +101,7 @@ def test_files_that_are_mapped_are_read_without_asking(
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_rows_that_are_read_from_files_are_counted_and_those_that_get_frames_are_not(
-    tmp_path: Path, threads: int
-) -> None:
+def test_rows_read_from_files_are_counted_and_those_that_get_frames_are_not(tmp_path: Path, threads: int) -> None:
     with filled(file_store(tmp_path / "s", 1 << 20, threads=threads)) as files:
         assert isinstance(files, MemoryStore)
         table, before = files._tables["t"], files.measures().rows_read["t"]

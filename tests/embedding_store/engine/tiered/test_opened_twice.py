@@ -5,13 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.errors import SpecConflict, TakenOver
 from elastable.embedding_store.open_store import open_store
-from tests.contracts.store_samples import rows_by_id
+from tests.contracts.store_samples import create_tables, rows_by_id
 from tests.embedding_store.engine.tiered_stores import flushed
 from tests.waiting import until
 
@@ -41,8 +38,7 @@ def after_passes(store: MemoryStore) -> None:
 
 
 def test_who_only_reads_takes_the_store_from_nobody(redis_url: str) -> None:
-    with opened(redis_url, SELDOM) as first:
-        first.create_table(SPEC)
+    with create_tables(opened(redis_url, SELDOM), SPEC) as first:
         commit(first)
         commit(first)
         with opened(redis_url, OFTEN) as second:
@@ -59,9 +55,7 @@ def test_who_only_reads_takes_the_store_from_nobody(redis_url: str) -> None:
 
 
 def test_who_asks_for_a_table_that_is_there_takes_the_store_from_nobody(redis_url: str) -> None:
-    """So does who asks for one with another spec, which is refused."""
-    with opened(redis_url, SELDOM) as first:
-        first.create_table(SPEC)
+    with create_tables(opened(redis_url, SELDOM), SPEC) as first:
         commit(first)
         with opened(redis_url, OFTEN) as second:
             assert not second.create_table(SPEC)
@@ -84,8 +78,7 @@ def test_a_table_that_another_process_has_made_meanwhile_is_found(redis_url: str
 
 
 def test_who_opens_a_log_with_more_rows_than_its_budget_takes_the_store_from_nobody(redis_url: str) -> None:
-    with opened(redis_url, SELDOM) as first:
-        first.create_table(SPEC)
+    with create_tables(opened(redis_url, SELDOM), SPEC) as first:
         commit(first, 4_900)  # 2.4 MiB
         with opened(redis_url, f"{OFTEN}&budget=1MiB") as second:
             after_passes(second)
@@ -95,8 +88,7 @@ def test_who_opens_a_log_with_more_rows_than_its_budget_takes_the_store_from_nob
 
 
 def test_a_flush_of_what_another_process_left_changes_no_version_and_gives_up_no_pin(redis_url: str) -> None:
-    first = opened(redis_url, SELDOM)
-    first.create_table(SPEC)
+    first = create_tables(opened(redis_url, SELDOM), SPEC)
     commit(first)
     with opened(redis_url, SELDOM) as second:
         with second.pin() as pin:
@@ -112,8 +104,7 @@ def test_a_flush_of_what_another_process_left_changes_no_version_and_gives_up_no
 
 
 def test_a_store_whose_log_is_full_is_written_before_the_first_change(redis_url: str) -> None:
-    first = opened(redis_url, SELDOM)
-    first.create_table(SPEC)
+    first = create_tables(opened(redis_url, SELDOM), SPEC)
     for _ in range(4):
         commit(first, 2_000)
     with opened(redis_url, "log_bytes=64KiB&flush=100000") as second:
@@ -126,8 +117,7 @@ def test_a_store_whose_log_is_full_is_written_before_the_first_change(redis_url:
 
 
 def test_commits_whose_entries_are_larger_than_the_log_may_be_are_written_one_by_one(redis_url: str) -> None:
-    with opened(redis_url, "log_bytes=64KiB&flush=100000") as store:
-        store.create_table(SPEC)
+    with create_tables(opened(redis_url, "log_bytes=64KiB&flush=100000"), SPEC) as store:
         for _ in range(5):
             commit(store, 2_000)
         assert flushed(store).flushed_version >= 4

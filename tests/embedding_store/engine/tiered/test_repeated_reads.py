@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store import MemoryStore, OptimizerSpec, RowBlock, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.tier import MappedRecords, Records
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.tiered import tiered_rows
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.contract import NoLog
+from elastable.embedding_store.tables.lookups import lookup_request
 from elastable.embedding_store.tiers.files.file_tier import FileTier
+from tests.embedding_store.engine.tiered_stores import tiered_store
+from tests.embedding_store.tiers.dict_tier import DictTier, Kept
 
 ROWS, DIM = 4_000, 16
 WEIGHTS = np.random.default_rng(5).standard_normal((ROWS, DIM), dtype=np.float32)
@@ -113,3 +115,33 @@ def test_rows_that_were_deleted_since_get_no_frames(tmp_path: Path) -> None:
         for _ in range(8):
             np.testing.assert_array_equal(store.lookup({"t": ids[1_000:]})["t"], WEIGHTS[1_000:])
             np.testing.assert_array_equal(store.lookup({"t": new})["t"], -WEIGHTS[:500])
+
+
+SPECS = {name: TableSpec(name, 4, None) for name in ("a", "b")}
+
+
+class CountingDicts(DictTier):
+    reads = 0
+
+    def read(self, wanted: Sequence[Records]) -> list[Int64]:
+        self.reads += 1
+        return super().read(wanted)
+
+
+def test_cold_rows_of_all_requests_are_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
+    kept = Kept()
+    values = {name: np.arange(400 * 4, dtype=np.float32).reshape(400, 4) + n for n, name in enumerate(SPECS)}
+    with tiered_store(DictTier(kept), NoLog(), 1) as store:
+        for name, spec in SPECS.items():
+            store.create_table(spec)
+            store.put(name, [RowBlock(np.arange(400), values[name], np.empty((400, 0), np.float32))])
+    tier = CountingDicts(kept)
+    with tiered_store(tier, NoLog(), 1) as store:  # opened again, so that all rows are cold
+        parts = [np.arange(start, start + 100) for start in (0, 100, 200)]
+        requests = [lookup_request(spec, part) for spec in SPECS.values() for part in parts]
+        before = tier.reads
+        assert len(list(store.lookup_in_order(iter(requests), store.version()))) == len(requests)
+        assert tier.reads - before == 1
+        for request in requests:
+            np.testing.assert_array_equal(request.out, values[request.table][request.ids])

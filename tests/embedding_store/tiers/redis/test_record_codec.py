@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastable.embedding_store import StoreFailed
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tiers.redis.connections.exchange import Replies
 from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP, Awaited, RecordReplies, WriteReplies
 from elastable.embedding_store.tiers.redis.records.record_requests import (
@@ -24,6 +24,7 @@ from elastable.embedding_store.tiers.redis.records.record_requests import (
 )
 
 KEYS = [b"{n:t:0}:rows", b"{n:t:1}:rows", b"k" * 123]
+WIDTHS = st.integers(1, 40) | st.sampled_from([100, 1_000, 9_996, 10_000, 99_996, 100_000])
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=3)
 
 
@@ -86,7 +87,13 @@ def test_reads_are_hmgets(request_: Request, asking: bool) -> None:
     assert out[7:end].tobytes() == expected
 
 
-@given(requests(), st.booleans(), st.sampled_from([1, 4, 132]), st.sampled_from([0, 2**62]), st.data())
+@given(
+    requests(),
+    st.booleans(),
+    st.sampled_from([1, 4, 132, 9_996, 10_000, 99_996]),
+    st.sampled_from([0, 2**62]),
+    st.data(),
+)
 def test_writes_are_atomic_in_a_partition(
     request_: Request, asking: bool, width: int, sequence: int, data: st.DataObject
 ) -> None:
@@ -126,10 +133,8 @@ def reply_to(counts: Sequence[int], records: Sequence[bytes | None], asking: boo
     return stream
 
 
-@given(requests(), st.booleans(), st.lists(st.integers(0, 10_000)), st.integers(1, 40), st.data())
-def test_replies_cut_anywhere(
-    request_: Request, asking: bool, cuts: list[int], width: int, data: st.DataObject
-) -> None:
+@given(requests(), st.booleans(), st.lists(st.integers(0, 10_000)), WIDTHS, st.data())
+def test_replies_in_pieces(request_: Request, asking: bool, cuts: list[int], width: int, data: st.DataObject) -> None:
     """Of two tables, the second of which keeps the first bytes of each record only."""
     counts, ids, positions = request_
     total, taken = len(ids), data.draw(st.integers(0, width))
@@ -149,27 +154,7 @@ def test_replies_cut_anywhere(
         assert not table.rows[positions][gone].any()
 
 
-@pytest.mark.parametrize("width", [1, 4, 8, 96, 100, 1_000, 9_996, 10_000, 99_996, 100_000, 262_144])
-def test_records_of_any_length_there_and_back(width: int) -> None:
-    ids, positions = np.array([7, -8, 9]), np.array([2, 0, 1])
-    rows = np.random.default_rng(2).integers(0, 256, (3, width), np.uint8)
-    parts, keys = parts_of([3]), Keys.of(KEYS)
-    records = [rows[position].tobytes() for position in positions]
-    words = [word for one, record in zip(ids, records, strict=True) for word in (id_bytes(one), record)]
-    out = np.empty(int(write_sizes(parts, keys, width).sum()), np.uint8)
-    flat, none = rows.reshape(-1), np.empty(0, np.int64)
-    end = encode_writes(parts, keys.text, keys.at, ids, positions, none, flat, width, 3, False, out, 0)
-    stamped = packed("HSTRLEN", KEYS[0], "stamp") + packed("HSET", KEYS[0], "stamp", id_bytes(3), *words)
-    assert out[:end].tobytes() == stamped
-    back = awaited([3], positions, width, width)
-    feed_in_pieces(RecordReplies([back]), reply_to([3], [records[0], None, records[2]]), [5, width, 2 * width])
-    assert back.missing.tolist() == [1, 0, 0]
-    np.testing.assert_array_equal(back.rows[1:], rows[1:])
-    assert not back.rows[0].any()
-
-
 def small_replies(counts: Sequence[int], asking: bool = False) -> tuple[RecordReplies, Awaited]:
-    """Replies of records of 4 bytes, and where they go."""
     table = awaited(counts, np.arange(sum(counts)), 4, 4)
     return RecordReplies([table], asking=asking), table
 

@@ -1,12 +1,9 @@
 """What goes wrong with a Redis server is an error with its address, never a made-up row."""
 
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -15,14 +12,12 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store import Commit, MemoryStore, RowSource, TableSpec, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
+    ElastableError,
     NotReady,
     StoreBroken,
     StoreFailed,
@@ -32,10 +27,13 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.schema import partition_of
+from tests.certificates import Authority
+from tests.contracts.store_samples import create_tables
 from tests.cutting_proxy import cutting_proxy
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.ports import free_port
 from tests.servers import Server, running_cluster, running_server
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -49,9 +47,7 @@ def redis_store(url: str) -> MemoryStore:
 def flushed(url: str) -> MemoryStore:
     """A store at version 1, whose rows have been written to the server; `flush=` keeps later ones from it."""
     mark = "&" if "?" in url else "?"
-    store = redis_store(f"{url}{mark}flush=3600")
-    for spec in SPECS.values():
-        store.create_table(spec)
+    store = create_tables(redis_store(f"{url}{mark}flush=3600"), *SPECS.values())
     store.commit(commit_of(1))
     store.flush()
     return store
@@ -145,7 +141,6 @@ def test_login(server_binary: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(params=["redis_node", "valkey_node"])
 def documented_users(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server with the users that docs/redis.md sets up."""
     node: Server = request.getfixturevalue(request.param)
     text = (Path(__file__).parents[4] / "docs" / "redis.md").read_text()
     lines = [line.split() for line in text.splitlines() if line.startswith("    ACL SETUSER")]
@@ -159,7 +154,6 @@ def documented_users(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def test_users_as_documented(documented_users: Server) -> None:
-    """Each command of a store, of its log and of a reader is allowed; a reader cannot write."""
     master, reader_user = (f"redis://{user}:secret@{documented_users.address}" for user in ("master", "reader"))
     with flushed(master) as store:
         store.clear("adam")
@@ -185,36 +179,27 @@ def test_users_as_documented(documented_users: Server) -> None:
 
 
 @pytest.fixture
-def tls_server(server_binary: Path, tmp_path: Path) -> Iterator[tuple[Server, int, Path]]:
-    """A server, the port where it speaks TLS, and its certificate."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    port = free_port()
+def tls_server(server_binary: Path, tmp_path: Path, ours: Authority) -> Iterator[tuple[Server, int]]:
+    """A server, and the port where it speaks TLS."""
+    port, (certificate, key) = free_port(), ours.issue("redis", "localhost", "127.0.0.1")
     options = ("--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key),
-               "--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no")  # fmt: skip
+               "--tls-ca-cert-file", str(ours.ca), "--tls-auth-clients", "no")  # fmt: skip
     with ExitStack() as stack:
         try:
             server = stack.enter_context(running_server(server_binary, tmp_path / "tls", options))
         except RuntimeError:
             pytest.skip(f"{server_binary} was built without TLS")
-        yield server, port, certificate
+        yield server, port
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
-def test_tls(tls_server: tuple[Server, int, Path]) -> None:
-    server, port, certificate = tls_server
-    with redis_store(f"rediss://127.0.0.1:{port}?ca={certificate}") as store:
-        store.create_table(TableSpec("t", 64, None))
+def test_tls(tls_server: tuple[Server, int], ours: Authority) -> None:
+    server, port = tls_server
+    with create_tables(redis_store(f"rediss://127.0.0.1:{port}?ca={ours.ca}"), TableSpec("t", 64, None)) as store:
         ids = np.arange(5_000)
         store.commit(Commit(1, {"t": TableUpdate(ids, np.ones((5_000, 64), np.float32))}, 0, {}))
         store.flush()
         rows = store.lookup({"t": ids})["t"]
-    for url in (f"rediss://127.0.0.1:{port}?ca={certificate}", server.url):
+    for url in (f"rediss://127.0.0.1:{port}?ca={ours.ca}", server.url):
         with open_reader(url) as reader:
             np.testing.assert_array_equal(reader.lookup({"t": ids})["t"], rows)
     with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
@@ -262,7 +247,7 @@ def test_a_server_that_loads_its_data_is_not_ready_yet_and_waited_for(server_bin
         server.options = ("--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024")
         server.launch()
         with server.client() as client:
-            until_loading(client)
+            until(lambda: loading(client))
             for attempt in (lambda: adam(reader), lambda: open_store(server.url)):
                 with pytest.raises(NotReady, match="LOADING"):
                     attempt()
@@ -275,18 +260,13 @@ def test_a_server_that_loads_its_data_is_not_ready_yet_and_waited_for(server_bin
         assert everything(store) == everything(undisturbed(2))
 
 
-def until_loading(client: redis.Redis) -> None:
-    """Returns once the server answers that it is loading."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            client.ping()
-        except redis.exceptions.BusyLoadingError:
-            return
-        except redis.ConnectionError:
-            time.sleep(0.01)
-        else:
-            break
+def loading(client: redis.Redis) -> bool:
+    try:
+        client.ping()
+    except redis.exceptions.BusyLoadingError:
+        return True
+    except redis.ConnectionError:
+        return False
     pytest.fail("the server was never seen to load")
 
 
@@ -355,19 +335,6 @@ def test_a_stalled_server(fleeting: Server) -> None:
         assert everything(store) == everything(undisturbed(2))
 
 
-def test_a_full_server(fleeting: Server) -> None:
-    """What does not fit is refused, nobody sees it, and the same commit is taken once there is room."""
-    with flushed(fleeting.url) as store, fleeting.client() as client:
-        client.config_set("maxmemory", "1")
-        with pytest.raises(StoreFailed, match="OOM"):
-            store.commit(commit_of(2))
-        with pytest.raises(Unavailable, match="version 2 could not be logged yet"):
-            adam(store)
-        client.config_set("maxmemory", "0")
-        store.commit(commit_of(2))
-        assert everything(store) == everything(undisturbed(2))
-
-
 @pytest.mark.parametrize("ending", ["cut", "kill"])
 def test_a_commit_whose_answer_is_lost_is_made_once(durable: Server, ending: str) -> None:
     with cutting_proxy(durable.port) as proxy, flushed(f"redis://127.0.0.1:{proxy.port}?deadline=4") as store:
@@ -406,3 +373,17 @@ def test_a_killed_node_of_a_cluster(server_binary: Path, tmp_path: Path) -> None
                 committed_and_flushed(store)
         with suppress(Unavailable, StoreFailed):  # where the log's node is alive, rows are left to be written
             store.close()
+
+
+@pytest.mark.parametrize("flush", ["1000", "0.01"])
+def test_a_store_that_is_closed_comes_back_without_them(durable: Server, flush: str) -> None:
+    store = create_tables(open_store(f"{durable.url}?flush={flush}", deadline_s=3.0), *SPECS.values())
+    store.commit(commit_of(1))
+    durable.kill()
+    with pytest.raises(ElastableError):
+        store.commit(commit_of(2))
+    durable.start()
+    store.close()
+    with open_store(durable.url) as again, undisturbed(1) as expected:
+        assert again.version() == 1
+        assert everything(again) == everything(expected)

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store import BadInput, Commit, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.schema import (
     check_namespace,

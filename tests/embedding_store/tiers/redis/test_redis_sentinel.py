@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store import BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import RedisUrl
-from tests.embedding_store.tiers.redis.tier_samples import TABLE, changed, read_back, rows_of
+from tests.embedding_store.tiers.redis.tier_samples import begin, changed, read_back, rows_of
 from tests.sentinels import Watched, running_watched
 
 pytestmark = pytest.mark.process
@@ -36,10 +36,8 @@ def wait_until_replicated(watched: Watched) -> None:
 
 
 def test_the_master_is_killed_in_the_middle_of_writes(watched: Watched) -> None:
-    """A write that meets the failover goes on at the new master; a reader follows, too."""
     with RedisTier(url_of(watched)) as tier, RedisTier(url_of(watched)) as reader:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         tier.put_state(b"one")
         assert reader.state() == b"one"
         np.testing.assert_array_equal(read_back(reader), rows_of(1))
@@ -75,8 +73,7 @@ def test_the_master_is_killed_in_the_middle_of_writes(watched: Watched) -> None:
 
 def test_a_master_that_hangs_is_left_within_the_deadline_of_the_next_try(watched: Watched) -> None:
     with RedisTier(url_of(watched, 5)) as tier:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         wait_until_replicated(watched)
         old = watched.master()
         assert old.process is not None
@@ -97,8 +94,7 @@ def test_a_master_that_hangs_is_left_within_the_deadline_of_the_next_try(watched
 def test_a_replica_that_lagged_takes_over(watched: Watched) -> None:
     """Writes that were confirmed are gone: nothing is written over what is left, in this process and in later ones."""
     with RedisTier(url_of(watched)) as tier:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         tier.put_state(b"one")
         wait_until_replicated(watched)
         replica = watched.replica()
@@ -136,8 +132,7 @@ def test_logins_of_servers_and_sentinels(server_binary: Path, tmp_path: Path, mo
         file.chmod(0o600)
         monkeypatch.setenv("ELASTABLE_SENTINEL_PASSWORD_FILE", str(file))
         with RedisTier(url) as tier:
-            tier.create(TABLE)
-            tier.write(changed(1), {}, 1)
+            begin(tier)
             assert "of-servers" not in tier.place
         with pytest.raises(StoreFailed, match="WRONGPASS"):
             RedisTier(url.replace("of-servers", "another"))

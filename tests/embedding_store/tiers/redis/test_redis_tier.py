@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, TierTable
-from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, TakenOver, Unsupported
+from elastable.embedding_store.errors import BadInput, StoreBroken, TakenOver, Unsupported
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
@@ -16,48 +15,27 @@ from elastable.embedding_store.tiers.redis.records import record_transfer as rec
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
-
-TABLE = TierTable("t", 24, b"described")
-IDS = np.random.default_rng(1).permutation(np.arange(-500, 500, dtype=np.int64) << 40)
+from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
 
 
-def rows_of(seed: int, ids: Int64 = IDS, width: int = TABLE.record_bytes) -> UInt8:
-    return np.random.default_rng(seed).integers(0, 256, (len(ids), width), dtype=np.uint8)
-
-
-def records(ids: Int64, rows: UInt8, table: str = "t") -> Records:
-    return Records(table, ids, np.arange(len(ids)), rows)
-
-
-def read_back(tier: RedisTier, ids: Int64 = IDS, width: int = TABLE.record_bytes) -> tuple[UInt8, Int64]:
-    """Rows, zero where there is none, and which have none."""
-    rows = np.zeros((len(ids), width), np.uint8)
-    (missing,) = tier.read([records(ids, rows)])
-    return rows, missing
-
-
-@pytest.fixture(params=["redis_url", "redis_cluster_url"])
-def url(request: pytest.FixtureRequest) -> str:
-    found: str = request.getfixturevalue(request.param)
-    return found
+def call(tier: RedisTier, *command: str | bytes) -> None:
+    tier._place.topology.call([(b"{elastable}", command)], tier._place.deadline())
 
 
 @pytest.fixture
-def tier(url: str) -> Iterator[RedisTier]:
-    with RedisTier(f"{url}?partitions=16") as tier:
+def tier(node_or_cluster_url: str) -> Iterator[RedisTier]:
+    with RedisTier(f"{node_or_cluster_url}?partitions=16") as tier:
         tier.create(TABLE)
         yield tier
 
 
 def test_records_are_found_by_the_schema(redis_url: str) -> None:
-    rows = rows_of(1)
     with RedisTier(redis_url) as tier, redis.Redis.from_url(redis_url) as client:
         tier.create(TABLE)
-        tier.write([records(IDS, rows)], {}, 12)
-        for i, partition in enumerate(partition_of(IDS, 64).tolist()):
-            key = f"{{elastable:t:{partition}}}:rows"
-            assert rows_key("elastable", "t", partition) == key.encode()
-            assert client.hget(key, int(IDS[i]).to_bytes(8, "little", signed=True)) == rows[i].tobytes()
+        tier.write(changed(12), {}, 12)
+        for one, row, partition in zip(IDS.tolist(), rows_of(12), partition_of(IDS, 64).tolist(), strict=True):
+            key = rows_key("elastable", "t", partition)
+            assert client.hget(key, one.to_bytes(8, "little", signed=True)) == row.tobytes()
             assert client.hget(key, "stamp") == (12 << 20).to_bytes(8, "little")
 
 
@@ -65,9 +43,9 @@ def test_the_loss_of_one_of_two_writes_of_the_same_entry_is_noticed(redis_url: s
     """As when one node of a Cluster loses the tail of its append-only file, and the others do not."""
     with RedisTier(f"{redis_url}?partitions=1") as tier, redis.Redis.from_url(redis_url) as client:
         tier.create(TABLE)
-        tier.write([records(IDS[:500], rows_of(1)[:500])], {}, 7)
+        tier.write(changed(7, IDS[:200]), {}, 7)
         older = client.dump("{elastable:t:0}:rows")
-        tier.write([records(IDS[500:], rows_of(1)[500:])], {}, 7)
+        tier.write(changed(7, IDS[200:]), {}, 7)
         tier.put_state(b"state")
         assert tier.sequence == 7
         client.restore("{elastable:t:0}:rows", 0, older, replace=True)
@@ -79,33 +57,29 @@ def test_the_loss_of_one_of_two_writes_of_the_same_entry_is_noticed(redis_url: s
 
 @pytest.mark.parametrize("width", [None, 0, 5])
 @pytest.mark.parametrize("most_bytes", [1 << 30, 1 << 10])
-def test_scans_in_one_piece_and_in_many(
-    tier: RedisTier, width: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scans_in_pieces(tier: RedisTier, width: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastable.embedding_store.tiers.redis.records.record_transfer._PIECE_BYTES", most_bytes)
-    rows = rows_of(6)
-    tier.write([records(IDS, rows)], {}, 1)
-    blocks = list(tier.scan("t", 300, width))
-    assert [len(block.ids) for block in blocks] == [300, 300, 300, 100]
+    tier.write(changed(6), {}, 6)
+    blocks = list(tier.scan("t", 150, width))
+    assert [len(block.ids) for block in blocks] == [150, 150, 100]
     ids, found = (np.concatenate([getattr(block, kind) for block in blocks]) for kind in ("ids", "rows"))
-    order, expected = np.argsort(ids), np.argsort(IDS)
-    np.testing.assert_array_equal(ids[order], IDS[expected])
-    np.testing.assert_array_equal(found[order], rows[expected][:, :width])
+    order = np.argsort(ids)
+    np.testing.assert_array_equal(ids[order], IDS)
+    np.testing.assert_array_equal(found[order], rows_of(6)[:, :width])
     assert all((block.positions == -1).all() and block.table == "t" for block in blocks)
 
 
 def test_a_scan_while_hashes_grow_and_shrink_gives_each_id_once(tier: RedisTier) -> None:
     """Hashes of 2,000 ids are still being rehashed when the scan begins."""
     ids = np.arange(32_000, dtype=np.int64)
-    tier.write([records(ids, rows_of(7, ids))], {}, 1)
+    tier.write([Records("t", ids, ids, np.zeros((len(ids), 16), np.uint8))], {}, 1)
     tier.write([], {"t": (ids[500:], ids[500:])}, 2)
     found = np.concatenate([block.ids for block in tier.scan("t")])
     np.testing.assert_array_equal(np.sort(found), ids[:500])
 
 
 def test_what_hscan_shows_twice_is_given_once(tier: RedisTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(1)
-    tier.write([records(IDS, rows)], {}, 12)
+    tier.write(changed(12), {}, 12)
     monkeypatch.setattr(record_scan, "_PIECE_BYTES", 1)
     topology = type(tier._place.topology)
     call = topology.call
@@ -115,86 +89,43 @@ def test_what_hscan_shows_twice_is_given_once(tier: RedisTier, monkeypatch: pyte
         return [[reply[0], reply[1] * 2] if words[0] == "HSCAN" else reply for (_, words), reply in replies]
 
     monkeypatch.setattr(topology, "call", twice)
-    found = {
-        int(one): row.tobytes() for block in tier.scan("t") for one, row in zip(block.ids, block.rows, strict=True)
-    }
+    found = {int(one): bytes(row) for block in tier.scan("t") for one, row in zip(block.ids, block.rows, strict=True)}
     assert sum(len(block.ids) for block in tier.scan("t", width=0)) == len(IDS)
-    assert found == {int(one): row.tobytes() for one, row in zip(IDS, rows, strict=True)}
+    assert found == {int(one): row.tobytes() for one, row in zip(IDS, rows_of(12), strict=True)}
 
 
-def test_a_name_is_taken_once(tier: RedisTier, url: str) -> None:
-    with pytest.raises(SpecConflict, match="'t'"):
-        tier.create(TABLE)
-    tier.write([records(IDS, rows_of(1))], {}, 5)
-    tier.drop("t")
-    tier.drop("t")
-    assert tier.tables() == {}
-    assert tier.sequence == 5
-    tier.create(TierTable("t", 3))
-    with RedisTier(url) as reader:
-        assert reader.tables() == {"t": TierTable("t", 3)}
-        assert read_back(reader, IDS, 3)[1].tolist() == list(range(1000))
-
-
-def test_a_reader_meets_a_table_that_was_made_anew(tier: RedisTier, url: str) -> None:
-    tier.write([records(IDS, rows_of(1))], {}, 5)
+def test_a_reader_meets_a_table_that_was_made_anew(tier: RedisTier, node_or_cluster_url: str) -> None:
+    tier.write(changed(1), {}, 5)
     tier.put_state(b"")
-    with RedisTier(url) as reader:
+    with RedisTier(node_or_cluster_url) as reader:
         read_back(reader)
         tier.drop("t")
         tier.create(TABLE)
-        tier.write([records(IDS[:3], rows_of(2)[:3])], {}, 6)
-        found, missing = read_back(reader)
-    np.testing.assert_array_equal(found[:3], rows_of(2)[:3])
-    assert len(missing) == 997
+        tier.write(changed(6, IDS[:3]), {}, 6)
+        np.testing.assert_array_equal(read_back(reader, IDS[:3]), rows_of(6, IDS[:3]))
+        assert sum(len(block.ids) for block in reader.scan("t")) == 3
 
 
-def test_a_drop_that_broke_off_is_ended_by_the_next_one(tier: RedisTier, url: str) -> None:
-    tier.write([records(IDS, rows_of(1))], {}, 5)
-    with RedisTier(url) as second:
-        with pytest.MonkeyPatch.context() as patch:
-            real, calls = RedisPlace.writing, iter(range(100))
-
-            def dying(place: RedisPlace, deadline: object) -> object:
-                if next(calls):  # the registry knows, and the records are still there
-                    raise KeyboardInterrupt
-                return real(place, deadline)  # type: ignore[arg-type]
-
-            patch.setattr(RedisPlace, "writing", dying)
-            with pytest.raises(KeyboardInterrupt):
-                second.drop("t")
-        assert second.tables() == {}
-        second.create(TABLE)
-        assert len(read_back(second)[1]) == 1000
-
-
-def test_state_is_kept_whole_and_checked(tier: RedisTier, url: str) -> None:
-    assert tier.state() is None
-    state = rows_of(8).tobytes()
+def test_a_state_is_checked(tier: RedisTier) -> None:
     tier.put_state(b"first")
-    tier.put_state(state)
-    with RedisTier(url) as other:
-        assert other.state() == state
-    tier._place.topology.call(
-        [(b"{elastable}", ("HSET", "{elastable}:tier:state", "state", b"x"))], tier._place.deadline()
-    )
+    call(tier, "HSET", "{elastable}:tier:state", "state", b"x")
     with pytest.raises(StoreBroken, match="corrupt"):
         tier.state()
 
 
-def test_opening_and_reading_take_nothing_over(tier: RedisTier, url: str) -> None:
-    tier.write([records(IDS, rows_of(1))], {}, 5)
-    with RedisTier(url) as reader:
+def test_opening_and_reading_take_nothing_over(tier: RedisTier, node_or_cluster_url: str) -> None:
+    tier.write(changed(1), {}, 5)
+    with RedisTier(node_or_cluster_url) as reader:
         read_back(reader)
         list(reader.scan("t"))
         assert reader.sequence == 5
         assert reader.state() is None
         assert reader.other_writer() is not None
-        tier.write([records(IDS, rows_of(2))], {}, 6)
+        tier.write(changed(2), {}, 6)
         tier.put_state(b"")
-        reader.write([records(IDS, rows_of(3))], {}, 7)
+        reader.write(changed(3), {}, 7)
     for refused in (
-        lambda: tier.write([records(IDS, rows_of(4))], {}, 8),
+        lambda: tier.write(changed(4), {}, 8),
         lambda: tier.put_state(b""),
         lambda: tier.drop("t"),
         lambda: tier.create(TierTable("u", 1)),
@@ -202,27 +133,24 @@ def test_opening_and_reading_take_nothing_over(tier: RedisTier, url: str) -> Non
     ):
         with pytest.raises(TakenOver, match="was taken over"):
             refused()
-    np.testing.assert_array_equal(read_back(tier)[0], rows_of(3))
+    np.testing.assert_array_equal(read_back(tier), rows_of(3))
 
 
 def test_rows_of_another_shape_are_refused(tier: RedisTier) -> None:
-    for rows in (rows_of(1)[:, :23], rows_of(1)[:-1], np.asfortranarray(rows_of(1))):
-        with pytest.raises(BadInput, match=r"must be C-contiguous uint8 \[1000, 24\]"):
-            tier.write([Records("t", IDS, np.arange(1000), rows)], {}, 1)
-    with pytest.raises(BadInput, match=r"uint8 \[1000, at most 24\]"):
-        tier.read([Records("t", IDS, np.arange(1000), np.zeros((1000, 25), np.uint8))])
+    for rows in (rows_of(1)[:, :15], rows_of(1)[:-1], np.asfortranarray(rows_of(1))):
+        with pytest.raises(BadInput, match=r"must be C-contiguous uint8 \[400, 16\]"):
+            tier.write([Records("t", IDS, IDS, rows)], {}, 1)
+    with pytest.raises(BadInput, match=r"uint8 \[400, at most 16\]"):
+        tier.read([Records("t", IDS, IDS, np.zeros((400, 17), np.uint8))])
     assert tier.sequence == 0
 
 
 @pytest.mark.parametrize("schema", [1, 3])
 def test_a_registry_of_another_schema_is_refused(tier: RedisTier, schema: int) -> None:
-    key = "{elastable}:tier:tables"
-    tier._place.topology.call([(key.encode(), ("HSET", key, "u", f'{{"schema": {schema}}}'))], tier._place.deadline())
+    call(tier, "HSET", "{elastable}:tier:tables", "u", f'{{"schema": {schema}}}')
     with pytest.raises(Unsupported, match=f"has key schema {schema}, this release reads 2"):
         tier.tables()
-    tier._place.topology.call(
-        [(key.encode(), ("HSET", key, "u", '{"schema": 2, "partitions": 5}'))], tier._place.deadline()
-    )
+    call(tier, "HSET", "{elastable}:tier:tables", "u", '{"schema": 2, "partitions": 5}')
     with pytest.raises(StoreBroken, match="the registry of tables holds"):
         tier.tables()
 
@@ -232,6 +160,6 @@ def test_a_tier_and_a_log_share_one_place(redis_url: str) -> None:
     with RedisTier(place) as tier:
         tier.create(TABLE)
     with RedisTier(place) as tier:
-        tier.write([records(IDS, rows_of(1))], {}, 1)
+        tier.write(changed(1), {}, 1)
         assert place.owner is not None
     place.close()

@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.embedding_store.dying_writer import Died, dying_after
-from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
+from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, begin, changed, read_back, rows_of
 
 pytestmark = pytest.mark.process
 
@@ -20,7 +20,6 @@ LEFT = np.setdiff1d(IDS, GONE)
 
 
 def write_two(tier: RedisTier) -> None:
-    """Changes the rows of every third id and deletes those of every seventh."""
     tier.write(changed(2, IDS[::3]), {"t": (np.append(GONE, 10**9), np.append(GONE, 10**9))}, 2)
 
 
@@ -40,14 +39,12 @@ def found(tier: RedisTier) -> tuple[np.ndarray, Int64]:
 def prepared(url: str) -> None:
     with RedisTier(url) as tier:
         tier.drop("t")
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         tier.put_state(b"one")
 
 
-@pytest.mark.parametrize("server", ["redis_url", "redis_cluster_url"])
-def test_every_command_of_a_write(server: str, request: pytest.FixtureRequest) -> None:
-    url = f"{request.getfixturevalue(server)}?partitions={PARTITIONS}"
+def test_every_command_of_a_write(node_or_cluster_url: str) -> None:
+    url = f"{node_or_cluster_url}?partitions={PARTITIONS}"
     partitions = partition_of(IDS, PARTITIONS)
     points = 0
     for commands in count(1):

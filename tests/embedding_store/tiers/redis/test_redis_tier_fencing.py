@@ -3,19 +3,21 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store.errors import StoreFailed, TakenOver, Unavailable
+from elastable.embedding_store.contract.tier import TierTable
+from elastable.embedding_store.errors import ElastableError, StoreFailed, TakenOver, Unavailable
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
+from tests.embedding_store.dying_writer import dying_after, started
+from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, begin, changed, read_back, rows_of
 from tests.servers import Server
 from tests.waiting import until, until_stopped
 
@@ -24,39 +26,30 @@ pytestmark = pytest.mark.process
 _DEADLINE_S = 60.0
 
 
-@pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
-def test_a_writer_that_wakes_up(server: str, request: pytest.FixtureRequest) -> None:
+def test_a_writer_that_wakes_up(any_server_url: str) -> None:
     """It is stopped after a third of its write, another process takes over and writes on, and it goes on."""
-    url = f"{request.getfixturevalue(server)}?partitions=32"
+    url = f"{any_server_url}?partitions=32"
     with RedisTier(url) as tier:
         tier.create(TABLE)
-        command = [sys.executable, "-m", "tests.embedding_store.tiers.redis.stopped_tier_writer", url, "10"]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        ) as old:
-            try:
-                until_stopped(old)
-                with RedisTier(url) as another:
-                    found = read_back(another)
-                    new = (found == rows_of(2)).all(axis=1)
-                    assert 0 < new.sum() < len(IDS)  # it was stopped in the middle
-                    assert another.other_writer() == f"{os.uname().nodename}:{old.pid}"
-                    assert another.sequence == 2
-                    another.take_over()
-                    another.write(changed(3), {}, 3)
-                    another.put_state(b"three")
-                    old.send_signal(signal.SIGCONT)
-                    output, _ = old.communicate(timeout=_DEADLINE_S)
-                    assert old.returncode == 0, output
-                    np.testing.assert_array_equal(read_back(another), rows_of(3))
-                    assert another.state() == b"three"
-                    assert another.sequence == 3
-                    assert set(another.tables()) == {"t"}
-                    another.write(changed(4), {}, 4)
-            finally:
-                if old.poll() is None:
-                    old.kill()
+        with started("tiers.redis.test_redis_tier_fencing", url, "10") as old:
+            until_stopped(old)
+            with RedisTier(url) as another:
+                found = read_back(another)
+                new = (found == rows_of(2)).all(axis=1)
+                assert 0 < new.sum() < len(IDS)  # it was stopped in the middle
+                assert another.other_writer() == f"{os.uname().nodename}:{old.pid}"
+                assert another.sequence == 2
+                another.take_over()
+                another.write(changed(3), {}, 3)
+                another.put_state(b"three")
+                old.send_signal(signal.SIGCONT)
+                output, complaints = old.communicate(timeout=_DEADLINE_S)
+                assert old.returncode == 0, complaints
+                np.testing.assert_array_equal(read_back(another), rows_of(3))
+                assert another.state() == b"three"
+                assert another.sequence == 3
+                assert set(another.tables()) == {"t"}
+                another.write(changed(4), {}, 4)
     ended = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in output.splitlines()}
     assert ended.pop("read") == "done"
     assert set(ended) == {"write", "again", "delete", "state", "create", "drop", "owner"}
@@ -68,8 +61,7 @@ def test_a_writer_that_wakes_up(server: str, request: pytest.FixtureRequest) -> 
 def test_what_a_broken_connection_left_at_the_server_is_not_done_later(redis_node: Server, redis_url: str) -> None:
     """The server is stopped while a write waits in its sockets; the writer gives up, and writes newer rows."""
     with RedisTier(f"{redis_url}?partitions=4&deadline=3") as tier:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         assert redis_node.process is not None
         redis_node.process.send_signal(signal.SIGSTOP)
         try:
@@ -89,7 +81,6 @@ def test_what_a_broken_connection_left_at_the_server_is_not_done_later(redis_nod
 
 
 def lists_of_clients(client: redis.Redis) -> int:
-    """How many times the server was asked who is connected."""
     return int(client.info("commandstats").get("cmdstat_client|list", {"calls": 0})["calls"])
 
 
@@ -113,17 +104,14 @@ def test_readers_and_other_namespaces_are_left_alone(redis_url: str) -> None:
             other.close()
 
 
-def test_a_server_that_forbids_to_end_connections(
-    redis_node: Server, redis_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_ends_no_connection(redis_node: Server, redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """State and tables are fenced by Redis itself all the same; rows once a connection is made anew."""
     with redis_node.client() as client:
         client.execute_command("ACL", "SETUSER", "meek", "on", ">secret", "~*", "+@all", "-client|kill", "-client|list")
         meek = redis_url.replace("://", "://meek:secret@")
         try:
             with RedisTier(redis_url) as old, RedisTier(meek) as successor:
-                old.create(TABLE)
-                old.write(changed(1), {}, 1)
+                begin(old)
                 successor.write(changed(2), {}, 2)
                 assert "does not let this user end the connections of other writers (NOPERM" in caplog.text
                 with pytest.raises(TakenOver, match="was taken over"):
@@ -171,3 +159,73 @@ def test_some_that_take_over_at_once(redis_url: str) -> None:
             last.write(changed(3), {}, 3)
             np.testing.assert_array_equal(read_back(last), rows_of(3))
             assert set(last.tables()) == {"t"}
+
+
+KEY = b"{elastable}:something"
+
+
+def set_to(value: int) -> list[Command]:
+    return [("SET", KEY, value)]
+
+
+def test_a_change_of_a_superseded_writer_is_refused(node_or_cluster_url: str) -> None:
+    first, second = RedisPlace(node_or_cluster_url), RedisPlace(node_or_cluster_url)
+    first.change([], lambda answers: set_to(1), first.deadline())
+    second.take_over()
+    first._admit = lambda connection, deadline: None  # type: ignore[method-assign]  # as if it had read before
+    with pytest.raises(TakenOver, match="was taken over, its owner is now process"):
+        first.change([], lambda answers: set_to(2), first.deadline())
+    with pytest.raises(TakenOver):
+        first.require_owner()
+    second.require_owner()
+    first.close()
+    second.close()
+
+
+def test_a_writer_that_is_superseded_between_question_and_change(redis_url: str) -> None:
+    first, second = RedisPlace(redis_url), RedisPlace(redis_url)
+    first.take_over()
+
+    def overtaken(answers: list[object]) -> list[Command]:
+        second.owner = "other:1:x"
+        second.topology.call([(KEY, ("SET", "{elastable}:owner", "other:1:x:0"))], second.deadline())
+        return set_to(3)
+
+    with pytest.raises(TakenOver):
+        first.change([], overtaken, first.deadline())
+    assert second.topology.call([(KEY, ("GET", KEY))], second.deadline()) == [None]
+    first.close()
+    second.close()
+    with pytest.raises(StoreFailed, match="is closed"):
+        first.change([], lambda answers: set_to(4), first.deadline())
+
+
+def main(url: str, commands: int) -> None:
+    """Stops in the write of sequence 2."""
+    with RedisTier(url) as tier:
+        tier.write(changed(1), {}, 1)
+
+        def stopped() -> None:
+            with dying_after(pytest.MonkeyPatch(), commands, lambda: os.kill(os.getpid(), signal.SIGSTOP)):
+                tier.write(changed(2), {"t": (IDS[:0], IDS[:0])}, 2)
+
+        tell("write", stopped)
+        tell("again", lambda: tier.write(changed(2), {}, 2))
+        tell("delete", lambda: tier.write([], {"t": (IDS, IDS)}, 3))
+        tell("state", lambda: tier.put_state(b"of the one that was stopped"))
+        tell("create", lambda: tier.create(TierTable("u", 1)))
+        tell("drop", lambda: tier.drop("t"))
+        tell("owner", tier.require_owner)
+        tell("read", lambda: read_back(tier))
+
+
+def tell(what: str, act: Callable[[], object]) -> None:
+    try:
+        act()
+        print(what, "done", flush=True)
+    except ElastableError as error:
+        print(what, type(error).__name__, error, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

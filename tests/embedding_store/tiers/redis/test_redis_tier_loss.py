@@ -13,7 +13,7 @@ from elastable.embedding_store.errors import StoreBroken, StoreFailed, TakenOver
 from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import hash_slot, partition_of, rows_key
-from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
+from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, begin, changed, read_back, rows_of
 from tests.servers import Server, running_server
 
 pytestmark = pytest.mark.process
@@ -23,10 +23,8 @@ _CAUSES = r"restarted without persistence or with an older file.*flushed.*evict 
 
 @pytest.fixture
 def tier(redis_url: str) -> Iterator[RedisTier]:
-    """With rows of sequence 1, which `put_state` has recorded."""
     with RedisTier(f"{redis_url}?partitions=8") as tier:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         tier.put_state(b"one")
         yield tier
 
@@ -35,10 +33,6 @@ def tier(redis_url: str) -> Iterator[RedisTier]:
 def client(redis_node: Server) -> Iterator[redis.Redis]:
     with redis_node.client() as client:
         yield client
-
-
-def one_partition(number: int = 3) -> np.ndarray:
-    return IDS[partition_of(IDS, 8) == number]
 
 
 ACTS: dict[str, Callable[[RedisTier], object]] = {
@@ -52,7 +46,6 @@ ACTS: dict[str, Callable[[RedisTier], object]] = {
 
 @pytest.mark.parametrize("act", ACTS)
 def test_a_partition_that_is_gone(tier: RedisTier, client: redis.Redis, redis_url: str, act: str) -> None:
-    """For instance evicted."""
     client.delete(rows_key("elastable", "t", 3))
     with pytest.raises(LostPartition, match=rf"partition 3 of table 't'.*{_CAUSES}"):
         ACTS[act](tier)
@@ -62,9 +55,7 @@ def test_a_partition_that_is_gone(tier: RedisTier, client: redis.Redis, redis_ur
 
 
 @pytest.mark.parametrize("act", ["write", "delete"])
-def test_a_partition_that_goes_between_two_writes_of_one_connection(
-    tier: RedisTier, client: redis.Redis, redis_url: str, act: str
-) -> None:
+def test_a_partition_gone_between_two_writes(tier: RedisTier, client: redis.Redis, redis_url: str, act: str) -> None:
     """The second write gives the partition a stamp again, and lets everybody know that it was lost."""
     tier.write(changed(2), {}, 2)
     client.delete(rows_key("elastable", "t", 3))
@@ -102,7 +93,7 @@ def test_a_partition_that_came_back_older(tier: RedisTier, client: redis.Redis, 
 
 def test_a_partition_that_is_newer_than_the_state(tier: RedisTier, redis_url: str) -> None:
     """What was written since: nothing is lost, and `sequence` tells."""
-    tier.write(changed(2, one_partition()), {}, 2)
+    tier.write(changed(2, IDS[partition_of(IDS, 8) == 3]), {}, 2)
     with RedisTier(redis_url) as later:
         assert set(later.tables()) == {"t"}
         assert later.sequence == 2
@@ -130,9 +121,7 @@ def test_a_registry_or_a_state_that_is_gone(tier: RedisTier, client: redis.Redis
         tier.tables()
 
 
-def test_records_of_a_lost_registry_are_not_taken_for_a_new_table(
-    tier: RedisTier, client: redis.Redis, redis_url: str
-) -> None:
+def test_records_of_a_lost_registry_are_no_new_table(tier: RedisTier, client: redis.Redis, redis_url: str) -> None:
     client.delete("{elastable}:tier:tables", "{elastable}:tier:state")
     with RedisTier(f"{redis_url}?partitions=8") as later:
         with pytest.raises(StoreBroken, match=r"holds records of a table 't'.*the server has lost the registry"):
@@ -145,8 +134,7 @@ def test_records_of_a_lost_registry_are_not_taken_for_a_new_table(
 
 def test_a_node_of_a_cluster_that_was_flushed(redis_cluster_nodes: list[Server], redis_cluster_url: str) -> None:
     with RedisTier(redis_cluster_url) as tier:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         tier.put_state(b"one")
     home = hash_slot(b"{elastable}") * 3 // 16_384
     for number, server in enumerate(redis_cluster_nodes):
@@ -160,8 +148,7 @@ def test_a_node_of_a_cluster_that_was_flushed(redis_cluster_nodes: list[Server],
 
 def test_a_restart_without_persistence(fleeting: Server) -> None:
     with RedisTier(fleeting.url) as tier, RedisTier(fleeting.url) as reader:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         read_back(reader)
         fleeting.kill()
         fleeting.start()
@@ -174,8 +161,7 @@ def test_a_restart_without_persistence(fleeting: Server) -> None:
 def test_an_older_file_is_restored(durable: Server, tmp_path: Path) -> None:
     """The whole server is older: who wrote, knows; who opens it, finds the store as it was."""
     with RedisTier(durable.url) as tier:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+        begin(tier)
         tier.put_state(b"one")
         durable.kill()
         shutil.copytree(durable.directory, tmp_path / "older")
@@ -206,14 +192,10 @@ def test_a_server_that_evicts(server_binary: Path, tmp_path: Path) -> None:
             fill()
 
 
-@pytest.mark.parametrize("server", ["redis_url", "valkey_url", "redis_cluster_url"])
-def test_a_server_that_is_full_refuses(server: str, request: pytest.FixtureRequest) -> None:
-    """And nothing is lost."""
-    url = request.getfixturevalue(server)
-    node = url.removeprefix("redis://").split(",")[0]
-    with RedisTier(f"{url}?partitions=16") as tier, redis.Redis.from_url(f"redis://{node}") as client:
-        tier.create(TABLE)
-        tier.write(changed(1), {}, 1)
+def test_a_server_that_is_full_refuses(any_server_url: str) -> None:
+    node = any_server_url.removeprefix("redis://").split(",")[0]
+    with RedisTier(f"{any_server_url}?partitions=16") as tier, redis.Redis.from_url(f"redis://{node}") as client:
+        begin(tier)
         client.config_set("maxmemory", "1mb")
         try:
             with pytest.raises(StoreFailed, match=r"OOM.*raise its maxmemory"):

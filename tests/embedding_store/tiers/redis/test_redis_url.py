@@ -1,32 +1,32 @@
 """Redis URLs: what they say, what is refused, and that a password never shows."""
 
+from pathlib import Path
+
 import pytest
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store import BadInput
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.url import RedisUrl
+from elastable.embedding_store.tiers.redis.url import (
+    FILE_VARIABLE,
+    PASSWORD_VARIABLE,
+    USER_VARIABLE,
+    RedisUrl,
+    login_of_environment,
+)
 
 
 def test_every_part_of_a_url() -> None:
-    url = RedisUrl.parse(
-        "rediss://me:p%40ss@a.example:7000,[::1]:7001,b/3?namespace=job&partitions=8&deadline=2.5&ca=/x"
-    )
-    seeds = (Address("a.example", 7000), Address("::1", 7001), Address("b", 6379))
+    url = RedisUrl.parse("rediss://me:p%40ss@a.net:7000,[::1]:7001,b/3?namespace=job&partitions=8&deadline=2.5&ca=/x")
+    seeds = (Address("a.net", 7000), Address("::1", 7001), Address("b", 6379))
     assert url == RedisUrl(seeds, "me", "p@ss", 3, True, "/x", "job", 8, 2.5)
-
-
-def test_defaults() -> None:
     assert RedisUrl.parse("redis://localhost") == RedisUrl((Address("localhost", 6379),))
-    assert RedisUrl.parse("redis://:secret@h:1").password == "secret"
     assert RedisUrl.parse("redis://[::1]").seeds == (Address("::1", 6379),)
 
 
-def test_a_password_with_unquoted_at_signs_is_taken_as_it_is() -> None:
+def test_a_password_is_taken_as_it_is_and_never_shows() -> None:
+    assert RedisUrl.parse("redis://:secret@h:1").password == "secret"
     assert RedisUrl.parse("redis://me:p@ss#w@h:1").password == "p@ss#w"
     assert RedisUrl.parse("redis://me:p%2Fs%3Fs@h:1").password == "p/s?s"
-
-
-def test_a_password_never_shows() -> None:
     url = RedisUrl.parse("redis://me:secret@h:1,g:2/5?namespace=n")
     assert str(url) == "redis://h:1,g:2/5"
     assert "secret" not in repr(url)
@@ -64,3 +64,27 @@ def test_what_is_refused(url: str, message: str) -> None:
     with pytest.raises(BadInput, match=message) as refused:
         RedisUrl.parse(url)
     assert "secret" not in str(refused.value)
+
+
+def test_the_environment_says_what_the_url_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (USER_VARIABLE, PASSWORD_VARIABLE, FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    assert login_of_environment() == ("", "")
+    file = tmp_path / "password"
+    file.write_text("of the file\n")
+    file.chmod(0o600)
+    monkeypatch.setenv(USER_VARIABLE, "me")
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
+    url = RedisUrl.parse("redis://h")
+    assert (url.username, url.password) == ("me", "of the file")
+    assert "of the file" not in repr(url)
+    url = RedisUrl.parse("redis://other:own@h")
+    assert (url.username, url.password) == ("other", "own")
+    monkeypatch.setenv(PASSWORD_VARIABLE, "another")
+    with pytest.raises(BadInput, match="both set"):
+        RedisUrl.parse("redis://h")
+    monkeypatch.delenv(PASSWORD_VARIABLE)
+    for text in ("", "\n"):
+        file.write_text(text)
+        with pytest.raises(BadInput, match="is empty"):
+            RedisUrl.parse("redis://h")

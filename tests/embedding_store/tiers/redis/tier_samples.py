@@ -18,6 +18,11 @@ def changed(sequence: int, ids: Int64 = IDS) -> list[Records]:
     return [Records("t", ids, ids, rows_of(sequence, ids))]
 
 
+def begin(tier: Tier) -> None:
+    tier.create(TABLE)
+    tier.write(changed(1), {}, 1)
+
+
 def read_back(tier: Tier, ids: Int64 = IDS) -> UInt8:
     rows = np.zeros((len(ids), 16), np.uint8)
     (missing,) = tier.read([Records("t", ids, ids, rows)])

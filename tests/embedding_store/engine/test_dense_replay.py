@@ -1,10 +1,8 @@
-"""Replay epochs: who goes on from a checkpoint of a replay epoch's end has the bits of who went on without."""
+"""Dense replay in every store: the numbers of a table that takes every step, and after a restore the same bits."""
 
 import functools
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,30 +12,33 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastable.embedding_store import (
-    Commit,
-    EvictionSpec,
-    MemoryStore,
-    OptimizerSpec,
-    PartitionedStore,
-    TableSpec,
-    TableUpdate,
-)
-from elastable.embedding_store.contract.row_data import TableState
+from elastable.embedding_store import AdmissionSpec, EvictionSpec, IndexedSlices, MemoryStore, OptimizerSpec, TableSpec
+from elastable.embedding_store.composite.moving import repartition
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import dense_replay
-from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.errors import BadInput, BadSpec, StoreFailed, Unsupported
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from tests.embedding_store.engine.failing_tier import FailingTier
-from tests.embedding_store.engine.test_catch_up_stores import STORES
+from elastable.embedding_store.tables.conversion import convert_table
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from tests.contracts.store_samples import create_tables
 from tests.embedding_store.engine.tiered_stores import crowded_store
-from tests.file_stores import file_store
+from tests.embedding_store.serving import serving
+from tests.embedding_store.tiers.dict_tier import DictTier
+from tests.file_stores import file_store, quick_folder
 from tests.plugins.seeds import examples
 
 DIM, ROWS = 5, 30
 IDS = np.arange(ROWS)
+
+MOST = 48
+"""Steps that some tables below remember: replay epochs end by themselves after 12."""
 
 OPTIMIZERS = {
     "sgd momentum": OptimizerSpec.of("sgd", lazy=False, momentum=0.9),
@@ -64,17 +65,41 @@ STEPS, ENDS = 600, (13, 14, 60, 450)
 Everything = tuple[dict[int, tuple[bytes, ...]], bytes, TableState]
 
 
-def step(store: EmbeddingStore, number: int, ends: bool, tables: Sequence[str] = "t") -> None:
-    """The step to version `number` of a seeded job: rows 0 to 9 come often, others at 3, 10, 30, 100, ... steps."""
+ADAMW = OPTIMIZERS["adamw"]
+
+
+def table(name: str = "t", size: int | None = ROWS, optimizer: OptimizerSpec = ADAMW, **settings: object) -> TableSpec:
+    return TableSpec(name, DIM, size, optimizer=optimizer, **settings)  # type: ignore[arg-type]
+
+
+def made(store: EmbeddingStore, spec: TableSpec | None = None) -> EmbeddingStore:
+    store.create_table(spec or table())
+    return store
+
+
+def commit_of(number: int, ends: bool = False, frozen: bool = False, version: int | None = None) -> Commit:
+    """Step `number` of a seeded job: rows 0 to 9 come often, others at 3, 10, 30, 100, ... steps."""
     random = np.random.default_rng(number)
     ids = [*random.choice(10, size=random.integers(0, 4), replace=False)]
     ids += [10 + i for i in range(15) if number % (3 ** (1 + i % 6)) == i % 3]
     ids += [25] * (number == 2) + [26] * (number in (5, 560)) + [27] * (number == 13)
-    updates = {
-        name: TableUpdate(np.array(ids), random.normal(size=(len(ids), DIM)).astype(np.float32)) for name in tables
-    }
-    rates = dict.fromkeys(tables, 0.01 + 0.009 * float(np.sin(number / 7)))
-    store.commit(Commit(number, updates if ids else {}, number - 1, rates, ends_replay_epoch=ends))
+    update = TableUpdate(np.array(ids), random.normal(size=(len(ids), DIM)).astype(np.float32))
+    rates = {"t": 0.01 + 0.009 * float(np.sin(number / 7))}
+    updates = {"t": update} if ids and not frozen else {}
+    return Commit(version or number, updates, number - 1, rates, ends_replay_epoch=ends, frozen=("t",) * frozen)
+
+
+def step(store: EmbeddingStore, number: int, ends: bool = False, frozen: bool = False) -> None:
+    store.commit(commit_of(number, ends, frozen))
+
+
+def steps(store: EmbeddingStore, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        step(store, number)
+
+
+def rows(store: EmbeddingStore) -> Float32:
+    return store.lookup({"t": IDS})["t"]
 
 
 def everything(source: Snapshot, table: str = "t", ids: np.ndarray = IDS) -> Everything:
@@ -96,6 +121,30 @@ def restore(source: Snapshot, into: EmbeddingStore, version: int) -> None:
         if state := source.table_state(name):
             into.put_table_state(name, state)
     into.reset_version(version)
+
+
+Make = Callable[[ExitStack, Path], EmbeddingStore]
+
+
+def served(held: ExitStack, tmp_path: Path) -> EmbeddingStore:
+    store = held.enter_context(MemoryStore(threads=1))
+    server = held.enter_context(serving(store, writable=True))
+    return open_store(f"grpc://{server.address}")
+
+
+STORES: dict[str, Make] = {
+    "memory": lambda held, path: MemoryStore(threads=2),
+    "indexed": lambda held, path: MemoryStore(threads=1, direct_bytes=0),
+    "file": lambda held, path: file_store(path / "file", 1 << 20, threads=1),
+    "crowded": lambda held, path: crowded_store(held, DictTier(), path / "log"),
+    "token": lambda held, path: PartitionedStore([MemoryStore(1), MemoryStore(1), MemoryStore(1)], "token"),
+    "encoding": lambda held, path: PartitionedStore([MemoryStore(1), file_store(path / "half", 1 << 20)], "encoding"),
+    "placed": lambda held, path: PlacedStore(
+        {"memory": MemoryStore(1), "file": file_store(path / "file", 1 << 20)}, {"t": "file"}, "memory"
+    ),
+    "shared": lambda held, path: SharedMemoryStore(1),
+    "remote": served,
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -127,8 +176,7 @@ def test_a_restored_table_goes_on_with_the_same_bits(name: str) -> None:
 def expected() -> dict[int, Everything]:
     """What one table in memory that nothing happens to holds at some versions."""
     found = {}
-    with MemoryStore(1) as store:
-        store.create_table(TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]))
+    with create_tables(MemoryStore(1), table()) as store:
         for number in range(1, 91):
             step(store, number, number in ENDS)
             if number in (20, 60, 70, 90):
@@ -137,32 +185,30 @@ def expected() -> dict[int, Everything]:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_every_store_is_killed_and_restored_to_the_same_bits(
-    kind: str, tmp_path: Path, expected: dict[int, Everything]
-) -> None:
-    """Restored from another kind of store, and with other shards; and pinned versions are those of their replay
-    epochs."""
+def test_every_store_is_restored_to_the_same_bits(kind: str, tmp_path: Path, expected: dict[int, Everything]) -> None:
     with ExitStack() as held:
         before = held.enter_context(STORES[kind](held, tmp_path / "before"))
         after = held.enter_context(PartitionedStore([MemoryStore(1), MemoryStore(1)], "token"))
         again = held.enter_context(STORES[kind](held, tmp_path / "after"))
-        before.create_table(TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]))
+        before.create_table(table())
         for number in range(1, 61):
             step(before, number, number in ENDS)
             if number == 20:
                 early = held.enter_context(before.pin())
         last = held.enter_context(before.pin())
         for number in range(61, 91):
-            step(before, number, False)
+            step(before, number)
             if number == 70:
                 assert everything(early) == expected[20]
                 assert everything(last) == expected[60]
         assert everything(before) == expected[90]
+        bags = before.table("t").lookup(IDS.reshape(2, -1), combiner="sum")
+        np.testing.assert_allclose(bags, rows(before).reshape(2, -1, DIM).sum(1), rtol=1e-5, atol=1e-6)
         restore(last, after, 60)
         restore(after, again, 60)
         for number in range(61, 91):
-            step(after, number, False)
-            step(again, number, False)
+            step(after, number)
+            step(again, number)
             if number == 70:
                 assert everything(after) == expected[70]
         assert everything(after) == expected[90]
@@ -189,32 +235,194 @@ def test_a_table_that_is_cleared_begins_as_a_new_one() -> None:
                 assert everything(store) == everything(used) == everything(new)
 
 
-@pytest.mark.parametrize("kind", ["memory", "indexed", "file", "crowded"])
-def test_replay_epochs_that_no_row_needs_are_forgotten(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The walk over the table that sees to it changes no bit, pinned versions included."""
+@pytest.mark.parametrize("kind", STORES)
+def test_rows_restored_within_a_replay_epoch_are_equal_to_rounding(kind: str, tmp_path: Path) -> None:
+    with ExitStack() as held, made(MemoryStore(1)) as whole, STORES[kind](held, tmp_path) as store:
+        steps(whole, 1, 20)
+        restore(whole, store, 20)
+        assert np.array_equal(rows(store), rows(whole))
+        for each in (whole, store):
+            steps(each, 21, 60)
+        np.testing.assert_allclose(rows(store), rows(whole), rtol=2e-6, atol=1e-7)
+
+
+FORGETTING = pytest.mark.parametrize("kind", ["memory", "indexed", "file", "crowded"])
+
+
+@FORGETTING
+def test_replay_epochs_nobody_needs_are_forgotten(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for most in (dense_replay._REPLAY_EPOCHS, 1 << 30):
         monkeypatch.setattr(dense_replay, "_REPLAY_EPOCHS", most)
-        with ExitStack() as held, STORES[kind](held, tmp_path / str(most)) as store:
+        with ExitStack() as held, made(STORES[kind](held, tmp_path / str(most))) as store:
             assert isinstance(store, MemoryStore)
-            store.create_table(TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]))
-            remembered, counts, pinned = store._tables["t"].replay, [], []
+            remembered, counts = store._tables["t"].replay, []
             assert remembered is not None
             for number in range(1, 301):
                 step(store, number, number % 2 == 0)
                 counts.append(remembered.steps.replay_epochs)
-                if number == 170:
-                    pin = store.pin()
-                    pinned = [everything(pin)]
-                if number == 250:
-                    pinned.append(everything(pin))
-                    pin.close()
-            assert pinned[0] == pinned[1]
-            found.append((everything(store), pinned[0]))
+            found.append(everything(store))
             assert (max(counts) < 100) == (counts[-1] < 100) == (most < 100)
     assert found[0] == found[1]
+
+
+@FORGETTING
+def test_steps_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as held, made(MemoryStore(1)) as whole, STORES[kind](held, tmp_path) as store:
+        assert isinstance(store, MemoryStore)
+        monkeypatch.setattr(table_steps, "_FEWEST", 8)
+        monkeypatch.setattr(dense_replay, "TableSteps", functools.partial(table_steps.TableSteps, most=MOST))
+        remembered = made(store)._tables["t"].replay  # type: ignore[attr-defined]
+        for number in range(1, 121):
+            step(whole, number)
+            step(store, number)
+            assert remembered.steps.now - remembered.steps.first < 2 * MOST
+        assert remembered.steps.first > 50
+        np.testing.assert_allclose(rows(store), rows(whole), rtol=3e-6, atol=1e-7)
+
+
+def test_evicted_rows_are_rows_that_were_never_updated() -> None:
+    with create_tables(MemoryStore(threads=1), table(size=None, eviction=EvictionSpec(max_age=3))) as store:
+        ids, ones = np.array([7, 8]), np.ones((2, DIM), np.float32)
+        store.commit(Commit(1, {"t": TableUpdate(ids, ones)}, 0, {}))
+        for number in range(2, 7):
+            store.commit(Commit(number, {"t": TableUpdate(ids[:1], ones[:1])}, number - 1, {}))
+        assert store.row_count("t") == 1
+        with create_tables(MemoryStore(threads=1), table(size=None)) as other:
+            for number in range(1, 7):
+                other.commit(Commit(number, {}, number - 1, {}))
+            assert np.array_equal(store.lookup({"t": ids})["t"][1], other.lookup({"t": ids})["t"][1])
+
+
+def test_a_table_state_holds_counts_and_decay() -> None:
+    with MemoryStore(threads=1) as store, MemoryStore(threads=1) as other:
+        spec = table(size=None, admission=AdmissionSpec(2, 16))
+        for one in (store, other):
+            one.create_table(spec)
+        steps(store, 1, 9)
+        state = store.table_state("t")
+        assert state.admission_counts is not None
+        assert len(state.admission_counts) == 16
+        assert state.untouched_decay
+        other.put("t", store.scan("t"))
+        other.put_table_state("t", state)
+        other.reset_version(9)
+        assert np.array_equal(rows(store), rows(other))
+        assert other.table_state("t") == state
+        with pytest.raises(BadInput, match="decayed"):
+            other.put_table_state("t", TableState(None, 1e300))
+        with pytest.raises(BadInput, match="admission counts"):
+            other.put_table_state("t", TableState(np.zeros(3, np.uint8), -3.0))
+        assert other.table_state("t") == state
+
+
+def test_repartition_and_conversion_keep_the_numbers() -> None:
+    with MemoryStore(1) as store, PartitionedStore([MemoryStore(1), MemoryStore(1)]) as two, MemoryStore(1) as plain:
+        store.create_table(table())
+        steps(store, 1, 12)
+        repartition(store, two)
+        assert np.array_equal(rows(two), rows(store))
+        convert_table(two, "t", plain, "float32")
+        assert np.array_equal(rows(plain), rows(store))
+        with pytest.raises(Unsupported, match="never updated"):
+            convert_table(two, "t", MemoryStore(1), "int8")
+
+
+def test_a_slow_table_steps_when_another_one_is_updated() -> None:
+    """`update_tables` commits to one store: every table there counts the step."""
+    with MemoryStore(1) as store:
+        a, b = (store.table(table(name)) for name in "ab")
+        ones = IndexedSlices(np.ones((1, DIM), np.float32), np.array([1]))
+        a.update(None, ones)
+        before = a.lookup(np.array([1]))
+        b.update(None, ones)
+        assert not np.array_equal(a.lookup(np.array([1])), before)
+
+
+def test_specs_say_it_everywhere() -> None:
+    spec = table()
+    assert spec_from_json(spec_to_json(spec)) == spec
+    assert "lazy" not in spec_to_json(table(optimizer=OptimizerSpec.of("adam")))
+    assert spec != table(optimizer=OptimizerSpec("adamw", ADAMW.hyperparameters))
+
+
+@pytest.mark.parametrize("name", ["ftrl", "nadam", "lion"])
+def test_optimizers_without_a_dense_form_are_refused(name: str) -> None:
+    with MemoryStore(1) as store, pytest.raises(Unsupported, match=r"no dense-equivalent form.*adam.*rmsprop, .*sgd"):
+        store.create_table(table(optimizer=OptimizerSpec.of(name, lazy=False)))
+
+
+def test_what_cannot_follow_is_refused_by_name() -> None:
+    with MemoryStore(1) as memory:
+        with pytest.raises(Unsupported, match="'t': lazy=False needs float32"):
+            memory.create_table(table(dtype="bfloat16"))
+        assert not memory.specs()
+        with pytest.raises(BadSpec, match="below 1"):
+            memory.create_table(table(optimizer=OptimizerSpec.of("sgd", momentum=1.0, lazy=False)))
+        with pytest.raises(BadSpec, match="epsilon"):
+            memory.create_table(table(optimizer=OptimizerSpec.of("adam", epsilon=0.0, lazy=False)))
+        memory.create_table(table())
+        before = rows(memory)
+        with pytest.raises(BadInput, match=r"'t': weight_decay 0\.01 times learning rate 1000 is not below 1"):
+            memory.commit(Commit(1, {}, 0, {"t": 1000.0}))
+        assert memory.version() == 0
+        assert np.array_equal(rows(memory), before)
+
+
+def test_fresh_rows_are_what_they_are_put_as() -> None:
+    with create_tables(MemoryStore(1), table()) as store:
+        steps(store, 1, 6)
+        block = RowBlock(IDS[-2:], np.ones((2, DIM), np.float32), np.zeros((2, 2 * DIM), np.float32))
+        store.put("t", [block])
+        assert np.array_equal(rows(store)[-2:], block.weights)
+
+
+FROZEN = range(5, 9)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_commits_that_freeze_a_table_leave_every_bit_of_it(kind: str, tmp_path: Path) -> None:
+    with ExitStack() as held, made(STORES[kind](held, tmp_path)) as store, made(MemoryStore(1)) as without:
+        version, before = 0, everything(store)
+        for number in range(1, 13):
+            step(store, number, frozen=number in FROZEN)
+            if number in FROZEN:
+                assert everything(store) == before
+                continue
+            version += 1
+            without.commit(commit_of(number, version=version))  # the same steps, and no others
+            before = everything(store)
+            np.testing.assert_allclose(rows(store), rows(without), rtol=1e-6, atol=1e-7)
+        if kind in ("memory", "indexed", "file", "shared", "remote"):
+            assert everything(store) == everything(without)
+
+
+def test_a_table_restored_while_it_is_frozen_goes_on_with_the_same_bits() -> None:
+    with made(MemoryStore(1)) as whole, made(MemoryStore(1)) as killed, MemoryStore(1) as restored:
+        stores = [whole, killed]
+        for number in range(1, 13):
+            for store in stores:
+                step(store, number, ends=number in (3, 7, 8), frozen=number in FROZEN)
+            if number == 7:
+                restore(killed, restored, number)
+                stores[1] = restored
+        assert everything(restored) == everything(whole)
+
+
+def test_no_row_of_a_frozen_table_is_evicted() -> None:
+    with made(MemoryStore(1), table("t", None, OptimizerSpec.of("sgd"), eviction=EvictionSpec(max_age=2))) as store:
+        step(store, 1)
+        before = store.row_count("t")
+        for version in range(2, 9):
+            step(store, version, frozen=True)
+        assert store.row_count("t") == before > 0
+        store.commit(Commit(9, {}, 8, {}))
+        assert store.row_count("t") == 0
+
+
+def test_a_commit_cannot_both_freeze_a_table_and_update_it() -> None:
+    with pytest.raises(BadInput, match="says are frozen: 't'"):
+        Commit(1, commit_of(1).updates, 0, {}, frozen=("t",))
 
 
 def test_steps_that_nobody_saved_are_refused() -> None:
@@ -233,9 +441,6 @@ def test_steps_that_nobody_saved_are_refused() -> None:
     assert other.save() == saved
 
 
-MOST = 48
-"""Steps that the tables below remember: replay epochs end by themselves after 12."""
-
 LIVING = {
     spec.name: spec
     for spec in (
@@ -252,8 +457,7 @@ class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="replay-epochs-", dir=fast))
+        self.folder = quick_folder()
         self.held = ExitStack()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(dense_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
@@ -274,7 +478,7 @@ class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
         if kind == "file":
             self.open_again = functools.partial(file_store, folder)
         if kind == "crowded":
-            self.open_again = functools.partial(crowded_store, self.held, FailingTier(), folder)
+            self.open_again = functools.partial(crowded_store, self.held, DictTier(), folder)
         if self.open_again is not None:
             return self.open_again()
         if kind == "encoding":

@@ -1,6 +1,5 @@
-"""Kernels are compiled again when the source of anything that they call changes, and only then."""
-
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,79 @@ from elastable.embedding_store.native.kernel import CompileLocks
 from elastable.embedding_store.support.compile_clock import compile_seconds
 
 pytestmark = pytest.mark.process
+
+PACKAGE = Path(__file__).parents[3] / "embedding_store"
+PROGRAM = """
+import numpy as np
+from elastable.embedding_store.tables.grouping import unique_ids
+print(unique_ids(np.array([5, 5, 9]))[0].tolist())
+"""
+
+
+def run(home: Path, command: list[str], **environment: str) -> str:
+    """What a command prints that finds the package in `home` and little else."""
+    paths = {"PATH": os.environ["PATH"], "HOME": str(home / "home"), "PYTHONPATH": str(home), **environment}
+    ran = subprocess.run(command, cwd=home, env=paths, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    package = tmp_path / "elastable" / "embedding_store"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE.parent / "elastable" / "__init__.py", package.parent)
+    return package
+
+
+@pytest.mark.parametrize("writable", ["package", "home", "nothing"])
+def test_kernels_run_whatever_can_be_written(installed: Path, tmp_path: Path, writable: str) -> None:
+    """As in a container: the installed package read-only, and perhaps no home either."""
+    blocked, home = installed / "tables" / "__pycache__", tmp_path / "home"
+    home.write_text("a file, so that nothing can be made below it")  # holds for root too, as a mode would not
+    if writable != "package":
+        blocked.write_text("likewise")
+    if writable == "home":
+        home.unlink()
+        home.mkdir()
+    assert run(tmp_path, [sys.executable, "-B", "-c", PROGRAM]) == "[5, 9]\n"
+    cached = {"package": blocked, "home": home}.get(writable)
+    assert cached is None or list(cached.rglob("grouping._unique-*.nbc"))
+
+
+COUNTED = f"""
+from elastable.embedding_store.support.compile_clock import compile_seconds
+{PROGRAM}
+print(compile_seconds() > 0)
+"""
+
+
+# Runs a program for which root obeys the modes of files as others do. Not by `preexec_fn`: in a fork of this process
+# gRPC may find its threads gone, and abort.
+OBEYING_MODES = """
+import ctypes, os, sys
+pr_capbset_drop, cap_dac_override = 24, 1
+ctypes.CDLL(None).prctl(pr_capbset_drop, cap_dac_override, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, "-B", "-c", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_a_read_only_cache_is_read_and_other_kernels_compiled(installed: Path, tmp_path: Path, shipped: bool) -> None:
+    cache, command = tmp_path / "cache", [sys.executable, "-c", OBEYING_MODES, COUNTED]
+    assert run(tmp_path, command, NUMBA_CACHE_DIR=str(cache)) == "[5, 9]\nTrue\n"
+    if not shipped:
+        for file in cache.rglob("*.nb?"):
+            file.unlink()
+    folders = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        assert run(tmp_path, command, NUMBA_CACHE_DIR=str(cache)) == f"[5, 9]\n{not shipped}\n"
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
 
 CALLER = """
 from elastable.embedding_store.native.kernel import kernel
@@ -59,7 +131,7 @@ import numba
 
 inlined = numba.njit(forceinline=True, error_model="numpy")
 """
-PROGRAM = """
+CHAINED = """
 from formulas.caller import caller, scaled
 from formulas.chain import between, doubled
 
@@ -69,13 +141,10 @@ print(*values, *(sum(kernel.stats.cache_hits.values()) for kernel in (caller, on
 """
 
 
-def run(folder: Path) -> list[float]:
+def chained(folder: Path) -> list[float]:
     """Three results, and of each kernel whether it was loaded rather than compiled."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, "-B", "-c", PROGRAM]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return [float(word) for word in ran.stdout.split()]
+    output = run(folder, [sys.executable, "-B", "-c", CHAINED], NUMBA_CACHE_DIR=str(folder / "cache"))
+    return [float(word) for word in output.split()]
 
 
 @pytest.fixture
@@ -96,25 +165,25 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_a_kernel_follows_the_sources_of_what_it_calls(package: Path) -> None:
-    assert run(package.parent) == [20.0, 2.0, 2.0, 0, 0, 0]
-    assert run(package.parent) == [20.0, 2.0, 2.0, 1, 1, 1], "unchanged sources were compiled again"
+    assert chained(package.parent) == [20.0, 2.0, 2.0, 0, 0, 0]
+    assert chained(package.parent) == [20.0, 2.0, 2.0, 1, 1, 1], "unchanged sources were compiled again"
 
     (package / "callee.py").write_text(CALLEE.replace("1.0", "2.0"))
     # `doubled` reaches the changed file by nothing but its module, `chain`, so it is loaded.
-    assert run(package.parent) == [30.0, 3.0, 2.0, 0, 0, 1]
+    assert chained(package.parent) == [30.0, 3.0, 2.0, 0, 0, 1]
 
     (package / "constants.py").write_text("FACTOR = 100.0\n")
-    assert run(package.parent) == [300.0, 3.0, 2.0, 0, 1, 1]
+    assert chained(package.parent) == [300.0, 3.0, 2.0, 0, 1, 1]
 
     (package / "options.py").write_text(OPTIONS.replace("forceinline=True", "fastmath=True"))
-    assert run(package.parent) == [300.0, 3.0, 2.0, 0, 0, 1]
+    assert chained(package.parent) == [300.0, 3.0, 2.0, 0, 0, 1]
 
 
 def test_a_file_is_kept_for_each_specialisation_and_replaced_when_sources_change(package: Path) -> None:
-    run(package.parent)
+    chained(package.parent)
     kept = {path.name.rsplit(".", 2)[0] for path in package.parent.rglob("*.nbc")}
     (package / "callee.py").write_text(CALLEE.replace("1.0", "2.0"))
-    run(package.parent)
+    chained(package.parent)
     names = [path.name.rsplit(".", 2)[0] for path in package.parent.rglob("*.nbc")]
     assert sorted(names) == sorted(kept)
 
@@ -156,9 +225,7 @@ def test_of_two_processes_at_once_one_compiles_and_the_other_loads_what_it_saved
     assert not list(package.parent.rglob("*.lock"))
 
 
-def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_stops_while_compiling_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_DEADLINE_S", 0.05)
     lock, stopped, other = tmp_path / "kernel.lock", CompileLocks(), CompileLocks()
     stopped.take(lock)
