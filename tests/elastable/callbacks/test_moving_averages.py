@@ -12,7 +12,7 @@ import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
 from tests.elastable.callbacks import averaging_job
-from tests.elastable.kept_jobs import kept, killed_at, refusal, store_of, trained
+from tests.elastable.kept_jobs import assert_same, kept, killed_at, refusal, store_of, trained
 from tests.untyped import Keyword
 
 ROWS, DIM, BATCH, STEPS = 24, 4, 12, 5
@@ -121,24 +121,16 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         step.apply(tape, loss)
 
 
-def content(home: Path) -> dict[str, bytes]:
-    """Rows, slots, dense variables and their averages of the last checkpoint."""
-    checkpoint = kept(home)
-    block = store_of(checkpoint).read_rows("words", np.arange(averaging_job.ROWS))
-    dense = {key: value.tobytes() for key, value in checkpoint.dense().items()}
-    return {"rows": block.weights.tobytes(), "slots": block.slots.tobytes(), **dense}
-
-
 def test_a_job_that_is_resumed_ends_with_the_same_averages(tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     trained(JOB, whole, *JOB_OPTIONS)
-    ended = content(whole)
-    rows, slots = (np.frombuffer(ended[key], np.float32).reshape(averaging_job.ROWS, -1) for key in ("rows", "slots"))
-    np.testing.assert_array_equal(rows, slots[:, -1 - averaging_job.DIM : -1])
+    ended = kept(whole)
+    block = store_of(ended).read_rows("words", np.arange(averaging_job.ROWS))
+    np.testing.assert_array_equal(block.weights, block.slots[:, -1 - averaging_job.DIM : -1])
 
-    killed_at(kept(whole).version // 2, whole, resumed)
+    killed_at(ended.version // 2, whole, resumed)
     assert "resuming at version" in trained(JOB, resumed, *JOB_OPTIONS, "--resume")
-    assert content(resumed) == ended
+    assert_same(kept(resumed), ended)
 
 
 def test_a_store_that_a_job_is_resumed_from_is_refused(tmp_path: Path, redis_url: str) -> None:

@@ -226,15 +226,6 @@ def test_what_an_evaluation_changes_in_a_state_is_dropped_and_logged(caplog: pyt
     assert "seen" not in caplog.text
 
 
-def test_a_dataset_comes_in_its_own_order_and_batches() -> None:
-    def fit(model: keras.Model) -> keras.callbacks.History:
-        dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
-        held_out = tf.data.Dataset.from_tensor_slices(HELD_OUT).batch(8)
-        return model.fit(dataset, epochs=2, verbose=0, validation_data=held_out, shuffle=False)
-
-    assert_same(*both(fit))
-
-
 def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -> None:
     def fit(model: keras.Model) -> object:
         seen = []
@@ -251,15 +242,18 @@ def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_what_a_callback_assigns_before_a_batch_is_of_that_batch(together: int) -> None:
-    class Before(keras.callbacks.Callback):
+def test_what_a_callback_assigns_before_and_after_a_batch_is_trained_with(together: int) -> None:
+    class Assigns(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
             self.model.optimizer.learning_rate = 0.3 / (1 + batch)
             if batch == 2:
                 dense = self.model.layers[-1]
                 dense.set_weights([0.5 * weight for weight in dense.get_weights()])
 
-    assert_same(*both(fitted(epochs=2, callbacks=[Before()]), steps_per_execution=together))
+        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+            self.model.layers[-1].bias.assign(0.9 * self.model.layers[-1].bias + 0.1)
+
+    assert_same(*both(fitted(epochs=2, callbacks=[Assigns()]), steps_per_execution=together))
 
 
 def test_a_callback_that_stops_training_within_an_epoch_ends_it_there() -> None:
