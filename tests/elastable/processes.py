@@ -1,7 +1,7 @@
 """Real `elastable` processes for tests: started, waited for with a limit, and always ended.
 
-They are forks of a process that has imported TensorFlow (`tests.preloaded`), and so are the workers that they start:
-importing it takes five seconds of a core, training a small model takes one. With `new=True` all are new interpreters.
+They and their workers are forks of a process that has imported TensorFlow, which takes five seconds of a core; with
+`new=True` all are new interpreters.
 """
 
 import os
@@ -16,18 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.preloaded.client import PreloadedProcess, run_preloaded
-
-__all__ = [
-    "CLICK_JOB",
-    "Finished",
-    "Hold",
-    "Running",
-    "counted_by_workers",
-    "elastable",
-    "run_elastable",
-    "succeeded",
-    "wait_until",
-]
 
 LIMIT_S = 280.0  # TensorFlow takes seconds to load, and many times that on a busy machine
 CLICK_JOB = Path(__file__).with_name("click_job.py")
@@ -168,6 +156,15 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    return dict(pair.partition("=")[::2] for pair in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+
+
+def command_of(pid: int) -> str:
+    """The words of a process, each ended by a null character."""
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def _children(pid: int) -> list[int]:

@@ -284,9 +284,7 @@ def test_traces_are_refused_where_there_are_none_to_make(monkeypatch: pytest.Mon
     assert 'pip install "elastable[traces]"' in str(message)
 
 
-def test_a_variable_for_traces_does_not_stop_a_command_that_cannot_make_them(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_traces_by_variable_stop_no_command(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("ELASTABLE_LOG_FORMAT", "text")  # which the command sets
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)

@@ -21,6 +21,7 @@ from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_
 from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
 from tests.elastable.processes import elastable, succeeded, wait_until
+from tests.master.checkpoints.jobs import flip
 
 CITIES = 24
 PUBLISHED = Path(__file__).parents[3] / "examples" / "knowledge_graphs"
@@ -194,9 +195,7 @@ def test_a_checkpoint_whose_bytes_changed_is_refused(run: Path, tmp_path: Path) 
     copy = GraphCheckpoints(tmp_path)
     address = Path(copy.write(found.state, found.settings, found.place, found.graph))
     file = address / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(file, -1)
     with pytest.raises(CheckpointError, match=r"model.safetensors does not match"):
         copy.newest()
     manifest = address / "manifest.json"
@@ -238,11 +237,11 @@ def test_every_model_has_defaults_that_can_be() -> None:
 
 
 def test_a_budget_ends_training_and_is_reported(graph: Path, tmp_path: Path) -> None:
-    options = ("--dim", "8", "--epochs", "1000000", "--evaluate-every", "1000000", "--budget", "6s")
+    options = ("--dim", "8", "--epochs", "1000000", "--evaluate-every", "1000000", "--budget", "3s")
     done = CliRunner().invoke(app, ["kg", "train", str(graph), *options, "--run-dir", str(tmp_path)])
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "latest" / "result.json").read_text())
-    assert result["settings"]["budget_minutes"] == pytest.approx(0.1)
+    assert result["settings"]["budget_minutes"] == pytest.approx(0.05)
     assert result["epochs"] < 1_000_000
     assert result["split"] in ("test", "valid")
     assert result["metrics"]["mrr"] > 0

@@ -95,18 +95,14 @@ def test_a_change_is_refused_by_name(name: str, way: str) -> None:
     model = model_of(table())
     first(model)
     CHANGES[name](model)
-    with pytest.raises(
-        Unsupported, match=r"was changed from .* and Keras would train on with .*: call model.compile"
-    ) as error:
+    with pytest.raises(Unsupported, match=r"was changed from .* Keras would train on with .*: call model.c") as error:
         second(model)
     assert name in str(error.value)
 
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize(("eager", "way"), [(False, by_batch), (True, fit), (True, by_batch)])
-def test_kept_traces_and_eager_models_have_keras_numbers(
-    name: str, eager: bool, way: Callable[[keras.Model], None]
-) -> None:
+def test_kept_traces_and_eager_models_as_in_keras(name: str, eager: bool, way: Callable[[keras.Model], None]) -> None:
     models = []
     for table in (plain_table(), own_table()):
         GLOBALS.slope, WEIGHT[0] = 0.5, 1.0

@@ -188,12 +188,8 @@ def fitted(
         (adds(lambda x: tf.norm(x)), "mse"),
     ],
 )
-def test_a_term_that_cannot_be_combined_is_refused_and_says_what_to_write(
-    make: Callable[..., object], loss: Callable[..., object] | str
-) -> None:
-    with pytest.raises(
-        Unsupported, match=r"needs a known divisor.*is unknown.* et.averaged\(term\).*average='records'"
-    ):
+def test_what_cannot_be_combined_is_refused(make: Callable[..., object], loss: Callable[..., object] | str) -> None:
+    with pytest.raises(Unsupported, match=r"needs a known divisor.* et.averaged\(term\).*average='records'"):
         fitted(make, loss, "mean")
     fitted(make, loss, "records")
 
@@ -252,9 +248,7 @@ def test_the_reported_loss_of_a_regularized_table_does_not_depend_on_how_a_batch
 
 
 @pytest.mark.parametrize(("wait", "average", "warned"), [(1, "mean", False), (3, "mean", True), (3, "batches", False)])
-def test_layers_that_take_statistics_of_a_micro_batch_are_named(
-    wait: int, average: str, warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_normalization_is_warned_of(wait: int, average: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
     ids = keras.Input((STEPS,), dtype="int64")
     normal = keras.layers.BatchNormalization(name="normal")(keras.layers.Flatten()(in_store()(ids)))
     model = keras.Model(ids, dense(name="out")(normal))

@@ -60,9 +60,7 @@ class TestIds:
             fit(store_model(), x)
 
     def test_in_the_first_records_already(self) -> None:
-        with pytest.raises(
-            errors.ElastableError, match=r"layer 'words': id 40 of record \d of the batch is outside 0 <= id < 40"
-        ):
+        with pytest.raises(errors.ElastableError, match=r"layer 'words': id 40 of record \d of the batch is outside"):
             fit(store_model(), {**X, "word": changed(X["word"], 4, 40)})
 
     def test_floats(self) -> None:

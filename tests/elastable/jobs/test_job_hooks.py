@@ -114,9 +114,7 @@ def test_rows_written_between_batches_are_refused(model: keras.Model, hook: str)
                 hooks.on_version(1, {})
 
 
-def test_versions_in_the_run_directory_are_logged(
-    model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_in_the_run_are_logged(model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(job_hooks, "time", SimpleNamespace(monotonic=lambda: now[0]))
     run = RunDirectory(tmp_path / "run")

@@ -209,9 +209,7 @@ def test_processes_that_are_traced_share_the_traces_of_versions(watched: Watched
     assert {"prepare", "append", "apply"} <= {each.name for each in services["elastable-master"]}
 
 
-def test_every_metric_of_the_page_is_there(
-    watched: Watched, server: Scrape, store_server: Scrape, shards: Scrape
-) -> None:
+def test_every_metric_is_there(watched: Watched, server: Scrape, store_server: Scrape, shards: Scrape) -> None:
     found = watched.master.ours | watched.worker.ours | server.ours | store_server.ours | shards.ours
     # Nothing was tried again, or something was: that is a matter of chance.
     assert set(METRICS) == found | {"elastable_retries_total"}

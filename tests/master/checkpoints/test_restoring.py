@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
@@ -36,6 +35,7 @@ from tests.master.checkpoints.jobs import (
     dense_of,
     progress_of,
     rows,
+    shards,
     train,
 )
 
@@ -116,9 +116,7 @@ def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoi
         ),
     ],
 )
-def test_another_model_is_recognized_by_the_table_that_differs(
-    whole: Checkpoint, tables: dict[str, TableSpec], message: str
-) -> None:
+def test_another_model_is_known_by_its_table(whole: Checkpoint, tables: dict[str, TableSpec], message: str) -> None:
     refuse_other_model(whole, {spec.name: spec for spec in SPECS})
     with pytest.raises(CheckpointError, match=f"is of another model: {message}"):
         refuse_other_model(whole, tables)
@@ -217,10 +215,6 @@ def go_on(store: EmbeddingStore, versions: int) -> None:
         ids = np.unique(random.integers(-30, 30, 12))
         update = TableUpdate(ids, random.normal(size=(len(ids), 2)).astype(np.float32))
         store.commit(Commit(version + 1, dict.fromkeys(store.specs(), update), version, {}, time=1000 + 0.75 * version))
-
-
-def shards(count: int, strategy: str) -> PartitionedStore:
-    return PartitionedStore([MemoryStore(threads=1) for _ in range(count)], strategy)
 
 
 @pytest.mark.parametrize(("version", "of"), [(1, 1), (4, 1), (7, 1), (5, 2)])

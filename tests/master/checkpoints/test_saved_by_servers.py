@@ -87,9 +87,7 @@ def restored(checkpoint: Checkpoint, servers: int) -> Iterator[EmbeddingStore]:
 
 @pytest.mark.parametrize(("servers", "into"), [(1, 2), (2, 3), (3, 0)])
 @pytest.mark.parametrize("kind", ["folder", "url"])
-def test_full_and_incremental_checkpoints_restore_to_any_number_of_servers(
-    tmp_path: Path, servers: int, into: int, kind: str
-) -> None:
+def test_checkpoints_restore_to_any_number_of_servers(tmp_path: Path, servers: int, into: int, kind: str) -> None:
     place = tmp_path / "saved" if kind == "folder" else f"memory://saved/{uuid.uuid4().hex}"
     with served(servers) as (_, store):
         job, expected = Job(store, place, full_every=5), {}
@@ -206,9 +204,7 @@ def test_changes_of_a_checkpoint_that_failed_are_in_the_next_one(tmp_path: Path)
             assert rows(back) == rows(job.alone)
 
 
-def test_changes_of_a_checkpoint_that_a_full_disk_ended_are_in_the_next_increment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_that_a_full_disk_left_out_are_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(2) as (_, store):
         job = Job(store, tmp_path)
         job.train(range(300))
@@ -220,9 +216,7 @@ def test_changes_of_a_checkpoint_that_a_full_disk_ended_are_in_the_next_incremen
 
         with monkeypatch.context() as patched:
             patched.setattr(WRITE, full)
-            with pytest.raises(
-                CheckpointError, match=r"store server 127.0.0.1:\d+: it cannot write to .*No space left"
-            ):
+            with pytest.raises(CheckpointError, match=r"server 127.0.0.1:\d+: it cannot write to .*No space left"):
                 job.begin()()
         assert files_at(tmp_path).drafts() == []
         job.train([3])
@@ -245,9 +239,7 @@ def test_a_folder_that_a_server_does_not_share_is_named_before_training(tmp_path
 
     with served(2) as (_, store):
         job = Job(store, Elsewhere(tmp_path / "ours"))
-        with pytest.raises(
-            CheckpointError, match=r"store server 127.0.0.1:\d+: it cannot write to .*/theirs: .*shares?"
-        ):
+        with pytest.raises(CheckpointError, match=r"server 127.0.0.1:\d+: it cannot write to .*/theirs: .*share"):
             job.series.require_reached(0)
         assert files_at(tmp_path / "ours").names() == []
         CheckpointSeries(tmp_path / "shared", store).require_reached(0)

@@ -23,19 +23,7 @@ from elastable.embedding_store.errors import ElastableError, FutureVersion, NotJ
 from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.api import (
-    AsyncPushId,
-    EvaluationReport,
-    JobSpec,
-    Push,
-    PushId,
-    PushOutcome,
-    Session,
-    SyncPushId,
-    Task,
-    TaskKind,
-    WorkerIdentity,
-)
+from elastable.master import api
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
@@ -48,7 +36,7 @@ from tests.tcp_proxy import TcpProxy, tcp_proxy
 
 RECORDS, EPOCHS = 90, 2
 SEEN = TableSpec("seen", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
-SYNC = JobSpec(
+SYNC = api.JobSpec(
     job="j", micro_batch_size=4, train_records=RECORDS, validation_records=6, grads_to_wait=3, epochs=EPOCHS,
     average="sum",
 )  # fmt: skip
@@ -70,7 +58,7 @@ class Saved:
 class Life(Hooks):
     """One start of the master: it saves now and then, and may be killed at a version."""
 
-    def __init__(self, job: JobSpec, proxy_to: TcpProxy, saved: Saved | None, dies_at: int | None) -> None:
+    def __init__(self, job: api.JobSpec, proxy_to: TcpProxy, saved: Saved | None, dies_at: int | None) -> None:
         self.store = MemoryStore()
         self.store.create_table(SEEN)
         start = Progress() if saved is None else Progress.from_json(saved.progress)
@@ -100,13 +88,13 @@ class Post(threading.Thread):
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
-        self.messages: SimpleQueue[tuple[float, Push] | None] = SimpleQueue()
-        self.delivered: list[PushOutcome] = []
+        self.messages: SimpleQueue[tuple[float, api.Push] | None] = SimpleQueue()
+        self.delivered: list[api.PushOutcome] = []
         self._address = address
 
     def run(self) -> None:
-        bag: list[tuple[float, Push]] = []
-        seen: list[Push] = []
+        bag: list[tuple[float, api.Push]] = []
+        seen: list[api.Push] = []
         with MasterClient(self._address, deadline_s=20.0, session=SESSION) as client:
             while True:
                 try:
@@ -123,7 +111,7 @@ class Post(threading.Thread):
             for push in seen:
                 self.deliver(client, push)
 
-    def deliver(self, client: MasterClient, push: Push) -> None:
+    def deliver(self, client: MasterClient, push: api.Push) -> None:
         # Of a version that is not there, or to nobody: lost.
         with suppress(ElastableError):
             self.delivered.append(client.report_gradient(push).outcome)
@@ -132,15 +120,15 @@ class Post(threading.Thread):
 class Clumsy(threading.Thread):
     """A worker to whom everything happens: it dies and comes back, hangs, says things twice, loses connections."""
 
-    def __init__(self, job: JobSpec, address: str, post: Post, seed: int) -> None:
+    def __init__(self, job: api.JobSpec, address: str, post: Post, seed: int) -> None:
         super().__init__(daemon=True)
         self.random = random.Random(seed)
         self.job, self.post = job, post
         self.client = MasterClient(address, deadline_s=60.0, session=SESSION)
         self.failure: BaseException | None = None
         self.accidents: dict[str, int] = {}
-        self.tasks: set[Task] = set()
-        self.identity = WorkerIdentity("")
+        self.tasks: set[api.Task] = set()
+        self.identity = api.WorkerIdentity("")
         self.sequence = 0
         self.reported = 0
 
@@ -165,8 +153,8 @@ class Clumsy(threading.Thread):
             session.close()
             self.client.close()
 
-    def born(self) -> Session:
-        self.identity, self.sequence, self.tasks = WorkerIdentity(uuid.uuid4().hex), 0, set()
+    def born(self) -> api.Session:
+        self.identity, self.sequence, self.tasks = api.WorkerIdentity(uuid.uuid4().hex), 0, set()
         return self.client.join(self.identity)
 
     def happens(self, what: str, chance: float) -> bool:
@@ -185,7 +173,7 @@ class Clumsy(threading.Thread):
             self.work(min(self.tasks))
         return lease.finished
 
-    def work(self, task: Task) -> None:
+    def work(self, task: api.Task) -> None:
         wanted = task.version if self.job.mode == "sync" else None
         try:
             snapshot = self.client.pull_dense(self.identity.incarnation, wanted, 0.02)
@@ -198,8 +186,8 @@ class Clumsy(threading.Thread):
             time.sleep(0.5)
         if self.happens("dies between computing and reporting", 0.03):
             raise _Dead
-        if task.kind is TaskKind.EVALUATE:
-            report = EvaluationReport(self.identity.incarnation, task.version, task.micro_batch, 4, ())
+        if task.kind is api.TaskKind.EVALUATE:
+            report = api.EvaluationReport(self.identity.incarnation, task.version, task.micro_batch, 4, ())
             self.client.report_evaluation(report)
         else:
             push = self.push_of(task, snapshot.version)
@@ -212,17 +200,19 @@ class Clumsy(threading.Thread):
             raise _Dead
         self.tasks.discard(task)
 
-    def push_of(self, task: Task, version: int) -> Push:
+    def push_of(self, task: api.Task, version: int) -> api.Push:
         self.sequence += 1
         sync = self.job.mode == "sync"
-        name: PushId = SyncPushId(task.version, task.micro_batch)
+        name: api.PushId = api.SyncPushId(task.version, task.micro_batch)
         if not sync:
-            name = AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
+            name = api.AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
         order = record_order(RECORDS, task.epoch, self.job.seed, self.job.shuffle, None)
         records = order.take(task.start, task.stop)
         slices = {"seen": Slices(records, -np.ones((len(records), 1), np.float32))}
         on = None if sync else version
-        return Push(name, len(records), slices=slices, job="j", computed_on=on, incarnation=self.identity.incarnation)
+        return api.Push(
+            name, len(records), slices=slices, job="j", computed_on=on, incarnation=self.identity.incarnation
+        )
 
 
 class _Dead(Exception):
@@ -266,7 +256,7 @@ def disturbed(workers: Sequence[Clumsy], post: Post, proxy: TcpProxy) -> Iterato
 
 
 @pytest.mark.parametrize("job", [SYNC, ASYNC, BOUNDED], ids=["sync", "async", "bounded"])
-def test_every_record_is_trained_once_per_epoch(job: JobSpec) -> None:
+def test_every_record_is_trained_once_per_epoch(job: api.JobSpec) -> None:
     """Three clumsy workers, a disturbed network, a late post, and a master that is killed twice."""
     deaths = (17, 33) if job.mode == "async" else (6, 13)  # of 46 versions, and of 16
     with tcp_proxy(1) as proxy:

@@ -220,9 +220,7 @@ def test_failures_keep_their_class(client: MasterClient, scripted: Scripted) -> 
 
 
 @pytest.mark.parametrize("error", [StaleVersion("version 2 is past"), FutureVersion("not yet"), BadGradient("shape")])
-def test_errors_of_the_master_arrive_as_they_are(
-    client: MasterClient, scripted: Scripted, error: ElastableError
-) -> None:
+def test_errors_of_a_master_arrive_as_they_are(client: MasterClient, scripted: Scripted, error: ElastableError) -> None:
     client.join(WorkerIdentity("w"))
     scripted.error = error
     calls: list[Callable[[], object]] = [
