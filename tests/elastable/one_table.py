@@ -6,8 +6,6 @@ import numpy as np
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 
-__all__ = ["DIM", "IDS", "ROWS", "START", "TARGETS", "assert_same", "model_of", "own_table", "plain_table", "train"]
-
 ROWS, DIM = 12, 3
 _RANDOM = np.random.default_rng(0)
 IDS = _RANDOM.integers(0, ROWS, (32, 4))

@@ -76,6 +76,14 @@ class Running:
         assert " at " in self.out, self.err
         return self.out.split(" at ", 1)[1].split(",", 1)[0]
 
+    def url(self) -> str:
+        """Of its metrics and its page."""
+        said = "metrics and health at "
+        wait_until(lambda: said in self.out or self.process.poll() is not None, "an address of metrics", self)
+        found = re.search(rf"{said}(\S+)\n", self.out)
+        assert found, self.err
+        return found[1]
+
 
 @dataclass(frozen=True)
 class Hold:

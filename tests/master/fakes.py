@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import keras
@@ -179,6 +179,31 @@ class FakeWorker(threading.Thread):
             return api.SyncPushId(task.version, task.micro_batch)
         self.sequence += 1
         return api.AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
+
+
+class StopAt(Hooks):
+    """Stops the job at a version."""
+
+    def __init__(self, bench: Bench, version: int) -> None:
+        self.bench, self.version = bench, version
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        if version == self.version:
+            self.bench.master.stop("interrupted")
+
+
+class Unheard(Hooks):
+    """Tells nobody of a version."""
+
+    def waits_for_log(self, version: int) -> bool:
+        return False
+
+
+class Ahead(MemoryStore):
+    """As where somebody reads its memory: versions are logged on another thread."""
+
+    def _show_ahead(self, version: int) -> bool:
+        return True
 
 
 def drive(bench: Bench, workers: list[FakeWorker], hooks: Hooks | None = None) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
+from tests.elastable.small_models import clicks, store_model, tables_and_weights
 from tests.untyped import Keyword, Keywords
 
 ROWS, DIM, BATCH = 50, 4, 16
@@ -159,6 +160,19 @@ def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: Ke
     with pytest.raises(Unsupported, match=rf"{message}.*model.fit takes lazy=False.*lazy=True on the layer"):
         fitted()
     assert np.isfinite(fitted(lazy=True).history["loss"][0])
+
+
+def test_initial_epoch_goes_on_with_the_next_order() -> None:
+    def trained(*epochs: tuple[int, int]) -> Array:
+        model = store_model()
+        model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+        for initial, end in epochs:
+            how: Keywords = {"epochs": end, "initial_epoch": initial, "batch_size": 16, "seed": 3}
+            assert et.fit(model, clicks(64), verbose=0, **how).epoch == list(range(initial, end))
+        return np.concatenate([values.ravel() for values in tables_and_weights(model).values()])
+
+    np.testing.assert_array_equal(trained((0, 2), (2, 4)), trained((0, 4)))
+    assert not np.array_equal(trained((0, 2), (0, 2)), trained((0, 4)))
 
 
 def test_dropout_and_initial_values_are_keras_own_draws() -> None:
@@ -331,12 +345,6 @@ def test_a_distribution_strategy_is_refused() -> None:
         model = program(et.Embedding)
     with pytest.raises(Unsupported, match=r"tf.distribute's MirroredStrategy.* outside the strategy's scope"):
         model.fit(X, Y, verbose=0)
-
-
-def test_a_model_that_is_not_compiled_is_refused() -> None:
-    model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM)])
-    with pytest.raises(ModelError, match=r"is not compiled; call model.compile"):
-        model.fit(X, Y)
 
 
 class TestSeeds:

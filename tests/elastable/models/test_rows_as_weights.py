@@ -86,14 +86,6 @@ def test_a_penalty_over_a_table_of_any_id_is_refused_in_a_fit() -> None:
         fit(model)
 
 
-def test_early_stopping_restores_a_table_of_any_id_as_before() -> None:
-    layer = et.Embedding(None, DIM)
-    model, early = model_of(layer), keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
-    fit(model, epochs=3, callbacks=[early])
-    assert len(layer.weights) == 1
-    assert "on_epoch_end" not in vars(early)  # it sees all weights again
-
-
 def test_a_table_above_the_setting_is_read_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = et.Embedding(ROWS, DIM, name="large", weights=MATRIX)
     model = model_of(layer)

@@ -200,13 +200,6 @@ class TestStoreBacked:
         assert model.get_layer("users").source is store
         assert_same(model, other)
 
-    def test_pretrained_rows_are_saved_before_any_training(self, tmp_path: Path) -> None:
-        rows = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
-        model = keras.Sequential([keras.Input((1,), dtype="int64"), et.Embedding(ROWS, DIM, weights=rows)])
-        model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-        np.testing.assert_array_equal(loaded.layers[0].read_rows(np.arange(ROWS)), rows)
-
     def test_any_ids(self, tmp_path: Path) -> None:
         ids = np.random.default_rng(0).integers(-(2**62), 2**62, (64, 1))
         model = keras.Sequential(

@@ -21,7 +21,6 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import compare_dense, compare_tables
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables, warm_start
 from elastable.master.checkpoints.writing import write_checkpoint
-from tests.file_stores import file_store
 from tests.master.checkpoints.jobs import (
     ADAGRAD,
     AGED,
@@ -87,15 +86,6 @@ def test_rows_that_were_put_into_a_frozen_table_wait_for_its_next_version(tmp_pa
             assert rows(other) == rows(store)
 
 
-def test_some_tables_to_a_store_in_files(whole: Checkpoint, tmp_path: Path) -> None:
-    with file_store(tmp_path / "files") as store, MemoryStore() as other:
-        restored = restore_tables(whole, store, tables=["fixed", "dynamic"])
-        restore_tables(whole, other)
-        assert sorted(store.specs()) == sorted(restored) == ["dynamic", "fixed"]
-        assert store.version() == 7
-        assert rows(store) == {key: row for key, row in rows(other).items() if key[0] in restored}
-
-
 def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoint) -> None:
     with created(MemoryStore(), [replace(FIXED, seed=4)]) as store:
         commit(store, {"fixed": [1, 2]})
@@ -144,12 +134,6 @@ def test_a_warm_start_takes_weights_and_fitting_slots(whole: Checkpoint) -> None
         assert {np.frombuffer(row[2], np.int64)[0] for key, row in here.items() if key[0] == "aged"} == {1}
 
 
-def test_a_warm_start_of_chosen_tables(whole: Checkpoint) -> None:
-    with created(MemoryStore()) as store:
-        assert list(warm_start(whole, store, store.specs(), ["seen"])) == ["seen"]
-        assert {table for table, _ in rows(store)} == {"seen"}
-
-
 @pytest.mark.parametrize(
     ("ours", "names", "message"),
     [
@@ -172,14 +156,6 @@ def test_a_warm_start_that_does_not_fit_puts_nothing(
         with pytest.raises(CheckpointError, match=message):
             warm_start(whole, store, store.specs(), names)
         assert rows(store) == {}
-
-
-def test_equal_checkpoints_have_no_difference(whole: Checkpoint, tmp_path: Path) -> None:
-    with MemoryStore() as store:
-        restore_tables(whole, store)
-        other = saved(tmp_path, store)
-    assert compare_dense(whole, other) == []
-    assert all(table.same for table in compare_tables(whole, other))
 
 
 def test_differences_are_reported_with_their_size(tmp_path: Path) -> None:

@@ -239,22 +239,6 @@ def test_where_its_base_is_another_one_the_next_one_is_full(tmp_path: Path) -> N
         assert restored(found) == rows(store)
 
 
-def test_a_resumed_job_builds_upon_what_it_was_restored_from(tmp_path: Path) -> None:
-    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
-        job = Job(tmp_path, store)
-        job.train(8, most=500)
-        base = job.save()
-        with MemoryStore() as again:
-            restore_tables(base, again)
-            resumed = Job(tmp_path, again)
-            resumed.series = CheckpointSeries(tmp_path, again, keep=0, full_every=4, resumed=base)
-            resumed.train(1)
-            found = resumed.save()
-            assert found.manifest.base is not None
-            assert found.manifest.base.name == base.name
-            assert restored(found) == rows(again)
-
-
 def test_an_increment_of_another_base_is_refused(tmp_path: Path) -> None:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         job = Job(tmp_path / "a", store)

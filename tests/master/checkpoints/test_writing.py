@@ -1,6 +1,5 @@
 """Checkpoints written and read again, on any file system and from any store; which of them stay."""
 
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -68,22 +67,6 @@ def test_everything_comes_back_on_any_store(place: str, source: str) -> None:
                 assert target.version() == 7
                 assert sum(restored.values()) == len(rows(store))
                 assert rows(target) == rows(store)
-
-
-def test_it_is_written_beside_training(tmp_path: Path) -> None:
-    with created(MemoryStore()) as store, MemoryStore() as other:
-        train(store, 5)
-        expected = rows(store)
-        with store.pin() as pin:
-            written: list[str] = []
-            thread = threading.Thread(
-                target=lambda: written.append(write_checkpoint(tmp_path, pin, {}, JOB, progress_of(5)))
-            )
-            thread.start()
-            train(store, 20)
-            thread.join(60.0)
-        restore_tables(open_checkpoint(written[0]), other)
-        assert rows(other) == expected != rows(store)
 
 
 def test_rows_of_another_version_are_refused(tmp_path: Path) -> None:

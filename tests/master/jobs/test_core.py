@@ -27,7 +27,7 @@ from elastable.master import api
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
-from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, drive, gradient, job_of, small_model
+from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, StopAt, drive, gradient, job_of, small_model
 from tests.untyped import Keyword
 
 VERSIONS = 8  # 23 records in micro-batches of 3, two to a version, twice
@@ -145,15 +145,7 @@ def test_a_resumed_job_gives_the_bits_of_an_uninterrupted_one() -> None:
     result(expected, 1, whole)
     for stop in (3, 4, 6):
         bench = Bench()
-
-        class Stopping(Diary):
-            def on_version(
-                self, version: int, logs: Mapping[str, float], bench: Bench = bench, stop: int = stop
-            ) -> None:
-                if version == stop:
-                    bench.master.stop("interrupted")
-
-        result(bench, 2, Stopping())
+        result(bench, 2, StopAt(bench, stop))
         progress = Progress.from_json(bench.master.progress().to_json())
         assert (progress.version, bench.store.version()) == (stop, stop)
         resumed = Bench(store=bench.store, start=progress, tensors=bench.dense.tensors())

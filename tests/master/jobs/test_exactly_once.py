@@ -18,6 +18,7 @@ import pytest
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
 from elastable.embedding_store.shards import Slices
@@ -56,24 +57,18 @@ class Saved:
 
 
 class Life(Hooks):
-    """One start of the master: it saves now and then, and may be killed at a version."""
+    """One start of the master, which may be killed at a version."""
 
-    def __init__(self, job: api.JobSpec, proxy_to: TcpProxy, saved: Saved | None, dies_at: int | None) -> None:
-        self.store = MemoryStore()
-        self.store.create_table(SEEN)
-        start = Progress() if saved is None else Progress.from_json(saved.progress)
-        if saved is not None:
-            self.store.put("seen", [saved.rows])
-            self.store.reset_version(start.version)
-        self.master = Master(job, self.store, DensePart(), start=start, options=OPTIONS)
-        self.server = GrpcServer("127.0.0.1:0", [store_service(self.store), master_service(self.master)])
-        self.saved, self._dies_at = saved, dies_at
-        self._proxy = proxy_to
-        proxy_to.server_port = int(self.server.address.rpartition(":")[2])
+    def __init__(
+        self, job: api.JobSpec, proxy: TcpProxy, store: EmbeddingStore, start: Progress, dies_at: int | None
+    ) -> None:
+        self.store = store
+        self.master = Master(job, store, DensePart(), start=start, options=OPTIONS)
+        self.server = GrpcServer("127.0.0.1:0", [store_service(store), master_service(self.master)])
+        self._dies_at, self._proxy = dies_at, proxy
+        proxy.server_port = int(self.server.address.rpartition(":")[2])
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
-        if version % 5 == 0:
-            self.saved = Saved(self.master.progress().to_json(), self.store.read_rows("seen", np.arange(RECORDS)))
         if version == self._dies_at:
             self._proxy.cut()
             self.server.stop(0)
@@ -81,6 +76,24 @@ class Life(Hooks):
 
     def counts(self) -> np.ndarray:
         return self.store.lookup({"seen": np.arange(RECORDS)})["seen"][:, 0]
+
+
+class SavingLife(Life):
+    """Saves now and then, and begins with what was saved."""
+
+    def __init__(self, job: api.JobSpec, proxy: TcpProxy, saved: Saved | None, dies_at: int | None) -> None:
+        store, start = MemoryStore(), Progress() if saved is None else Progress.from_json(saved.progress)
+        store.create_table(SEEN)
+        if saved is not None:
+            store.put("seen", [saved.rows])
+            store.reset_version(start.version)
+        super().__init__(job, proxy, store, start, dies_at)
+        self.saved = saved
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        if version % 5 == 0:
+            self.saved = Saved(self.master.progress().to_json(), self.store.read_rows("seen", np.arange(RECORDS)))
+        super().on_version(version, logs)
 
 
 class Post(threading.Thread):
@@ -261,14 +274,14 @@ def test_every_record_is_trained_once_per_epoch(job: api.JobSpec) -> None:
     deaths = (17, 33) if job.mode == "async" else (6, 13)  # of 46 versions, and of 16
     with tcp_proxy(1) as proxy:
         address = f"127.0.0.1:{proxy.port}"
-        life = Life(job, proxy, None, deaths[0])
+        life = SavingLife(job, proxy, None, deaths[0])
         post = Post(address)
         workers = [Clumsy(job, address, post, seed) for seed in range(3)]
         with disturbed(workers, post, proxy):
             for dies_at in (deaths[1], None):
                 life.master.run(life)
                 assert life.saved is not None
-                life = Life(job, proxy, life.saved, dies_at)
+                life = SavingLife(job, proxy, life.saved, dies_at)
             life.master.run(life)
         life.server.stop(0)
     np.testing.assert_array_equal(life.counts(), np.full(RECORDS, EPOCHS))

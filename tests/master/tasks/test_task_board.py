@@ -132,14 +132,6 @@ def test_leases_of_fetched_tasks_do_not_run_before_their_version_is_open() -> No
     assert numbers(board.lease("b", 9, 1)) == [2]
 
 
-def test_a_worker_that_never_got_the_answer_is_served_again() -> None:
-    clock = Clock()
-    board = board_of(clock, workers="a")
-    lost = board.lease("a", 4, 0)
-    clock.seconds += 11
-    assert board.lease("a", 4, 0) == lost
-
-
 def test_a_worker_must_join() -> None:
     with pytest.raises(NotJoined, match="'a' has not joined"):
         board_of().lease("a", 1, 0)
@@ -237,15 +229,6 @@ def test_evaluations_that_training_waits_for_come_a_few_at_a_time() -> None:
     assert numbers(board.lease("a", 0, 1)) == [0, 1, 2, 3]
     assert board.lease("a", 0, 1) == ()
     assert numbers(board.lease("a", 2, 1))[:2] == [4, 5]
-
-
-def test_a_dead_evaluators_tasks_are_given_to_others() -> None:
-    board = board_of(validation_records=1, workers="a b")
-    board.begin_evaluation(0, concurrent=True)
-    assert any(task.kind is TaskKind.EVALUATE for task in board.lease("a", 9, 0))
-    assert not any(task.kind is TaskKind.EVALUATE for task in board.lease("b", 9, 0))
-    board.release("a")
-    assert any(task.kind is TaskKind.EVALUATE for task in board.lease("b", 9, 0))
 
 
 def test_nothing_of_the_next_epoch_is_fetched_ahead() -> None:

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
@@ -20,7 +20,6 @@ from elastable.embedding_store.errors import (
     FutureVersion,
     StaleVersion,
     StoreFailed,
-    TableNotFound,
     Unauthenticated,
     Unavailable,
 )
@@ -369,26 +368,6 @@ def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
             with pytest.raises(grpc.RpcError, match=message) as caught:
                 call()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_a_bare_master_trains_over_the_wire() -> None:
-    store = MemoryStore()
-    with (
-        GrpcServer("127.0.0.1:0", [master_service(BareMaster(store)), store_service(store, writable=True)]) as server,
-        MasterClient(server.address, 60) as client,
-    ):
-        rows = client.store()
-        assert rows.create_table(TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5)))
-        ids = np.array([3, 9], np.int64)
-        before = rows.lookup({"t": ids})["t"]
-        push = Push(AsyncPushId("w", 1), 1, slices={"t": Slices(np.array([3, 3]), np.ones((2, 4), np.float32))})
-        assert client.report_gradient(push) == PushReply(PushOutcome.ACCEPTED, "", 1)
-        assert client.report_gradient(push).outcome is PushOutcome.DUPLICATE
-        after = rows.lookup({"t": ids}, version=1)["t"]
-        np.testing.assert_allclose(after, before - np.array([[1.0], [0.0]]), rtol=1e-6)
-        absent = Push(AsyncPushId("w", 2), 1, slices={"absent": push.slices["t"]})
-        with pytest.raises(TableNotFound, match="'absent'"):
-            client.report_gradient(absent)
 
 
 def test_pushes_of_any_number_of_records_leave_a_status_that_can_be_sent() -> None:
