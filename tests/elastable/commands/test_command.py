@@ -252,6 +252,7 @@ class TestServe:
             assert f"cannot listen on {address}: Address already in use" in occupied.err
             server.signal(signal.SIGINT)
             assert server.wait() == ExitCode.DONE, server.err
+            assert "metrics" not in server.out, "there is no HTTP unless --http says so"
 
     def test_its_options_are_in_force(self, tmp_path: Path) -> None:
         ids: Int64 = np.array([5], np.int64)

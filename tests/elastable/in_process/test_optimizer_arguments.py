@@ -1,6 +1,7 @@
 """Gradient accumulation and loss scaling, as Keras optimizers say them, compared with plain Keras."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import keras
@@ -116,9 +117,7 @@ class TestAccumulation:
         assert int(ours.optimizer._iterations) == int(theirs.optimizer._iterations) == 3 * RECORDS // BATCH
 
     def test_moments_count_updates_and_not_batches(self) -> None:
-        def make() -> keras.optimizers.Optimizer:
-            return K.Adam(0.05, gradient_accumulation_steps=4)
-
+        make = partial(K.Adam, 0.05, gradient_accumulation_steps=4)
         users, words = (
             et.Embedding(size, DIM, embeddings_initializer="ones", name=name, lazy=False)
             for size, name in ((USERS, "users"), (WORDS, "words"))
@@ -126,9 +125,7 @@ class TestAccumulation:
         assert_close(fitted(model_of(users, words), make()), by_keras(make()))
 
     def test_a_second_fit_goes_on(self) -> None:
-        def make() -> keras.optimizers.Optimizer:
-            return K.Adam(decaying(), gradient_accumulation_steps=4)
-
+        make = partial(K.Adam, decaying(), gradient_accumulation_steps=4)
         once = fitted(store_model(), make(), epochs=4)
         twice = fitted(store_model(), make(), epochs=2)
         et.fit(twice, clicks(RECORDS), epochs=2, batch_size=BATCH, shuffle=False, verbose=False)
@@ -198,10 +195,7 @@ class TestLossScaling:
 
     @pytest.mark.usefixtures("mixed_float16")
     def test_mixed_float16_as_it_is_compiled(self) -> None:
-        def make() -> keras.optimizers.Optimizer:
-            return K.SGD(0.5)
-
-        ours, theirs = fitted(store_model(), make()), by_keras(make())
+        ours, theirs = fitted(store_model(), K.SGD(0.5)), by_keras(K.SGD(0.5))
         assert isinstance(ours.optimizer, K.LossScaleOptimizer)
         # float16 has eleven bits.
         assert_close(ours, theirs, 2e-3)

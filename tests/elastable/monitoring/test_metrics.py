@@ -360,11 +360,3 @@ def test_a_store_server_shows_what_it_keeps(store_server: Scrape) -> None:
     assert store_server.value("elastable_store_server_claimed") == 0
     assert store_server.value("elastable_store_version") == 0
     assert store_server.value("elastable_build_info", role="store") == 1
-
-
-def test_http_is_off_by_default(tmp_path: Path) -> None:
-    with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0") as process:
-        process.address()
-        with MasterClient(process.address(), deadline_s=60.0).store() as store:
-            assert store.version() == 0
-        assert "metrics" not in process.out

@@ -33,8 +33,8 @@ from elastable.master.checkpoints.row_files import write_blocks
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
-from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
-from tests.master.checkpoints.jobs import JOB, SPECS, created, dense_of, progress_of, rows
+from tests.embedding_store.shards.served_shards import served, stopped_with
+from tests.master.checkpoints.jobs import JOB, SPECS, commit, created, dense_of, progress_of, rows
 from tests.waiting import until
 
 DEADLINE_S = 120.0
@@ -113,7 +113,7 @@ def test_checkpoints_restore_to_any_number_of_servers(tmp_path: Path, servers: i
 
 def test_what_a_master_with_its_own_rows_wrote_goes_on_over_servers_as_increments(tmp_path: Path) -> None:
     alone = created(MemoryStore(1))
-    alone.commit(Commit(1, {"fixed": _update(alone, range(200))}, 0, {}))
+    commit(alone, {"fixed": list(range(200))})
     series = CheckpointSeries(tmp_path, alone, keep=0)
     series.begin(alone, dense_of(1), JOB, progress_of(1))()
     saved = open_checkpoint(tmp_path)
@@ -130,14 +130,6 @@ def test_what_a_master_with_its_own_rows_wrote_goes_on_over_servers_as_increment
         assert (newest.manifest.kind, newest.manifest.tables["fixed"].written) == ("increment", 2)
         with restored(newest, 3) as back:
             assert rows(back) == rows(store)
-
-
-def _update(store: EmbeddingStore, ids: Sequence[int]):  # type: ignore[no-untyped-def]
-    some = np.array(ids, np.int64)
-    return sum_pushes(
-        RowSums(0, (SumTerm(0, 0, 1.0),)),
-        {0: ({"fixed": Slices(some, np.ones((len(some), store.specs()["fixed"].dim), np.float32))},)},
-    )["fixed"]
 
 
 def held_writes(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
@@ -299,7 +291,7 @@ def test_a_new_owner_ends_what_the_one_before_had_begun(tmp_path: Path, monkeypa
         thread = threading.Thread(target=writing)
         thread.start()
         assert began.wait(DEADLINE_S)
-        with another_owner(servers[0]) as other:
+        with ShardedStore([ShardClient(servers[0].address, DEADLINE_S)]) as other:
             claiming = threading.Thread(target=other.begin_job, args=("another", False))
             saver: Any = servers[0].shard._saver
             attempt = saver._attempt
@@ -310,7 +302,3 @@ def test_a_new_owner_ends_what_the_one_before_had_begun(tmp_path: Path, monkeypa
             thread.join(DEADLINE_S)
         assert len(failed) == 1
         assert files_at(tmp_path).names() == []
-
-
-def another_owner(server: ServedShard) -> ShardedStore:
-    return ShardedStore([ShardClient(server.address, DEADLINE_S)])

@@ -131,14 +131,8 @@ def test_an_increment_holds_what_changed_and_no_more(tmp_path: Path) -> None:
         assert (entries["dynamic"].written, entries["dynamic"].rows) == (2, 101)
         assert entries["fixed"].live is None
         assert (full.manifest.tables["fixed"].written, full.manifest.kind) == (100, "full")
-
-
-def test_a_table_of_which_half_changed_is_written_whole(tmp_path: Path) -> None:
-    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
-        job = Job(tmp_path, store)
-        job.commit(fixed=list(range(20)), dynamic=list(range(20)))
-        job.save()
-        job.commit(fixed=list(range(11)), dynamic=[1])
+        # A table of which half changed is written whole.
+        job.commit(fixed=list(range(60)), dynamic=[1])
         entries = job.save().manifest.tables
         assert (entries["fixed"].whole, entries["dynamic"].whole) == (True, False)
 
@@ -214,25 +208,19 @@ def test_one_begun_before_another_failed_is_full(tmp_path: Path) -> None:
         assert restored(found) == rows(store)
 
 
-def test_without_its_base_the_next_one_is_full(tmp_path: Path) -> None:
-    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
-        job = Job(tmp_path, store)
-        job.train(6, most=500)
-        base = job.save()
-        (tmp_path / base.name / "dense.safetensors").unlink()
-        job.train(1)
-        assert job.save().manifest.kind == "full"
-
-
-def test_where_its_base_is_another_one_the_next_one_is_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize("another", [False, True])
+def test_where_its_base_is_incomplete_or_another_one_the_next_one_is_full(tmp_path: Path, another: bool) -> None:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         job = Job(tmp_path / "ours", store)
         job.train(6, most=500)
         base = job.save()
-        store.delete("fixed", np.arange(9))
-        other = Job(tmp_path / "theirs", store).save()
-        (tmp_path / "ours" / base.name).rename(tmp_path / "moved")
-        Path(other.address).rename(base.address)
+        if another:
+            store.delete("fixed", np.arange(9))
+            other = Job(tmp_path / "theirs", store).save()
+            (tmp_path / "ours" / base.name).rename(tmp_path / "moved")
+            Path(other.address).rename(base.address)
+        else:
+            (tmp_path / "ours" / base.name / "dense.safetensors").unlink()
         job.train(1)
         found = job.save()
         assert found.manifest.kind == "full"

@@ -276,23 +276,12 @@ RECORDS = [3, 3, 3, 3, 3, 3, 3, 2]
 
 
 def pushes_of_version_zero() -> list[Push]:
-    random = np.random.default_rng(0)
-    return [
-        Push(
-            SyncPushId(0, number),
-            records,
-            (random.normal(size=(3, 2)).astype(np.float32),),
-            {"t": Slices(random.integers(0, 5, 4), random.normal(size=(4, 2)).astype(np.float32))},
-            (random.normal(size=2).astype(np.float32),),
-            (random.normal(size=1).astype(np.float32),),
-        )
-        for number, records in enumerate(RECORDS)
-    ]
+    return [replace(random_push(number, 0), records=records) for number, records in enumerate(RECORDS)]
 
 
 def bits(pushes: Sequence[Push]) -> list[bytes]:
     made = accumulate(pushes, "mean")
-    update = sum_pushes(row_sums(0, pushes, "mean", ()), row_parts(pushes))["t"]
+    update = row_updates(pushes, "mean")["t"]
     return [array.tobytes() for array in (*made.dense, update.ids, update.gradients, *made.states, *made.metrics)]
 
 

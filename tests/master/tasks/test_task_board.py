@@ -78,15 +78,6 @@ def test_look_ahead_is_bounded() -> None:
     assert len(tasks) == 16
 
 
-def test_a_dead_workers_tasks_are_free_at_once() -> None:
-    board = board_of(workers="a b")
-    board.lease("a", 100, 0)
-    board.lease("b", 100, 0)
-    assert board.lease("b", 1, 0) == ()
-    board.release("a")
-    assert numbers(board.lease("b", 1, 0)) == [0]
-
-
 def test_a_reissued_task_does_not_wait_behind_fetched_ones() -> None:
     board = board_of(workers="a b")
     board.lease("a", 2, 0)
