@@ -92,6 +92,17 @@ def same_start(ours: keras.Model, plain: keras.Model) -> None:
         layer.set_weights([tables(ours)[name].read_rows(np.arange(LABELS))])
 
 
+def require_same(
+    mine: keras.Model, plain: keras.Model, before: dict[str, np.ndarray], moved: tuple[str, ...] = ("makes", "judges")
+) -> None:
+    """Every row and dense weight is that of plain Keras; these tables have moved, and no others."""
+    for name, expected in rows(plain).items():
+        assert (np.abs(expected - before[name]).max() > 1e-4) == (name in moved)
+        np.testing.assert_allclose(rows(mine)[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+    for weight, expected in zip(mine.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5, err_msg=weight.path)
+
+
 def dense(part: keras.Model, tape: Any, loss: tf.Tensor, optimizer: keras.optimizers.Optimizer) -> None:
     """An update in plain Keras, with the gradients of tables as dense ones; unreached variables take no step."""
     gradients = tape.gradient(loss, part.trainable_weights)

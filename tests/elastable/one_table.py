@@ -1,12 +1,14 @@
 """A model with one table and one dense layer, for tests that hold it against plain Keras."""
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
+import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-
-__all__ = ["DIM", "IDS", "ROWS", "START", "TARGETS", "assert_same", "model_of", "own_table", "plain_table", "train"]
+from tests.untyped import Keyword
 
 ROWS, DIM = 12, 3
 _RANDOM = np.random.default_rng(0)
@@ -36,6 +38,23 @@ def model_of(table: keras.layers.Layer, optimizer: object = None, **compiled: ob
 
 def train(model: keras.Model, targets: Array = TARGETS, **settings: object) -> None:
     model.fit(IDS, targets, batch_size=8, shuffle=False, verbose=0, **settings)
+
+
+def by_batch(model: keras.Model) -> None:
+    model.train_on_batch(IDS, TARGETS)
+
+
+def by_step(model: keras.Model, optimizer: object = None, **how: Keyword) -> None:
+    with et.step(model, **how) as step:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(tf.constant(IDS), training=True) - TARGETS) ** 2)
+        step.apply(tape, loss, optimizer=optimizer)
+
+
+def assert_as_in_keras(program: Callable[[keras.layers.Layer], keras.Model]) -> None:
+    """Of a program that is given a table of either kind, and returns the model that it has trained."""
+    theirs = program(plain_table())
+    assert_same(program(own_table()), theirs)
 
 
 def assert_same(model: keras.Model, other: keras.Model) -> None:

@@ -1,7 +1,7 @@
 """Real `elastable` processes for tests: started, waited for with a limit, and always ended.
 
-They are forks of a process that has imported TensorFlow (`tests.preloaded`), and so are the workers that they start:
-importing it takes five seconds of a core, training a small model takes one. With `new=True` all are new interpreters.
+They and their workers are forks of a process that has imported TensorFlow, which takes five seconds of a core; with
+`new=True` all are new interpreters.
 """
 
 import os
@@ -16,18 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.preloaded.client import PreloadedProcess, run_preloaded
-
-__all__ = [
-    "CLICK_JOB",
-    "Finished",
-    "Hold",
-    "Running",
-    "counted_by_workers",
-    "elastable",
-    "run_elastable",
-    "succeeded",
-    "wait_until",
-]
 
 LIMIT_S = 280.0  # TensorFlow takes seconds to load, and many times that on a busy machine
 CLICK_JOB = Path(__file__).with_name("click_job.py")
@@ -87,6 +75,14 @@ class Running:
         wait_until(lambda: f" at {host}:" in self.out or self.process.poll() is not None, "an address", self)
         assert " at " in self.out, self.err
         return self.out.split(" at ", 1)[1].split(",", 1)[0]
+
+    def url(self) -> str:
+        """Of its metrics and its page."""
+        said = "metrics and health at "
+        wait_until(lambda: said in self.out or self.process.poll() is not None, "an address of metrics", self)
+        found = re.search(rf"{said}(\S+)\n", self.out)
+        assert found, self.err
+        return found[1]
 
 
 @dataclass(frozen=True)
@@ -168,6 +164,15 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    return dict(pair.partition("=")[::2] for pair in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+
+
+def command_of(pid: int) -> str:
+    """The words of a process, each ended by a null character."""
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def _children(pid: int) -> list[int]:

@@ -9,20 +9,6 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 
-__all__ = [
-    "DIM",
-    "USERS",
-    "WORDS",
-    "assert_close",
-    "assert_same",
-    "clicks",
-    "model_of",
-    "plain_model",
-    "store_model",
-    "tables_and_weights",
-    "trained_by_tape",
-]
-
 USERS, WORDS, DIM = 30, 40, 4
 
 

@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import keras
@@ -14,21 +14,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.shards import Slices
-from elastable.master.api import (
-    AsyncPushId,
-    DenseSnapshot,
-    EvaluationReport,
-    JobSpec,
-    MasterApi,
-    Push,
-    PushId,
-    PushOutcome,
-    SyncPushId,
-    Task,
-    TaskKind,
-    Tensor,
-    WorkerIdentity,
-)
+from elastable.master import api
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState
@@ -82,9 +68,9 @@ def small_model(optimizer: object = None, metrics: list[keras.metrics.Metric] | 
     return model
 
 
-def job_of(**changes: Keyword) -> JobSpec:
+def job_of(**changes: Keyword) -> api.JobSpec:
     """A sync job of 2 epochs, 23 records, micro-batches of 3, two to a version."""
-    job = JobSpec(
+    job = api.JobSpec(
         job="test", micro_batch_size=3, grads_to_wait=2, epochs=2, seed=5, train_records=RECORDS,
         validation_records=VALIDATION,
     )  # fmt: skip
@@ -96,7 +82,7 @@ class Bench:
 
     def __init__(
         self,
-        job: JobSpec | None = None,
+        job: api.JobSpec | None = None,
         make: Callable[[], keras.Model] = small_model,
         options: MasterOptions | None = None,
         store: EmbeddingStore | None = None,
@@ -113,15 +99,17 @@ class Bench:
         self.metrics = ModelMetrics(self.model)
         self.master = Master(self.job, self.store, self.dense, self.metrics, start=start, options=options)
 
-    def everything(self) -> list[Tensor]:
+    def everything(self) -> list[api.Tensor]:
         """Every number the job computes: dense part, optimizer, rows and slots."""
         block = next(iter(self.store.scan("t")))
         order = np.argsort(block.ids)
-        rows: list[Tensor] = [block.ids[order], block.weights[order], block.slots[order]]
+        rows: list[api.Tensor] = [block.ids[order], block.weights[order], block.slots[order]]
         return [*self.dense.tensors().values(), *rows]
 
 
-def gradient(job: JobSpec, task: Task, snapshot: DenseSnapshot, store: EmbeddingStore, push_id: PushId) -> Push:
+def gradient(
+    job: api.JobSpec, task: api.Task, snapshot: api.DenseSnapshot, store: EmbeddingStore, push_id: api.PushId
+) -> api.Push:
     """A push that is a pure function of the version's numbers and the micro-batch's records."""
     order = record_order(job.train_records, task.epoch, job.seed, job.shuffle, None)
     records = order.take(task.start, task.stop)
@@ -131,20 +119,22 @@ def gradient(job: JobSpec, task: Task, snapshot: DenseSnapshot, store: Embedding
     dense = tuple(np.cos(value + signal.mean(dtype=np.float32)) for value in snapshot.variables)
     states = tuple(value + np.float32(0.1) * signal[0] for value in snapshot.states)
     metrics = tuple(np.full((), count, np.float32) for count in (float(signal.sum()), len(records)))
-    return Push(push_id, len(records), dense, {"t": Slices(ids, np.tanh(rows + signal[:, None]))}, states, metrics)
+    return api.Push(push_id, len(records), dense, {"t": Slices(ids, np.tanh(rows + signal[:, None]))}, states, metrics)
 
 
 class FakeWorker(threading.Thread):
     """Does tasks until the job ends; `die_after` pushes it vanishes with its leases."""
 
-    def __init__(self, master: MasterApi, store: EmbeddingStore, die_after: int | None = None, want: int = 3) -> None:
+    def __init__(
+        self, master: api.MasterApi, store: EmbeddingStore, die_after: int | None = None, want: int = 3
+    ) -> None:
         super().__init__(daemon=True)
-        self.identity = WorkerIdentity(uuid.uuid4().hex, "here", 1)
+        self.identity = api.WorkerIdentity(uuid.uuid4().hex, "here", 1)
         self.master, self.store, self.left, self.want = master, store, die_after, want
         self.session = master.join(self.identity)
         self.job = self.session.job
-        self.tasks: set[Task] = set()
-        self.outcomes: list[PushOutcome] = []
+        self.tasks: set[api.Task] = set()
+        self.outcomes: list[api.PushOutcome] = []
         self.sequence = 0
         self.error: ElastableError | None = None
 
@@ -162,16 +152,18 @@ class FakeWorker(threading.Thread):
         finally:
             self.session.close()
 
-    def work(self, task: Task) -> None:
+    def work(self, task: api.Task) -> None:
         incarnation = self.identity.incarnation
         try:
             snapshot = self.master.pull_dense(incarnation, task.version if self.job.mode == "sync" else None, 0.05)
             if snapshot is None:
                 return
             self.tasks.discard(task)
-            if task.kind is TaskKind.EVALUATE:
+            if task.kind is api.TaskKind.EVALUATE:
                 metrics = tuple(np.full((), count, np.float32) for count in (task.micro_batch, 1))
-                report = EvaluationReport(incarnation, task.version, task.micro_batch, task.stop - task.start, metrics)
+                report = api.EvaluationReport(
+                    incarnation, task.version, task.micro_batch, task.stop - task.start, metrics
+                )
                 self.outcomes.append(self.master.report_evaluation(report))
                 return
             push = gradient(self.job, task, snapshot, self.store, self.push_id(task))
@@ -182,11 +174,36 @@ class FakeWorker(threading.Thread):
         if self.left is not None:
             self.left -= 1
 
-    def push_id(self, task: Task) -> SyncPushId | AsyncPushId:
+    def push_id(self, task: api.Task) -> api.SyncPushId | api.AsyncPushId:
         if self.job.mode == "sync":
-            return SyncPushId(task.version, task.micro_batch)
+            return api.SyncPushId(task.version, task.micro_batch)
         self.sequence += 1
-        return AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
+        return api.AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
+
+
+class StopAt(Hooks):
+    """Stops the job at a version."""
+
+    def __init__(self, bench: Bench, version: int) -> None:
+        self.bench, self.version = bench, version
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        if version == self.version:
+            self.bench.master.stop("interrupted")
+
+
+class Unheard(Hooks):
+    """Tells nobody of a version."""
+
+    def waits_for_log(self, version: int) -> bool:
+        return False
+
+
+class Ahead(MemoryStore):
+    """As where somebody reads its memory: versions are logged on another thread."""
+
+    def _show_ahead(self, version: int) -> bool:
+        return True
 
 
 def drive(bench: Bench, workers: list[FakeWorker], hooks: Hooks | None = None) -> None:

@@ -32,7 +32,7 @@ _DEAREST = """
     embedding_store/optimizers/test_dense_replay elastable/jobs/test_redis_job master/checkpoints/test_saved_by_servers
     elastable/jobs/test_killed_master master/jobs/test_core elastable/jobs/test_interrupted
     replicas/training/test_optimizer embedding_store/composite/test_partitioned_failures
-    embedding_store/wire/test_remote elastable/in_process/test_fit elastable/models/test_exporting
+    embedding_store/wire/test_remote elastable/models/test_exporting
     worker/runtime/test_loop elastable/in_process/test_places elastable/in_process/test_on_batch
     embedding_store/engine/test_tiered_store embedding_store/log/test_cut_appenders
     embedding_store/engine/tiered/test_tiered_contract worker/step/test_train_step elastable/jobs/test_evaluation_beside

@@ -5,8 +5,6 @@ import numpy as np
 
 import elastable as et
 
-__all__ = ["DIM", "ROWS", "data", "model"]
-
 ROWS, DIM = 24, 4
 
 

@@ -1,4 +1,4 @@
-"""A job whose callback freezes a part of the model after the first epoch, and un-freezes it after the third."""
+"""A job whose callbacks freeze a part of the model in the second and third epoch, and halve all weights in the end."""
 
 import keras
 import numpy as np
@@ -19,6 +19,18 @@ class Freeze(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
 
 
+class Halve(keras.callbacks.Callback):
+    """Halves the weights before the last epoch, and again once all is trained."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        if epoch == EPOCHS - 1:
+            self.model.set_weights([0.5 * weight for weight in self.model.get_weights()])
+
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
+        for weight in self.model.weights:
+            weight.assign(0.5 * weight)
+
+
 def model() -> keras.Model:
     words = keras.Input((3,), dtype="int64")
     rows = et.Embedding(ROWS, 4, name="words", embeddings_initializer="ones")(words)
@@ -37,4 +49,4 @@ def data(split: str) -> tuple[Array, Array]:
 
 
 def callbacks() -> list[object]:
-    return [Freeze()]
+    return [Freeze(), Halve()]

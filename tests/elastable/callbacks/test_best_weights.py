@@ -89,32 +89,6 @@ class TestEarlyStopping:
         assert_equal(*models)
 
 
-class TestModelCheckpoint:
-    @pytest.mark.sampled(3)
-    @pytest.mark.parametrize("weights_only", [True, False])
-    @pytest.mark.parametrize("kept", [{"save_best_only": True}, {"save_freq": 3}, {"save_freq": "epoch"}])
-    def test_the_same_files_with_the_same_numbers(
-        self, weights_only: bool, kept: dict[str, object], tmp_path: Path
-    ) -> None:
-        ending = ".weights.h5" if weights_only else ".keras"
-        for name, make in (("ours", store_model), ("theirs", plain_model)):
-            (tmp_path / name).mkdir()
-            path = tmp_path / name / ("{epoch:02d}" + ending)
-            saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=weights_only, **kept)
-            fit(make(), OPTIMIZERS["sgd"](), saving)
-        names = sorted(path.name for path in (tmp_path / "theirs").iterdir())
-        assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == names
-        assert len(names) > 1
-        for name in (names[0], names[-1]):
-            loaded = []
-            for side, make in (("ours", store_model), ("theirs", plain_model)):
-                model = make() if weights_only else keras.models.load_model(tmp_path / side / name)
-                if weights_only:
-                    model.load_weights(tmp_path / side / name)
-                loaded.append(model)
-            assert_equal(*loaded)
-
-
 class Crash(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if epoch == 3:

@@ -1,7 +1,6 @@
 """What callbacks remember outlives the master, and so do the numbers that they decide."""
 
 import logging
-import shutil
 from pathlib import Path
 
 import keras
@@ -10,12 +9,10 @@ import pytest
 
 from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.open_store import open_store
-from tests.elastable.kept_jobs import assert_same, kept, killed_at, trained
+from tests.elastable.kept_jobs import assert_same, kept, trained
 
 JOB = Path(__file__).with_name("plateau_job.py")
-VERSIONS = 4  # of an epoch
-OPTIONS = ("--epochs", "6", "--micro-batch-size", "16", "--workers", "1", "--checkpoint-every", "3")
+END = 20  # of the fifth epoch of four versions, which the callbacks make the last
 
 
 class Counts(keras.callbacks.Callback):
@@ -95,35 +92,26 @@ def test_those_that_came_begin_anew_and_those_that_went_are_logged(caplog: pytes
     assert "callbacks that are not there any more: EarlyStopping" in caplog.text
 
 
+def train(home: Path, *more: str, env: dict[str, str] | None = None, code: int = 0) -> str:
+    return trained(JOB, home, "--epochs", "6", "--micro-batch-size", "16", "--workers", "1", *more, env=env, code=code)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("whole")
-    trained(JOB, home, *OPTIONS)
+    assert "failed" not in train(home, env={"ENDS_S": "2"})  # nor have workers that leave once all is trained
+    states = kept(home, END).progress().hooks
+    assert states["EarlyStopping"]["wait"] == 4
+    assert states["Slower"] == {"epochs": [0, 1, 2, 3, 4]}
     return home
 
 
-def assert_same_end(ours: Path, theirs: Path) -> None:
-    one, other = (kept(home, 5 * VERSIONS) for home in (ours, theirs))  # its callbacks end it an epoch early
+# Before the last batch of an epoch, after it, and within one; from a checkpoint, or from the record of the store.
+@pytest.mark.parametrize(("version", "log"), [(7, True), (8, False), (9, False), (18, True)])
+def test_a_resumed_job_has_the_numbers_of_a_whole_one(whole: Path, tmp_path: Path, version: int, log: bool) -> None:
+    store = ("--store", f"memory?log={tmp_path / 'log'}") if log else ()
+    train(tmp_path, *store, env={"STOPS_AFTER": str(version)}, code=130)
+    assert f"resuming at version {version}" in train(tmp_path, *store, "--resume")
+    one, other = kept(tmp_path, END), kept(whole, END)
     assert_same(one, other)
     assert dict(one.progress().hooks) == dict(other.progress().hooks)
-
-
-def test_a_job_that_goes_on_has_the_numbers_of_one_that_never_stopped(whole: Path, tmp_path: Path) -> None:
-    states = kept(whole, 5 * VERSIONS).progress().hooks
-    assert states["EarlyStopping"]["wait"] == 4
-    assert states["Slower"] == {"epochs": [0, 1, 2, 3, 4]}
-    killed_at(9, whole, tmp_path)
-    assert "resuming at version 9" in trained(JOB, tmp_path, *OPTIONS, "--resume")
-    assert_same_end(tmp_path, whole)
-
-
-def test_a_job_that_goes_on_from_a_store_does_too(whole: Path, tmp_path: Path) -> None:
-    """From the record of a version in the middle of the last epoch."""
-    url = f"memory?log={tmp_path / 'log'}"
-    trained(JOB, tmp_path, *OPTIONS, "--store", url)
-    with open_store(url) as store:
-        assert store.recover(5 * VERSIONS - 1) > 0
-        assert store.version() == 5 * VERSIONS - 1
-    shutil.rmtree(tmp_path / "saved")
-    assert "resuming at version 19" in trained(JOB, tmp_path, *OPTIONS, "--store", url, "--resume")
-    assert_same_end(tmp_path, whole)

@@ -204,24 +204,6 @@ def test_eager_models_are_read_with_every_batch() -> None:
     assert_equal(states[False], states[True])
 
 
-def test_offloaded_embeddings() -> None:
-    states = {}
-    for by_keras in (True, False):
-        model = built(plain)
-        layer_of(model, "users").trainable = False
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        x, y = records()
-        if by_keras:
-            model.fit(x, y, epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
-        else:
-            above: Keywords = {"offload_embeddings_above": 1, "epochs": 2, "batch_size": BATCH, "shuffle": False}
-            et.fit(model, (x, y), verbose=False, **above)
-            assert layer_of(model, "users").source is not None
-        states[by_keras] = state_of(model)
-    assert_equal([states[False]], [states[True]])
-    assert (states[False]["users"] == 1).all()
-
-
 def test_a_table_shared_by_a_frozen_layer_and_another_is_refused() -> None:
     ids = keras.Input((1,), dtype="int64")
     parts = [in_store("one", table="t", trainable=False)(ids), in_store("two", table="t")(ids)]
@@ -257,14 +239,8 @@ def test_what_the_optimizer_was_not_built_for_is_refused() -> None:
 WAYS: dict[str, Callable[[keras.Model], None]] = {
     "fit": lambda model: model.fit(*records(), batch_size=26, shuffle=False, verbose=0),
     "fit in other batches": lambda model: model.fit(*records(), batch_size=13, shuffle=False, verbose=0),
-    "fit in uneven batches": lambda model: model.fit(*records(), batch_size=BATCH, shuffle=False, verbose=0),
-    "fit with weights": lambda model: model.fit(
-        *records(), sample_weight=np.ones(52), batch_size=26, shuffle=False, verbose=0
-    ),
+    "fit with weights": lambda model: model.fit(*records(), 26, sample_weight=np.ones(52), shuffle=False, verbose=0),
     "train_on_batch": lambda model: model.train_on_batch(*records()),
-    "train_on_batch of fewer": lambda model: model.train_on_batch(
-        *keras.tree.map_structure(lambda each: each[:5], records())
-    ),
 }
 
 
@@ -286,8 +262,6 @@ def test_a_change_that_counts_for_one_of_two_ways_is_refused(first: str, second:
         return
     with pytest.raises(Unsupported, match=r"trainable of 'users' was changed after training.*model.compile"):
         program(built(in_store))
-    if first == "fit in uneven batches" and second.startswith("fit"):
-        return  # Keras' trace may serve both
     moved = program(built(plain))
     model = built(plain)
     model.compile(optimizer(), "mse")

@@ -1,4 +1,4 @@
-"""A callback of a job freezes layers: its workers hold to it, and so does a job that goes on."""
+"""Callbacks of a job freeze layers and assign weights: its workers hold to it, and so does a job that goes on."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_workers_hold_to_what_callbacks_freeze(tmp_path: Path) -> None:
     assert "resuming at version 8" in trained(job.__file__, resumed, *options, "--resume")
     assert_same(kept(whole), kept(resumed))
 
-    # In one process, which test_freezing.py compares with Keras.
+    # In one process, which test_freezing.py and tests/keras_table compare with Keras.
     model = job.model()
     settings: dict[str, Keyword] = {"epochs": job.EPOCHS, "batch_size": job.BATCH, "lazy": False, "verbose": False}
     et.fit(model, job.data("train"), callbacks=job.callbacks(), **settings)

@@ -13,7 +13,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.series import CheckpointSeries
-from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, commit, created, dense_of, progress_of, rows
+from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, commit, created, dense_of, flip, progress_of, rows
 
 
 @pytest.fixture
@@ -39,12 +39,8 @@ def output_of(*arguments: object, code: int = 0) -> str:
 def test_list_for_people_and_programs(home: Path) -> None:
     first, second = json.loads(output_of("list", home, "--json"))
     assert (first["version"], first["kind"], first["rows"], first["base"]) == (1, "full", 80, None)
-    assert (second["version"], second["kind"], second["rows"], second["base"]) == (
-        2,
-        "increment",
-        82,
-        "ckpt-0000000001",
-    )
+    found = (second["version"], second["kind"], second["rows"], second["base"])
+    assert found == (2, "increment", 82, "ckpt-0000000001")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", second["written"])
     size = sum(file.stat().st_size for file in (home / "ckpt-0000000001").glob("*.safetensors"))
     assert first["bytes"] == size
@@ -55,9 +51,7 @@ def test_list_for_people_and_programs(home: Path) -> None:
 
 def test_list_names_what_is_damaged(home: Path) -> None:
     file = home / "ckpt-0000000001" / "dense.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(file, -1)
     assert [entry["whole"] for entry in json.loads(output_of("list", home, "--json"))] == [True, True]
     first, second = json.loads(output_of("list", home, "--verify", "--json"))
     assert not first["whole"]

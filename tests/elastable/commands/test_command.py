@@ -252,6 +252,7 @@ class TestServe:
             assert f"cannot listen on {address}: Address already in use" in occupied.err
             server.signal(signal.SIGINT)
             assert server.wait() == ExitCode.DONE, server.err
+            assert "metrics" not in server.out, "there is no HTTP unless --http says so"
 
     def test_its_options_are_in_force(self, tmp_path: Path) -> None:
         ids: Int64 = np.array([5], np.int64)
@@ -284,9 +285,7 @@ def test_traces_are_refused_where_there_are_none_to_make(monkeypatch: pytest.Mon
     assert 'pip install "elastable[traces]"' in str(message)
 
 
-def test_a_variable_for_traces_does_not_stop_a_command_that_cannot_make_them(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_traces_by_variable_stop_no_command(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("ELASTABLE_LOG_FORMAT", "text")  # which the command sets
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)

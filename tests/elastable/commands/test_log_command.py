@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from elastable.command import app
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed
@@ -20,6 +21,7 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
+from tests.master.checkpoints.jobs import flip
 from tests.servers import Server
 
 
@@ -37,8 +39,7 @@ def fixture_folder(tmp_path: Path) -> str:
     with open_store(f"memory?log={folder}") as store:
         store.create_table(TableSpec("t", 2))
         for version in range(1, 6):
-            update = TableUpdate(np.arange(version), np.ones((version, 2), np.float32))
-            store.commit(Commit(version, {"t": update}, version - 1, {}))
+            commit(store, version)
     return str(folder)
 
 
@@ -77,9 +78,7 @@ def test_a_torn_entry_is_reported_and_stays(folder: str) -> None:
 
 def test_a_corrupt_log_is_named(folder: str) -> None:
     (newest,) = Path(folder).glob("*.log")
-    content = bytearray(newest.read_bytes())
-    content[60] ^= 1
-    newest.write_bytes(content)
+    flip(newest, 60)
     with pytest.raises(StoreBroken, match=f"{newest.name} is corrupt at byte 0"):
         run("verify", folder)
 
@@ -119,7 +118,7 @@ def tiered(url: str) -> Iterator[MemoryStore]:
         store._flusher.stop()  # type: ignore[union-attr]
 
 
-def commit(store: MemoryStore, version: int) -> None:
+def commit(store: EmbeddingStore, version: int) -> None:
     update = TableUpdate(np.arange(version), np.ones((version, 2), np.float32))
     store.commit(Commit(version, {"t": update}, version - 1, {}))
 

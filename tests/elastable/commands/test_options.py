@@ -69,9 +69,7 @@ def test_there_are_the_options_of_all_commands() -> None:
 
 
 @pytest.mark.parametrize(("path", "parameter", "field"), OPTIONS, ids=NAMES)
-def test_help_and_default_are_those_of_the_definition(
-    path: tuple[str, ...], parameter: Any, field: OptionField
-) -> None:
+def test_help_and_default_are_those_defined(path: tuple[str, ...], parameter: Any, field: OptionField) -> None:
     option = field.option
     assert parameter.help.replace("\\[", "[") == option.help
     assert option.help[0].isupper() or option.help.split()[0] in (*option.choices, "memory,")
@@ -89,9 +87,7 @@ def test_help_and_default_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize(("path", "parameter", "field"), OPTIONS, ids=NAMES)
-def test_a_wrong_value_is_refused_by_the_name_that_was_typed(
-    path: tuple[str, ...], parameter: Any, field: OptionField
-) -> None:
+def test_a_wrong_value_is_refused_by_the_typed_name(path: tuple[str, ...], parameter: Any, field: OptionField) -> None:
     wrong = _wrong_value(field)
     if wrong is None:
         assert not field.option.choices
@@ -181,9 +177,18 @@ def test_words_of_store_servers_give_them_again() -> None:
         ({"stores": ("2",), "store": "token:memory,memory"}, "keeps its own rows"),
         ({"store": "token:grpc://a:1,grpc://b:1"}, "write --stores host:port,host:port"),
         ({"store": "encoding:memory,grpc://b:1"}, "encoding:grpc://b:1,.*every row and gradient of the job"),
+        ({"store": "redis://h:1?namspace=x"}, "did you mean namespace"),
+        ({"store": "file://relative"}, "three slashes"),
+        ({"store": "disk"}, "store 'disk' is unknown"),
+        ({"store": "token:memory,grpc://nowhere"}, "address 'nowhere'"),
+        ({"http": "8080"}, "--http: address '8080': write host:port"),
+        ({"listen": "here"}, "--listen: address 'here': write host:port"),
+        ({"full_every": 0}, "--full-every 0: must be at least 1"),
+        ({"warm_tables": ("users",)}, "--warm-tables needs --warm-start"),
+        ({"rerun": True}, "--rerun needs --resume"),
     ],
 )
-def test_store_servers_that_cannot_be_are_refused_by_name(options: Keywords, message: str) -> None:
+def test_what_cannot_be_is_refused_by_name(options: Keywords, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         TrainOptions(Path("m.py"), **options)
 

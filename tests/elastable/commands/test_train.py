@@ -27,13 +27,6 @@ def output_of(*arguments: str | Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-def test_new_interpreters_end_with_the_same_numbers(trained: Trained, tmp_path: Path) -> None:
-    """All other jobs of the tests are forks of a process that has imported TensorFlow."""
-    ran = succeeded("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "60", new=True)
-    assert ["takes the statistics of each micro-batch" in line for line in ran.err.splitlines()] == [True], ran.err
-    trained.require_same_numbers(tmp_path / "latest" / "checkpoints")
-
-
 class TestRunDirectory:
     def test_result(self, trained: Trained) -> None:
         result = trained.result
@@ -103,10 +96,11 @@ assert not ours, ours
         assert np.mean((predicted[:, 0] > 0.5) == y) > 0.8
 
 
-def test_one_seed_is_one_result_profiled_or_not(trained: Trained, tmp_path: Path) -> None:
-    """Dense weights, rows, slots and states of a second run, by one worker, are those of the first to the bit."""
+def test_one_seed_is_one_result_in_new_interpreters_and_profiled(trained: Trained, tmp_path: Path) -> None:
+    """To the bit, by one worker. All other jobs of the tests are forks of a process that has imported TensorFlow."""
     options = ("--run-dir", tmp_path, "--deadline", "60", "--profile", tmp_path / "profile")
-    succeeded("train", CLICK_JOB, "--workers", "1", *JOB, *options)
+    ran = succeeded("train", CLICK_JOB, "--workers", "1", *JOB, *options, new=True)
+    assert ["takes the statistics of each micro-batch" in line for line in ran.err.splitlines()] == [True], ran.err
     run = (tmp_path / "latest").resolve()
     trained.require_same_numbers(run / "checkpoints")
     # And it was profiled: ten micro-batches, with the phases of each.

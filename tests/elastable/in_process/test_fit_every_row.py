@@ -47,22 +47,24 @@ OPTIMIZERS: dict[str, Callable[[], object]] = {
 }
 
 
-def trained(optimizer: keras.optimizers.Optimizer, **settings: Keyword) -> Array:
-    made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids"))
-    made.compile(optimizer, "mse")
-    et.fit(made, records(), epochs=2, batch_size=BATCH, shuffle=False, seed=SEED, verbose=False, **settings)
-    return np.asarray(made.get_layer("ids").read_rows(np.arange(ROWS)))
-
-
 # A regularizer that adds nothing makes the gradient dense: Keras squares un-summed slices (docs/lazy.md).
 NOTHING = keras.regularizers.L2(0.0)
 
 
+def trained(optimizer: object, **settings: Keyword) -> Array:
+    return rows_after(et.fit, et.Embedding(ROWS, DIM, "ones", name="ids"), optimizer, seed=SEED, **settings)
+
+
 def trained_by_keras(optimizer: object, regularizer: keras.regularizers.Regularizer = NOTHING) -> Array:
-    made = model(keras.layers.Embedding(ROWS, DIM, "ones", embeddings_regularizer=regularizer, name="ids"))
+    layer = keras.layers.Embedding(ROWS, DIM, "ones", embeddings_regularizer=regularizer, name="ids")
+    return rows_after(keras.Model.fit, layer, optimizer)
+
+
+def rows_after(fit: Callable[..., object], layer: keras.layers.Layer, optimizer: object, **settings: Keyword) -> Array:
+    made = model(layer)
     made.compile(optimizer, "mse")
-    made.fit(*records(), epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
-    return np.asarray(made.get_layer("ids").embeddings)
+    fit(made, *records(), epochs=2, batch_size=BATCH, shuffle=False, verbose=0, **settings)
+    return np.asarray(layer.get_weights()[0])
 
 
 @pytest.mark.sampled(2)
@@ -148,10 +150,9 @@ class TestWhatReachesTouchedRowsAlone:
     def test_l2_of_plain_sgd_is_the_weight_decay_that_the_message_names(self) -> None:
         regularizer, optimizer = keras.regularizers.L2(0.01), keras.optimizers.SGD(0.1, weight_decay=0.02)
         theirs = trained_by_keras(keras.optimizers.SGD(0.1), regularizer)
-        made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids", optimizer=optimizer))
-        made.compile(keras.optimizers.SGD(0.1), "mse")
-        et.fit(made, records(), epochs=2, batch_size=BATCH, shuffle=False, verbose=False, lazy=False)
-        np.testing.assert_allclose(made.get_layer("ids").read_rows(np.arange(ROWS)), theirs, rtol=1e-5, atol=1e-6)
+        layer = et.Embedding(ROWS, DIM, "ones", name="ids", optimizer=optimizer)
+        ours = rows_after(et.fit, layer, keras.optimizers.SGD(0.1), lazy=False)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_a_constraint_is_first_kept_by_a_row_when_it_is_first_trained() -> None:

@@ -60,15 +60,6 @@ def test_et_fit_takes_it_too_and_makes_steps_of_several_batches(kind: str) -> No
     assert_same(ours, theirs, history, expected)
 
 
-def test_validation_steps_of_a_stream_without_an_end() -> None:
-    def fit(model: keras.Model) -> keras.callbacks.History:
-        held_out = dataset(*HELD_OUT).repeat()
-        return model.fit(dataset().repeat(), steps_per_epoch=4, epochs=3, verbose=0, validation_data=held_out,
-                         validation_steps=3, shuffle=False)  # fmt: skip
-
-    assert_same(*both(fit, metrics=["AUC"]))
-
-
 def test_a_generator_to_evaluate_on_gives_its_first_batches() -> None:
     ours, theirs = program(et.Embedding), program(keras.layers.Embedding)
     history = ours.fit(dataset(), epochs=2, verbose=0, shuffle=False, validation_data=forever(), validation_steps=3)

@@ -5,11 +5,20 @@ from pathlib import Path
 
 import keras
 import pytest
-import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
-from tests.elastable.one_table import IDS, START, TARGETS, assert_same, model_of, own_table, plain_table, train
+from tests.elastable.one_table import (
+    START,
+    assert_as_in_keras,
+    assert_same,
+    by_batch,
+    by_step,
+    model_of,
+    own_table,
+    plain_table,
+    train,
+)
 from tests.untyped import Keywords
 
 K = keras.optimizers
@@ -40,10 +49,6 @@ CHANGES["exclude_from_weight_decay"] = (
 )
 
 
-def by_batch(model: keras.Model) -> None:
-    model.train_on_batch(IDS, TARGETS)
-
-
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("way", [train, by_batch])
 @pytest.mark.parametrize("name", CHANGES)
@@ -70,19 +75,12 @@ def test_a_change_in_a_callback_is_refused(name: str, hook: str) -> None:
 
 def test_a_change_in_a_loop_of_steps_is_refused() -> None:
     model = model_of(own_table())
-
-    def step() -> None:
-        with et.step(model) as step:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(model(tf.constant(IDS), training=True))
-            step.apply(tape, loss)
-
-    step()
+    by_step(model)
     model.optimizer.learning_rate = 0.01
-    step()
+    by_step(model)
     model.optimizer.beta_2 = 0.9
     with pytest.raises(Unsupported, match=r"beta_2 of the optimizer .* from 0.999 to 0.9 .*: take a new optimizer"):
-        step()
+        by_step(model)
 
 
 def test_that_of_a_tables_own_optimizer_is_refused() -> None:
@@ -98,16 +96,17 @@ def test_that_of_a_tables_own_optimizer_is_refused() -> None:
 @pytest.mark.parametrize("name", [name for name in CHANGES if name != "exclude_from_weight_decay"])
 def test_after_compile_they_are_as_in_keras_and_slots_stay(name: str) -> None:
     optimizer, assign = CHANGES[name]
-    models = []
-    for table in (plain_table(), own_table()):
+
+    def program(table: keras.layers.Layer) -> keras.Model:
         model = model_of(table, optimizer())
         table.set_weights([START])
         train(model)
         assign(model.optimizer)
         model.compile(model.optimizer, "mse")
         train(model)
-        models.append(model)
-    assert_same(models[1], models[0])
+        return model
+
+    assert_as_in_keras(program)
 
 
 def test_slots_that_the_optimizer_does_not_have_are_refused() -> None:

@@ -1,6 +1,8 @@
 """Gradient accumulation and loss scaling, as Keras optimizers say them, compared with plain Keras."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -29,6 +31,7 @@ from tests.untyped import Keyword, Keywords
 
 BATCH, RECORDS = 8, 64
 K = keras.optimizers
+Loss: TypeAlias = "Callable[..., object] | keras.losses.Loss | str"
 
 
 @pytest.mark.parametrize("offloaded", [False, True])
@@ -41,9 +44,7 @@ K = keras.optimizers
         lambda model: {"var_list": [model.get_layer("words").embeddings]},
     ],
 )
-def test_tables_are_excluded_from_weight_decay_as_their_variables_are(
-    excluded: Callable[[keras.Model], Keywords], offloaded: bool
-) -> None:
+def test_tables_are_excluded_from_weight_decay(excluded: Callable[[keras.Model], Keywords], offloaded: bool) -> None:
     def made(model: keras.Model) -> keras.Model:
         optimizer = K.SGD(0.5, weight_decay=0.5)
         optimizer.exclude_from_weight_decay(**excluded(model))
@@ -77,7 +78,7 @@ def fitted(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     epochs: int = 3,
-    loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy",
+    loss: Loss = "binary_crossentropy",
     **how: Keyword,
 ) -> keras.Model:
     model.compile(optimizer, loss)
@@ -86,9 +87,7 @@ def fitted(
     return model
 
 
-def by_keras(
-    optimizer: keras.optimizers.Optimizer, loss: Callable[..., object] | keras.losses.Loss | str = "binary_crossentropy"
-) -> keras.Model:
+def by_keras(optimizer: keras.optimizers.Optimizer, loss: Loss = "binary_crossentropy") -> keras.Model:
     """Plain Keras' own train step in a loop, with the gradients of an id summed."""
     return trained_by_tape(optimizer, clicks(RECORDS), BATCH, 3, loss=loss)
 
@@ -118,9 +117,7 @@ class TestAccumulation:
         assert int(ours.optimizer._iterations) == int(theirs.optimizer._iterations) == 3 * RECORDS // BATCH
 
     def test_moments_count_updates_and_not_batches(self) -> None:
-        def make() -> keras.optimizers.Optimizer:
-            return K.Adam(0.05, gradient_accumulation_steps=4)
-
+        make = partial(K.Adam, 0.05, gradient_accumulation_steps=4)
         users, words = (
             et.Embedding(size, DIM, embeddings_initializer="ones", name=name, lazy=False)
             for size, name in ((USERS, "users"), (WORDS, "words"))
@@ -128,9 +125,7 @@ class TestAccumulation:
         assert_close(fitted(model_of(users, words), make()), by_keras(make()))
 
     def test_a_second_fit_goes_on(self) -> None:
-        def make() -> keras.optimizers.Optimizer:
-            return K.Adam(decaying(), gradient_accumulation_steps=4)
-
+        make = partial(K.Adam, decaying(), gradient_accumulation_steps=4)
         once = fitted(store_model(), make(), epochs=4)
         twice = fitted(store_model(), make(), epochs=2)
         et.fit(twice, clicks(RECORDS), epochs=2, batch_size=BATCH, shuffle=False, verbose=False)
@@ -200,10 +195,7 @@ class TestLossScaling:
 
     @pytest.mark.usefixtures("mixed_float16")
     def test_mixed_float16_as_it_is_compiled(self) -> None:
-        def make() -> keras.optimizers.Optimizer:
-            return K.SGD(0.5)
-
-        ours, theirs = fitted(store_model(), make()), by_keras(make())
+        ours, theirs = fitted(store_model(), K.SGD(0.5)), by_keras(K.SGD(0.5))
         assert isinstance(ours.optimizer, K.LossScaleOptimizer)
         # float16 has eleven bits.
         assert_close(ours, theirs, 2e-3)
@@ -255,7 +247,5 @@ def test_a_constraint_that_keras_applies_between_two_updates_is_refused(of: str)
     out = keras.layers.Dense(1, kernel_constraint="non_neg" if of == "dense" else None)
     model = keras.Model(ids, out(keras.layers.Flatten()(rows)))
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
-    with pytest.raises(
-        Unsupported, match=r"constraint.*gradient_accumulation_steps.*every batch, and here with every up"
-    ):
+    with pytest.raises(Unsupported, match=r"constraint.*gradient_accumulation_steps.*every batch, and here"):
         et.fit(model, np.zeros((8, 2), np.int64), np.ones((8, 1), np.float32), batch_size=4, verbose=0)

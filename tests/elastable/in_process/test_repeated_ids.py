@@ -65,9 +65,7 @@ def trained(embedding: type[keras.layers.Layer], optimizer: keras.Optimizer, ids
 
 
 @pytest.mark.parametrize("name", SQUARE_OR_CLIP)
-def test_the_gradients_of_an_id_are_summed_and_then_squared_or_clipped(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_gradients_of_an_id_are_summed_then_squared_or_clipped(name: str, caplog: pytest.LogCaptureFixture) -> None:
     optimizer = SQUARE_OR_CLIP[name]
     with caplog.at_level(logging.INFO, "elastable"):
         ours = trained(et.Embedding, optimizer(), batches(2))
@@ -82,9 +80,7 @@ def test_the_gradients_of_an_id_are_summed_and_then_squared_or_clipped(
 
 
 @pytest.mark.parametrize("name", NEITHER)
-def test_where_nothing_is_squared_or_clipped_by_occurrence_nothing_differs(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_squares_and_clipping_nothing_differs(name: str, caplog: pytest.LogCaptureFixture) -> None:
     optimizer = NEITHER[name]
     with caplog.at_level(logging.INFO, "elastable"):
         ours = trained(et.Embedding, optimizer(), batches(2))

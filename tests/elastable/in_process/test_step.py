@@ -9,14 +9,13 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import ModelError, Unsupported
-from tests.elastable.gan_job import LABELS, NOISE, Gan, dense, in_keras, in_store, net, rows, same_start
+from tests.elastable.gan_job import LABELS, NOISE, Gan, dense, in_keras, in_store, net, require_same, rows, same_start
 
 BATCH, STEPS = 16, 5
 RANDOM = np.random.default_rng(0)
 IDS = np.concatenate([np.arange(LABELS), RANDOM.integers(0, LABELS, BATCH - LABELS)])
 REAL = RANDOM.normal(size=(BATCH, 2)).astype(np.float32)
 Z = [tf.constant(RANDOM.normal(size=(BATCH, NOISE)).astype(np.float32)) for _ in range(STEPS)]
-Rows = dict[str, np.ndarray]
 
 
 def gan(layer: Callable[..., object]) -> Gan:
@@ -37,15 +36,6 @@ def losses_of(
     ]
 
 
-def assert_same(ours: keras.Model, plain: keras.Model, before: Rows, tolerance: float = 1e-5) -> None:
-    """Every row, dense weight and iteration count is that of plain Keras; every table has moved."""
-    for name, expected in rows(plain).items():
-        assert np.abs(expected - before[name]).max() > 1e-4
-        np.testing.assert_allclose(rows(ours)[name], expected, rtol=1e-4, atol=tolerance, err_msg=name)
-    for mine, weight in zip(ours.weights, plain.weights, strict=True):
-        np.testing.assert_allclose(mine, weight, rtol=1e-4, atol=tolerance)
-
-
 def test_a_gan_updates_its_networks_in_turn() -> None:
     """The generator's loss is computed with the discriminator's new weights and rows, as in Keras' own example."""
     ours, plain = gan(in_store), gan(in_keras)
@@ -61,7 +51,7 @@ def test_a_gan_updates_its_networks_in_turn() -> None:
             with tf.GradientTape() as tape:
                 found = loss()
             dense(part, tape, found, optimizer)
-    assert_same(ours, plain, before)
+    require_same(ours, plain, before)
     assert [int(optimizer.iterations) for optimizer in (ours.judge, ours.make)] == [STEPS, STEPS]
 
 
@@ -79,7 +69,7 @@ def test_two_losses_of_one_forward_pass_with_a_persistent_tape() -> None:
         gradients = [tape.gradient(found, part.trainable_weights) for part, _, found in losses]
         for (part, optimizer, _), each in zip(losses, gradients, strict=True):
             optimizer.apply(list(map(tf.convert_to_tensor, each)), part.trainable_weights)
-    assert_same(ours, plain, before)
+    require_same(ours, plain, before)
 
 
 def compiled(layer: Callable[[str], object], **arguments: object) -> keras.Model:
@@ -101,7 +91,7 @@ def test_the_whole_model_with_the_optimizer_of_compile(clipping: dict[str, float
         with tf.GradientTape() as tape:
             loss = plain.compute_loss(y=REAL[:, :1], y_pred=plain([REAL, IDS], training=True))
         dense(plain, tape, loss, plain.optimizer)
-    assert_same(ours, plain, before)
+    require_same(ours, plain, before)
     assert ours.predict([REAL, IDS], verbose=0) == pytest.approx(plain.predict([REAL, IDS], verbose=0), abs=1e-4)
 
 

@@ -10,7 +10,17 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
-from tests.elastable.one_table import IDS, START, TARGETS, assert_same, model_of, own_table, plain_table, train
+from tests.elastable.one_table import (
+    IDS,
+    START,
+    TARGETS,
+    assert_as_in_keras,
+    by_batch,
+    by_step,
+    model_of,
+    own_table,
+    train,
+)
 
 GONE = r"'items': the optimizer '\w+' trained its table before, and another one since"
 
@@ -29,18 +39,10 @@ def sgd() -> object:
     return keras.optimizers.SGD(0.1)
 
 
-def by_batch(model: keras.Model) -> None:
-    model.train_on_batch(IDS, TARGETS)
-
-
-def by_step(model: keras.Model) -> None:
+def stepped(model: keras.Model) -> None:
     """A step of the user's own, in which plain Keras has a dense gradient, as `plain_table` does."""
-    own = isinstance(model.get_layer("items"), et.Embedding)
-    if own:
-        with et.step(model, lazy=False) as step:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(tf.constant(IDS), training=True) - TARGETS) ** 2)
-            step.apply(tape, loss)
+    if isinstance(model.get_layer("items"), et.Embedding):
+        by_step(model, lazy=False)
         return
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(tf.constant(IDS), training=True) - TARGETS) ** 2) + sum(model.losses)
@@ -49,7 +51,7 @@ def by_step(model: keras.Model) -> None:
     )
 
 
-WAYS = {"train_on_batch": by_batch, "step": by_step, "fit": train}
+WAYS = {"train_on_batch": by_batch, "step": stepped, "fit": train}
 
 
 @pytest.mark.parametrize("second", WAYS)
@@ -67,38 +69,30 @@ def test_a_model_whose_slots_are_gone_is_refused(first: str, second: str) -> Non
 
 @pytest.mark.parametrize("way", WAYS)
 def test_optimizers_without_slots_train_in_turn(way: str) -> None:
-    found = []
-    for table in (plain_table(), own_table()):
+    def program(table: keras.layers.Layer) -> keras.Model:
         one, other = pair(table, sgd)
         for _ in range(3):
             WAYS[way](one)
             WAYS[way](other)
-        found.append(one)
-    assert_same(found[1], found[0])
+        return one
+
+    assert_as_in_keras(program)
 
 
 def test_an_optimizer_of_a_step_whose_slots_are_gone_is_refused() -> None:
     model, optimizer = model_of(own_table()), adam()
-
-    def step() -> None:
-        with et.step(model) as step:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(model(tf.constant(IDS), training=True))
-            step.apply(tape, loss, optimizer=optimizer)
-
-    step()
+    by_step(model, optimizer)
     model.compile(sgd(), "mse")
     train(model)  # in a store of its own: rows have no slots there
     with pytest.raises(Unsupported, match=GONE):
-        step()
+        by_step(model, optimizer)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_loaded_slots_stay_when_training_goes_on_at_once(way: str, tmp_path: Path) -> None:
-    found = []
-    for number, table in enumerate((plain_table(), own_table())):
-        path = tmp_path / f"{number}.weights.h5"
+    def program(table: keras.layers.Layer) -> keras.Model:
         model = model_of(table, adam())
+        path = tmp_path / f"{model.name}.weights.h5"
         table.set_weights([START])
         WAYS[way](model)
         model.save_weights(path)
@@ -107,8 +101,9 @@ def test_loaded_slots_stay_when_training_goes_on_at_once(way: str, tmp_path: Pat
         WAYS[way](model)
         WAYS[way](model)
         train(model)
-        found.append(model)
-    assert_same(found[1], found[0])
+        return model
+
+    assert_as_in_keras(program)
 
 
 def test_slots_that_a_callback_loads_stay_in_the_next_fit(tmp_path: Path) -> None:
@@ -119,14 +114,14 @@ def test_slots_that_a_callback_loads_stay_in_the_next_fit(tmp_path: Path) -> Non
             elif epoch == 1:
                 self.model.load_weights(tmp_path / f"{self.model.name}.weights.h5")
 
-    found = []
-    for table in (plain_table(), own_table()):
+    def program(table: keras.layers.Layer) -> keras.Model:
         model = model_of(table)
         table.set_weights([START])
         train(model, epochs=3, callbacks=[Loads()])
         train(model)
-        found.append(model)
-    assert_same(found[1], found[0])
+        return model
+
+    assert_as_in_keras(program)
 
 
 @pytest.mark.parametrize("optimizer", [adam, sgd])

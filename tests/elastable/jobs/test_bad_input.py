@@ -16,7 +16,7 @@ from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job, tables_of
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from tests.elastable.processes import CLICK_JOB
-from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+from tests.elastable.small_models import clicks, store_model, tables_and_weights
 from tests.untyped import Keyword, Keywords
 
 X, Y = clicks(48)
@@ -59,56 +59,10 @@ class TestIds:
         with pytest.raises(errors.IdOutOfRange, match=f"table 'users': id {value} at position 5 .* 0 <= id < 30"):
             fit(store_model(), x)
 
-    def test_in_the_first_records_already(self) -> None:
-        with pytest.raises(
-            errors.ElastableError, match=r"layer 'words': id 40 of record \d of the batch is outside 0 <= id < 40"
-        ):
-            fit(store_model(), {**X, "word": changed(X["word"], 4, 40)})
-
-    def test_floats(self) -> None:
-        ids = keras.Input((2,), dtype="float32")
-        rows = keras.layers.Flatten()(et.Embedding(None, 4, name="prices")(ids))
-        model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(rows))
-        with pytest.raises(errors.BadIds, match=r"^x: embedding layer 'prices': id 0.5 of record 20 is no integer"):
-            fit(model, np.where(np.arange(96).reshape(48, 2) == 41, 0.5, 1).astype(np.float32))
-
     def test_a_job_takes_doubles_in_its_first_records(self, tmp_path: Path) -> None:
         (tmp_path / "model.py").write_text(DOUBLES)
         model, tables = tables_of(tmp_path / "model.py")
         assert (model.input.dtype, list(tables)) == ("int64", ["items"])
-
-
-class TestModels:
-    def test_without_embedding_layers(self) -> None:
-        with pytest.raises(errors.ModelError, match="no embedding layer with a table in a store"):
-            fit(plain_model(), X)
-
-    def test_two_tables_of_one_name_that_differ(self) -> None:
-        model = two_tables(et.Embedding(None, 4, name="a", table="t"), et.Embedding(9, 4, name="b", table="t"))
-        with pytest.raises(errors.SpecConflict, match=r"'t'.*vocabulary_size None and 9"):
-            fit(model, np.zeros((48, 2), np.int64))
-
-    def test_two_layers_of_one_name(self) -> None:
-        inner = [
-            keras.Sequential([keras.Input((2,), dtype="int64"), et.Embedding(None, 4, name="t")]) for _ in range(2)
-        ]
-        with pytest.raises(errors.ModelError, match="both have a table 't' without sharing it on purpose"):
-            fit(two_tables(*inner), np.zeros((48, 2), np.int64))
-
-    def test_two_layers_without_a_name(self) -> None:
-        # Keras counts default names up: each has a table of its own.
-        model = two_tables(et.Embedding(None, 4), et.Embedding(None, 4))
-        assert fit(model, np.zeros((48, 2), np.int64)).history["loss"]
-
-    def test_that_fails_on_its_own_records(self) -> None:
-        with pytest.raises(errors.ModelError, match="fails on the first records of its data"):
-            fit(store_model(), {"user": X["user"]})
-
-
-def two_tables(first: keras.layers.Layer, second: keras.layers.Layer) -> keras.Model:
-    ids = keras.Input((2,), dtype="int64")
-    both = keras.layers.Concatenate()([first(ids), second(ids)])
-    return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(both)))
 
 
 def exploding(y: object, predicted: keras.KerasTensor) -> object:

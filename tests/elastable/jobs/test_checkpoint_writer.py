@@ -50,9 +50,7 @@ def save(writer: CheckpointWriter, store: EmbeddingStore) -> None:
     writer.begin({}, progress_of(store.version()))
 
 
-def test_training_goes_on_while_one_is_written_and_while_the_disk_is_full(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_goes_on_beside_writing_and_full_disks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk(tmp_path)
     with created(MemoryStore(), [DYNAMIC]) as store, MemoryStore() as other:
         writer, series = writer_of(store, disk)

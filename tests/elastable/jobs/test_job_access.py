@@ -1,13 +1,16 @@
-"""Which credentials a job's master serves with, and which ones the workers that it starts get."""
+"""Where a job's master listens, with which credentials, and which ones the workers that it starts get."""
 
+import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials, Role
-from elastable.jobs.master_process import JobAccess
-from elastable.jobs.options import JobOptions, TrainOptions
+from elastable.jobs.master_process import JobAccess, run_job
+from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
+from elastable.jobs.worker_process import run_worker
 from tests.certificates import TOKEN, Authority
 from tests.elastable.processes import CLICK_JOB
 
@@ -68,3 +71,15 @@ def test_over_tls_workers_have_a_token_of_their_own_where_there_are_tokens(tmp_p
     assert access.credentials.tokens[access.environment[GIVEN_TOKEN]] is Role.WORKER
     without = JobAccess.of(options(1, "0.0.0.0:0"), authority.mutual(token=None))
     assert (without.environment, without.anonymous) == ({}, None)
+
+
+def test_an_address_that_is_taken_is_refused_before_the_model_is_built(tmp_path: Path) -> None:
+    file = tmp_path / "job.py"
+    file.write_text("raise AssertionError('the model file is run')\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        http = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BadInput, match=f"cannot listen on {http} for HTTP"):
+            run_job(JobOptions(file, http=http, run_dir=tmp_path / "runs"), Console(quiet=True))
+        with pytest.raises(BadInput, match=f"cannot listen on {http} for HTTP"):
+            run_worker(WorkerOptions(master="127.0.0.1:1", model=file, http=http))
+    assert not (tmp_path / "runs").exists()

@@ -25,6 +25,7 @@ from elastable.master.keras.dense import DenseState
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.output.run_directory import RunDirectory
+from tests.untyped import Keywords
 
 JOB = JobSpec(micro_batch_size=10, epochs=2, train_records=100)
 
@@ -42,13 +43,15 @@ def hooks_of(
     run: RunDirectory | None = None,
     saved: list[Any] | None = None,
     written: Callable[[], int] | None = None,
+    version: int = 0,
 ) -> JobHooks:
     dense = DenseState(model)
     best = BestVersions(callbacks, MemoryStore(), dense, JOB, Progress)
     called = JobCallbacks(callbacks, model, 2, 10, Freezing(model, dense), best)
     called.begin()
     save = None if saved is None else lambda: saved.append(1)
-    return JobHooks(called, Schedule(JOB), lambda reason: None, run, save, checkpoint_every=4, written=written)
+    rest: Keywords = {"checkpoint_every": 4, "written": written, "version": version}
+    return JobHooks(called, Schedule(JOB), lambda reason: None, run, save, **rest)
 
 
 def test_no_hook_is_called_for_a_version_that_nothing_hears_of(model: keras.Model) -> None:
@@ -114,9 +117,7 @@ def test_rows_written_between_batches_are_refused(model: keras.Model, hook: str)
                 hooks.on_version(1, {})
 
 
-def test_versions_in_the_run_directory_are_logged(
-    model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_in_the_run_are_logged(model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(job_hooks, "time", SimpleNamespace(monotonic=lambda: now[0]))
     run = RunDirectory(tmp_path / "run")
@@ -131,3 +132,19 @@ def test_versions_in_the_run_directory_are_logged(
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     assert {json.loads(line)["version"] for line in lines} == waited
     assert 1 < len(waited) < 9
+
+
+def test_an_epoch_that_ended_before_the_job_went_on_is_noted_with_its_version(
+    model: keras.Model, tmp_path: Path
+) -> None:
+    """It was trained by a master that died before its evaluation: the next one evaluates it and makes no version."""
+    run = RunDirectory(tmp_path / "run")
+    hooks = hooks_of(model, run=run, version=10)
+    hooks.on_epoch_end(0, {"loss": 1.0})
+    hooks.on_epoch_begin(1)
+    hooks.on_version(11, {"loss": 0.5})
+    assert hooks.untimed_records == 10  # the workers were on their way
+    hooks.on_epoch_end(1, {"loss": 0.5})
+    run.close()
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["version"], line["epoch"]) for line in lines if line["kind"] == "epoch"] == [(10, 0), (11, 1)]

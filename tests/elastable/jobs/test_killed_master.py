@@ -2,39 +2,19 @@
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable, succeeded, wait_until
-from tests.servers import running_server
 
 
-# tests/chaos kills masters over Redis and over files, too.
-@pytest.fixture(
-    name="store",
-    params=[
-        pytest.param("redis", marks=pytest.mark.slow),
-        pytest.param("files", marks=pytest.mark.slow),
-        "memory with a log",
-    ],
-)
-def fixture_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "redis":
-        with running_server(request.getfixturevalue("server_binary"), tmp_path / "redis") as server:
-            yield f"{server.url}?flush=0.05&budget=1MiB"  # rows are written in the middle of everything
-    elif request.param == "files":
-        yield f"file://{tmp_path / 'store'}?flush=0.05&budget=1MiB"
-    else:
-        yield f"memory?log={tmp_path / 'log'}&log_bytes=200KiB"
-
-
+# Over Redis and over files tests/chaos kills masters.
 @pytest.mark.timeout(900)
-def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, store: str, tmp_path: Path) -> None:
+def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, tmp_path: Path) -> None:
     """The rows were in memory alone there; no checkpoint is written here before the end."""
-    checkpoints = tmp_path / "checkpoints"
+    checkpoints, store = tmp_path / "checkpoints", f"memory?log={tmp_path / 'log'}&log_bytes=200KiB"
     places = ("--store", store, "--run-dir", tmp_path / "runs", "--checkpoint-dir", checkpoints, "--resume")
     job = ("train", CLICK_JOB, *JOB, "--deadline", "60", "--no-export", "--evaluate-every", "8", *places)
     for version, workers in ((7, "2"), (28, "1")):

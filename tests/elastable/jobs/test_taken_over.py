@@ -15,9 +15,7 @@ from tests.untyped import Keywords
 
 
 @pytest.mark.parametrize("beginning", [{"overwrite": True}, {"resume": True}])
-def test_a_store_in_use_is_refused_by_name(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, beginning: Keywords
-) -> None:
+def test_a_store_in_use_is_refused(redis_url: str, monkeypatch: pytest.MonkeyPatch, beginning: Keywords) -> None:
     monkeypatch.setattr("elastable.jobs.resuming.resume._OWNER_LEAVES_S", 0.2)
     options: Keywords = {"model_file": CLICK_JOB, "store": redis_url}
     with prepare_job(JobOptions(**options)).store as running:

@@ -29,9 +29,7 @@ def test_replicas_do_their_work_and_say_who_says_what(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked_for", [False, True])
-def test_tensorflow_starts_without_noise_unless_asked_for(
-    asked_for: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorflow_starts_without_noise(asked_for: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "sums.py"
     program.write_text("import keras\nimport tensorflow as tf\nprint(float(tf.reduce_sum(tf.ones(3))))\n")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)

@@ -58,29 +58,6 @@ class TwoTowers(keras.Model):
         return {**super().compute_metrics(x, y, y_pred, sample_weight), "hit": self.hit.result()}
 
 
-class Sums(keras.layers.Layer):
-    """Adds a loss of the rows it looks up itself."""
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        self.extra = layer(ITEMS, "extra")
-
-    def call(self, ids: tf.Tensor) -> tf.Tensor:
-        rows = self.extra(ids)
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(rows)))
-        return rows
-
-
-def added_losses(layer: Layer) -> keras.Model:
-    """`add_loss` in a layer, and activity regularizers on embeddings and on a dense layer."""
-    user, shown = keras.Input((), dtype="int64", name="user"), keras.Input((), dtype="int64", name="shown")
-    items = layer(ITEMS, "items", activity_regularizer=keras.regularizers.L2(0.3))  # type: ignore[call-arg]
-    joined = keras.ops.concatenate([layer(USERS, "users")(user), Sums(layer)(shown), items(shown)], axis=1)
-    start = keras.initializers.GlorotUniform(seed=1)
-    hidden = keras.layers.Dense(3, "tanh", kernel_initializer=start, activity_regularizer="l1")(joined)
-    return keras.Model({"user": user, "shown": shown}, keras.layers.Dense(1, kernel_initializer=start)(hidden))
-
-
 def compare(make: Callable[[Layer], keras.Model], loss: object, y: object, tables: dict[str, int]) -> None:
     """Trains both and compares every row, every dense weight and all logs."""
     ours, plain = make(in_store), make(in_keras)
@@ -114,11 +91,6 @@ def compare(make: Callable[[Layer], keras.Model], loss: object, y: object, table
 def test_two_towers_train_the_candidates_that_compute_loss_embeds() -> None:
     """Ids from the features and from the labels, in `compute_loss` and in `compute_metrics`; validation too."""
     compare(TwoTowers, None, ITEM, {"users": USERS, "items": ITEMS, "biases": ITEMS})
-
-
-def test_added_losses_and_activity_regularizers() -> None:
-    labels = (ITEM % 2).astype(np.float32)[:, np.newaxis]
-    compare(added_losses, "mse", labels, {"users": USERS, "items": ITEMS, "extra": ITEMS})
 
 
 def test_a_compute_loss_without_the_training_argument() -> None:

@@ -56,9 +56,7 @@ def train_before(model: keras.Model) -> None:
 
 @pytest.mark.parametrize("suffix", ["weights.h5", "keras"])
 @pytest.mark.parametrize("before", [nothing, set_before, read_before, train_before])
-def test_rows_are_loaded(
-    plain: keras.Model, before: Callable[[keras.Model], None], suffix: str, tmp_path: Path
-) -> None:
+def test_rows_load(plain: keras.Model, before: Callable[[keras.Model], None], suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"plain.{suffix}"
     plain.save_weights(path) if suffix == "weights.h5" else plain.save(path)
     model = model_of(own_table())

@@ -170,25 +170,6 @@ class TestOffloaded:
         with pytest.raises(Unsupported, match=r"'large'.*legacy HDF5.*\.keras"):
             trained(sequential).save(tmp_path / "model.h5")
 
-    def test_rows_of_another_shape_are_refused(self, tmp_path: Path) -> None:
-        other = keras.Sequential(
-            [keras.Input((3,), dtype="int64"), keras.layers.Embedding(ROWS, DIM + 1, name="large")]
-        )
-        other.save_weights(tmp_path / "other.weights.h5")
-        model = keras.Sequential([keras.Input((3,), dtype="int64"), keras.layers.Embedding(ROWS, DIM, name="large")])
-        model.compile("sgd", "mse")
-        x, _ = words()
-        et.fit(model, (x, np.zeros((64, 3, DIM), np.float32)), offload_embeddings_above=100, verbose=False)
-        with pytest.raises(ValueError, match=r"'large': got rows of shape \(40, 5\)"):
-            model.load_weights(tmp_path / "other.weights.h5")
-
-    def test_nothing_crashes_that_asks_for_weights(self) -> None:
-        for model in (trained(sequential), trained(functional), trained(subclassed)):
-            model.summary(print_fn=lambda line, **_: None)
-            assert model.count_params() == sum(values.size for values in model.get_weights())
-            assert [values.shape for values in large(model).get_weights()] == [(ROWS, DIM)]
-            assert large(model).embeddings is large(model).weights[0]
-
 
 class TestStoreBacked:
     @pytest.mark.parametrize("lazy", [True, False])
@@ -218,13 +199,6 @@ class TestStoreBacked:
         model.load_weights(tmp_path / "other.weights.h5")
         assert model.get_layer("users").source is store
         assert_same(model, other)
-
-    def test_pretrained_rows_are_saved_before_any_training(self, tmp_path: Path) -> None:
-        rows = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
-        model = keras.Sequential([keras.Input((1,), dtype="int64"), et.Embedding(ROWS, DIM, weights=rows)])
-        model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-        np.testing.assert_array_equal(loaded.layers[0].read_rows(np.arange(ROWS)), rows)
 
     def test_any_ids(self, tmp_path: Path) -> None:
         ids = np.random.default_rng(0).integers(-(2**62), 2**62, (64, 1))

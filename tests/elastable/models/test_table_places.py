@@ -30,9 +30,7 @@ def test_shards_in_other_processes_are_refused_in_a_location_file_too(tmp_path: 
         ('[stores]\nmemory = "memory"\n', {"users": "memory"}, "l.toml names a store, memory, and with --stores"),
     ],
 )
-def test_tables_beside_store_servers_are_refused_by_name(
-    tmp_path: Path, text: str, places: dict[str, str], message: str
-) -> None:
+def test_tables_beside_servers_are_refused(tmp_path: Path, text: str, places: dict[str, str], message: str) -> None:
     file = tmp_path / "l.toml"
     file.write_text(text)
     with pytest.raises(BadInput, match=rf"{message} .* leave \[stores\] and every storage but worker out of the file"):

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-__all__ = ["Answer", "get"]
-
 LIMIT_S = 120.0
 
 

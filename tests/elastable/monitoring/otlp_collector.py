@@ -11,8 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-__all__ = ["Collector", "ExportedSpan", "collecting", "collecting_posts"]
-
 
 @dataclass(frozen=True)
 class ExportedSpan:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.elastable.conftest import JOB
-from tests.elastable.monitoring.test_metrics import url_of
 from tests.elastable.processes import CLICK_JOB, Hold, elastable
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def test_a_job_from_its_middle_to_its_end(browser: "Browser", tmp_path: Path) ->
         first = processes.enter_context(elastable(tmp_path, *worker, name="first"))
         processes.enter_context(elastable(tmp_path, *worker, name="second"))
         hold.wait(job)
-        page, complaints = opened(browser, url_of(job), viewport={"width": 1280, "height": 900})
+        page, complaints = opened(browser, job.url(), viewport={"width": 1280, "height": 900})
         expect(page.locator("#state")).to_have_text("training")
         expect(page.locator("#progress")).to_contain_text("29 of 40")
         expect(page.locator("#curves svg[role=img]").first).to_be_visible()
@@ -83,7 +82,7 @@ def test_a_job_from_its_middle_to_its_end(browser: "Browser", tmp_path: Path) ->
         expect(page.locator("#problems")).to_contain_text("It left or died")
         picture(page, "live-page")
 
-        dark, more = opened(browser, url_of(job), viewport={"width": 390, "height": 844}, color_scheme="dark")
+        dark, more = opened(browser, job.url(), viewport={"width": 390, "height": 844}, color_scheme="dark")
         light = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert dark.evaluate("getComputedStyle(document.body).backgroundColor") != light
         assert dark.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -114,7 +113,7 @@ def test_it_asks_for_the_token(browser: "Browser", tmp_path: Path) -> None:
     token.chmod(0o600)
     words = ("serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
     with elastable(tmp_path, *words, env={"ELASTABLE_READER_TOKEN_FILE": str(token)}) as server:
-        url = url_of(server)
+        url = server.url()
         stranger = browser.new_context().new_page()
         with pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):
             stranger.goto(url)

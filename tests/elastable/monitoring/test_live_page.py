@@ -126,11 +126,6 @@ def test_it_fits_a_phone_and_both_themes() -> None:
     }
 
 
-def test_tables_of_many_columns_have_the_width_of_the_page() -> None:
-    sections = {str(section.get("id")): section.get("class") for section in TAGS.all("section")}
-    assert {sections[f"{name}-section"] for name in ("workers", "servers", "checkpoints")} == {"wide"}
-
-
 def state_of(view: View) -> Parsed:
     with shown(view) as (server, _):
         answer = get(f"{server.url}state")

@@ -92,18 +92,8 @@ class Scrape:
         return found
 
 
-def url_of(process: Running) -> str:
-    def reported() -> bool:
-        return "metrics and health at " in process.out or process.process.poll() is not None
-
-    wait_until(reported, "an address", process)
-    found = re.search(r"metrics and health at (\S+)\n", process.out)
-    assert found, process.err
-    return found[1]
-
-
 def scrape(process: Running) -> Scrape:
-    answer = get(f"{url_of(process)}metrics")
+    answer = get(f"{process.url()}metrics")
     assert answer.status == 200, answer.text
     return Scrape({family.name: family for family in text_string_to_metric_families(answer.text)})
 
@@ -148,7 +138,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         assert other.wait() == -signal.SIGKILL
         left = 3  # killed, refused, and the one that pushed what cannot be
         wait_until(lambda: count(job, "elastable_workers", state="gone") == left, "workers that are gone", job)
-        shown = scrape(job), scrape(first), get(f"{url_of(job)}readyz").status
+        shown = scrape(job), scrape(first), get(f"{job.url()}readyz").status
         hold.go()
         code = job.wait()
         first.wait()
@@ -185,9 +175,8 @@ def test_the_log_of_the_master_tells_what_becomes_of_its_job(watched: Watched) -
     assert len(entries(r"job \w+ begins at version 0")) == 1
     joined = {line["worker"] for line in entries(r"worker \w+( \(host .*, pid \d+\))? joined")}
     left = {line["worker"] for line in entries(r"worker .* left or died; \d+ of its micro-batches go to others")}
-    assert (
-        len(joined) == 4
-    )  # one is killed, one refused, one pushes what cannot be; the one that stays ends with the job
+    # One is killed, one refused, one pushes what cannot be; the one that stays ends with the job.
+    assert len(joined) == 4
     assert left == joined - {line["worker"] for line in entries(r"worker .* left: the job is over")}
     saved = [line["version"] for line in entries(r"checkpoint of version \d+ written in .*")]
     assert saved[:2] == [4, 8]
@@ -209,9 +198,7 @@ def test_processes_that_are_traced_share_the_traces_of_versions(watched: Watched
     assert {"prepare", "append", "apply"} <= {each.name for each in services["elastable-master"]}
 
 
-def test_every_metric_of_the_page_is_there(
-    watched: Watched, server: Scrape, store_server: Scrape, shards: Scrape
-) -> None:
+def test_every_metric_is_there(watched: Watched, server: Scrape, store_server: Scrape, shards: Scrape) -> None:
     found = watched.master.ours | watched.worker.ours | server.ours | store_server.ours | shards.ours
     # Nothing was tried again, or something was: that is a matter of chance.
     assert set(METRICS) == found | {"elastable_retries_total"}
@@ -348,7 +335,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrape]:
             store.create_table(TableSpec("cities", dim=2, vocabulary_size=100))
             store.lookup({"cities": np.array([3, 5, 3])})
             store.lookup({"cities": np.array([7])})
-        url_of(process)
+        process.url()
         yield scrape(process)
 
 
@@ -364,7 +351,7 @@ def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrape]:
     """A store server that nobody has claimed."""
     home = tmp_path_factory.mktemp("store-server")
     with elastable(home, "store", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0") as process:
-        assert get(f"{url_of(process)}readyz").status == 200
+        assert get(f"{process.url()}readyz").status == 200
         yield scrape(process)
 
 
@@ -373,11 +360,3 @@ def test_a_store_server_shows_what_it_keeps(store_server: Scrape) -> None:
     assert store_server.value("elastable_store_server_claimed") == 0
     assert store_server.value("elastable_store_version") == 0
     assert store_server.value("elastable_build_info", role="store") == 1
-
-
-def test_http_is_off_by_default(tmp_path: Path) -> None:
-    with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0") as process:
-        process.address()
-        with MasterClient(process.address(), deadline_s=60.0).store() as store:
-            assert store.version() == 0
-        assert "metrics" not in process.out

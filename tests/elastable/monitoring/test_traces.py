@@ -259,9 +259,7 @@ def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/otlp", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "/otlp"),
     ],
 )
-def test_spans_are_posted_over_http(
-    monkeypatch: pytest.MonkeyPatch, given: str, variable: str | None, path: str
-) -> None:
+def test_spans_go_over_http(monkeypatch: pytest.MonkeyPatch, given: str, variable: str | None, path: str) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     with collecting_posts() as collector:
         url = collector.url + given

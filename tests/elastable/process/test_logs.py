@@ -58,9 +58,7 @@ def test_a_login_is_left_out(capsys: pytest.CaptureFixture[str], form: str) -> N
     assert "a@b" in second
 
 
-def test_what_repeats_is_written_five_times_a_minute(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeats_are_written_five_times(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(logs, "_now", lambda: now)
     set_up_logging("info", "text")

@@ -66,9 +66,7 @@ def file_of(folder: Path, text: str) -> str:
     return str(folder / "job.toml")
 
 
-def test_the_command_line_counts_before_the_environment_and_that_before_the_file(
-    tool: typer.Typer, received: list[Settings], tmp_path: Path
-) -> None:
+def test_which_setting_counts_first(tool: typer.Typer, received: list[Settings], tmp_path: Path) -> None:
     file = file_of(
         tmp_path,
         """
@@ -111,9 +109,7 @@ def test_the_command_line_counts_before_the_environment_and_that_before_the_file
         ("rate = " + "9" * 5_000, "Exceeds the limit"),
     ],
 )
-def test_what_a_file_may_not_say_is_refused_by_name(
-    tool: typer.Typer, received: list[Settings], tmp_path: Path, text: str, message: str
-) -> None:
+def test_wrong_settings(tool: typer.Typer, received: list[Settings], tmp_path: Path, text: str, message: str) -> None:
     file = file_of(tmp_path, text)
     ran = run(tool, "train", "a.py", "--config", file)
     assert isinstance(ran.exception, BadInput)

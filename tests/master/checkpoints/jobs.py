@@ -1,13 +1,16 @@
 """Small jobs on stores, and what of them a checkpoint must bring back."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.tasks.progress import Progress
 
@@ -26,6 +29,18 @@ def created(store: EmbeddingStore, specs: Sequence[TableSpec] = SPECS) -> Embedd
     for spec in specs:
         store.create_table(spec)
     return store
+
+
+def shards(count: int, strategy: str) -> PartitionedStore:
+    """A store in memory that is split over so many."""
+    return PartitionedStore([MemoryStore(threads=1) for _ in range(count)], strategy)
+
+
+def flip(file: Path, place: int | None = None) -> None:
+    """Flips a bit of a file, of its byte `place` or of one in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3 if place is None else place] ^= 1
+    file.write_bytes(content)
 
 
 def commit(

@@ -2,8 +2,6 @@
 
 import os
 import re
-import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -268,15 +266,12 @@ def test_a_full_disk_leaves_what_was_there_and_no_draft(tmp_path: Path, point: i
 
 
 CHILD = """
-import os, resource, signal, sys
+import os, signal, sys
 from pathlib import Path
-from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, created
-from tests.master.checkpoints.test_crash_points import SteppedFiles, Steps, limited, run
+from tests.master.checkpoints.test_crash_points import SteppedFiles, Steps, run
 
-if sys.argv[2] == "limit":
-    sys.exit(limited(Path(sys.argv[1])))
 created(MemoryStore(threads=1), [FIXED, DYNAMIC]).close()  # kernels are loaded before there are children
 for point in map(int, sys.argv[2:]):
     child = os.fork()
@@ -309,29 +304,6 @@ def test_a_process_killed_at_any_step(tmp_path: Path) -> None:
         look(LocalFiles(tmp_path / str(point)), acknowledged[-1], expected)
         recover(LocalFiles(tmp_path / str(point)), expected)
     assert len(set(acknowledged)) > 3
-
-
-def limited(home: Path) -> int:
-    """In a process that may write files of 2,000 bytes only: the second checkpoint fails; 0 if all is well."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
-        commit(store, {"fixed": list(range(9))})
-        write_checkpoint(home, store, {}, JOB, progress_of(1))
-        commit(store, {"fixed": list(range(400))})
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-        try:
-            write_checkpoint(home, store, {}, JOB, progress_of(2))
-        except CheckpointError as error:
-            print(error)
-            return 0 if os.listdir(home) == ["ckpt-0000000001"] else 4
-    return 3
-
-
-def test_files_that_may_not_grow(tmp_path: Path) -> None:
-    ended = child(tmp_path, "limit")
-    assert ended.returncode == 0, (ended.returncode, ended.stderr)
-    assert "ckpt-0000000002 cannot be written: [Errno 27] File too large" in ended.stdout
-    assert open_checkpoint(tmp_path).version == 1
 
 
 def test_what_killed_writers_left_is_taken_away(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from elastable.master.checkpoints.storage.manifest import Manifest
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
-from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, train
+from tests.master.checkpoints.jobs import JOB, created, dense_of, flip, progress_of, rows, train
 
 ROWS = "table-0001-00000.safetensors"
+Damage = Callable[[Path], None]
 
 
 @pytest.fixture
@@ -42,12 +43,6 @@ def emptied(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def flipped(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) * 2 // 3] ^= 0x10
-    file.write_bytes(content)
-
-
 def of_another(file: Path) -> None:
     shutil.copy(file.parent.parent / "ckpt-0000000002" / file.name, file)
 
@@ -56,7 +51,7 @@ def foreign(file: Path) -> None:
     shutil.copy(file, file.parent / "foreign.safetensors")
 
 
-DAMAGES: list[tuple[Callable[[Path], None], str, str]] = [
+DAMAGES: list[tuple[Damage, str, str]] = [
     (Path.unlink, ROWS, "{}: missing"),
     (Path.unlink, "dense.safetensors", "{}: missing"),
     (Path.unlink, "manifest.json", "{}: cannot be read"),
@@ -70,7 +65,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str, str]] = [
 
 
 @pytest.mark.parametrize(("damage", "name", "message"), DAMAGES)
-def test_damage_that_is_seen_at_once(home: Path, damage: Callable[[Path], None], name: str, message: str) -> None:
+def test_damage_that_is_seen_at_once(home: Path, damage: Damage, name: str, message: str) -> None:
     newest, older = home / "ckpt-0000000005", home / "ckpt-0000000002"
     damage(newest / name)
     with pytest.raises(CheckpointError, match=message.format(re.escape(str(newest / name)))) as raised:
@@ -82,7 +77,7 @@ def test_damage_that_is_seen_at_once(home: Path, damage: Callable[[Path], None],
 @pytest.mark.parametrize("name", [ROWS, "dense.safetensors", "table-0003-state.safetensors"])
 def test_damage_that_is_seen_when_it_is_read(home: Path, name: str) -> None:
     newest = home / "ckpt-0000000005"
-    flipped(newest / name)
+    flip(newest / name)
     found = open_checkpoint(home)
     message = re.escape(f"{newest / name}: its bytes are not the ones that were written")
     offered = f"; an older checkpoint next to it is intact: .*{re.escape('ckpt-0000000002 (version 2)')}"
@@ -106,7 +101,7 @@ def test_damage_that_is_seen_when_it_is_read(home: Path, name: str) -> None:
 
 
 def test_a_store_that_was_empty_is_empty_again(home: Path) -> None:
-    flipped(home / "ckpt-0000000005" / "table-0003-00000.safetensors")  # of the last table
+    flip(home / "ckpt-0000000005" / "table-0003-00000.safetensors")  # of the last table
     with MemoryStore() as store:
         with pytest.raises(CheckpointError, match="its bytes are not the ones"):
             restore_tables(open_checkpoint(home), store)
@@ -122,7 +117,7 @@ def test_one_of_the_same_size_from_another_checkpoint_says_whose_it_is(home: Pat
 
 
 def test_no_older_one_is_offered_where_none_is_whole(home: Path) -> None:
-    flipped(home / "ckpt-0000000002" / ROWS)
+    flip(home / "ckpt-0000000002" / ROWS)
     (home / "ckpt-0000000005" / ROWS).unlink()
     with pytest.raises(CheckpointError) as raised:
         open_checkpoint(home)
@@ -172,7 +167,7 @@ def sealed(place: Path, fields: dict[str, object]) -> None:
     (place / "manifest.json").write_text(json.dumps(fields))
 
 
-def changed(change: Callable[..., object]) -> Callable[[Path], None]:
+def changed(change: Callable[..., object]) -> Damage:
     def write(place: Path) -> None:
         fields = json.loads((place / "manifest.json").read_text())
         change(fields)
@@ -193,7 +188,7 @@ def changed(change: Callable[..., object]) -> Callable[[Path], None]:
         changed(lambda fields: fields.update(files=3)),
     ],
 )
-def test_a_manifest_that_makes_no_sense(place: Path, damage: Callable[[Path], None]) -> None:
+def test_a_manifest_that_makes_no_sense(place: Path, damage: Damage) -> None:
     damage(place)
     with pytest.raises(CheckpointError):
         open_checkpoint(place)
@@ -243,7 +238,7 @@ def test_a_text_that_is_no_manifest() -> None:
             Manifest.from_json(text)
 
 
-def moved_to(path: str) -> Callable[[Path], None]:
+def moved_to(path: str) -> Damage:
     """The manifest names a file of rows by a path, and one of the same bytes is there."""
 
     def write(place: Path) -> None:
@@ -259,7 +254,7 @@ def moved_to(path: str) -> Callable[[Path], None]:
     return write
 
 
-def base_at(name: str) -> Callable[[Path], None]:
+def base_at(name: str) -> Damage:
     return changed(lambda fields: fields.update(base={"name": name, "version": 1, "checksum": "0"}))
 
 
@@ -275,9 +270,7 @@ def base_at(name: str) -> Callable[[Path], None]:
         (base_at("ckpt-0000000002"), "builds upon itself"),
     ],
 )
-def test_no_path_of_a_manifest_leads_out_of_its_folder(
-    place: Path, damage: Callable[[Path], None], message: str
-) -> None:
+def test_no_path_of_a_manifest_leads_out_of_its_folder(place: Path, damage: Damage, message: str) -> None:
     damage(place)
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(place)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
@@ -22,7 +21,6 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import compare_dense, compare_tables
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables, warm_start
 from elastable.master.checkpoints.writing import write_checkpoint
-from tests.file_stores import file_store
 from tests.master.checkpoints.jobs import (
     ADAGRAD,
     AGED,
@@ -36,6 +34,7 @@ from tests.master.checkpoints.jobs import (
     dense_of,
     progress_of,
     rows,
+    shards,
     train,
 )
 
@@ -87,15 +86,6 @@ def test_rows_that_were_put_into_a_frozen_table_wait_for_its_next_version(tmp_pa
             assert rows(other) == rows(store)
 
 
-def test_some_tables_to_a_store_in_files(whole: Checkpoint, tmp_path: Path) -> None:
-    with file_store(tmp_path / "files") as store, MemoryStore() as other:
-        restored = restore_tables(whole, store, tables=["fixed", "dynamic"])
-        restore_tables(whole, other)
-        assert sorted(store.specs()) == sorted(restored) == ["dynamic", "fixed"]
-        assert store.version() == 7
-        assert rows(store) == {key: row for key, row in rows(other).items() if key[0] in restored}
-
-
 def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoint) -> None:
     with created(MemoryStore(), [replace(FIXED, seed=4)]) as store:
         commit(store, {"fixed": [1, 2]})
@@ -116,9 +106,7 @@ def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoi
         ),
     ],
 )
-def test_another_model_is_recognized_by_the_table_that_differs(
-    whole: Checkpoint, tables: dict[str, TableSpec], message: str
-) -> None:
+def test_another_model_is_known_by_its_table(whole: Checkpoint, tables: dict[str, TableSpec], message: str) -> None:
     refuse_other_model(whole, {spec.name: spec for spec in SPECS})
     with pytest.raises(CheckpointError, match=f"is of another model: {message}"):
         refuse_other_model(whole, tables)
@@ -146,12 +134,6 @@ def test_a_warm_start_takes_weights_and_fitting_slots(whole: Checkpoint) -> None
         assert {np.frombuffer(row[2], np.int64)[0] for key, row in here.items() if key[0] == "aged"} == {1}
 
 
-def test_a_warm_start_of_chosen_tables(whole: Checkpoint) -> None:
-    with created(MemoryStore()) as store:
-        assert list(warm_start(whole, store, store.specs(), ["seen"])) == ["seen"]
-        assert {table for table, _ in rows(store)} == {"seen"}
-
-
 @pytest.mark.parametrize(
     ("ours", "names", "message"),
     [
@@ -174,14 +156,6 @@ def test_a_warm_start_that_does_not_fit_puts_nothing(
         with pytest.raises(CheckpointError, match=message):
             warm_start(whole, store, store.specs(), names)
         assert rows(store) == {}
-
-
-def test_equal_checkpoints_have_no_difference(whole: Checkpoint, tmp_path: Path) -> None:
-    with MemoryStore() as store:
-        restore_tables(whole, store)
-        other = saved(tmp_path, store)
-    assert compare_dense(whole, other) == []
-    assert all(table.same for table in compare_tables(whole, other))
 
 
 def test_differences_are_reported_with_their_size(tmp_path: Path) -> None:
@@ -217,10 +191,6 @@ def go_on(store: EmbeddingStore, versions: int) -> None:
         ids = np.unique(random.integers(-30, 30, 12))
         update = TableUpdate(ids, random.normal(size=(len(ids), 2)).astype(np.float32))
         store.commit(Commit(version + 1, dict.fromkeys(store.specs(), update), version, {}, time=1000 + 0.75 * version))
-
-
-def shards(count: int, strategy: str) -> PartitionedStore:
-    return PartitionedStore([MemoryStore(threads=1) for _ in range(count)], strategy)
 
 
 @pytest.mark.parametrize(("version", "of"), [(1, 1), (4, 1), (7, 1), (5, 2)])

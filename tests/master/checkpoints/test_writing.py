@@ -1,9 +1,8 @@
 """Checkpoints written and read again, on any file system and from any store; which of them stay."""
 
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError, StaleVersion
@@ -27,7 +25,7 @@ from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, newest_checkpoint
 from elastable.master.checkpoints.storage.tensor_file import Throttle
 from elastable.master.checkpoints.writing import StoredCheckpoint, to_remove, write_checkpoint
-from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, train
+from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, shards, train
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -39,10 +37,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     memory = fsspec.filesystem("memory")
     if memory.exists(name):
         memory.rm(name, recursive=True)
-
-
-def shards(count: int, strategy: str) -> PartitionedStore:
-    return PartitionedStore([MemoryStore(threads=1) for _ in range(count)], strategy)
 
 
 def saved(place: str | Path, store: EmbeddingStore, keep: int = 3) -> str:
@@ -73,22 +67,6 @@ def test_everything_comes_back_on_any_store(place: str, source: str) -> None:
                 assert target.version() == 7
                 assert sum(restored.values()) == len(rows(store))
                 assert rows(target) == rows(store)
-
-
-def test_it_is_written_beside_training(tmp_path: Path) -> None:
-    with created(MemoryStore()) as store, MemoryStore() as other:
-        train(store, 5)
-        expected = rows(store)
-        with store.pin() as pin:
-            written: list[str] = []
-            thread = threading.Thread(
-                target=lambda: written.append(write_checkpoint(tmp_path, pin, {}, JOB, progress_of(5)))
-            )
-            thread.start()
-            train(store, 20)
-            thread.join(60.0)
-        restore_tables(open_checkpoint(written[0]), other)
-        assert rows(other) == expected != rows(store)
 
 
 def test_rows_of_another_version_are_refused(tmp_path: Path) -> None:
@@ -179,42 +157,31 @@ def chain_of(*versions: int, job: str = "j") -> StoredCheckpoint:
     return StoredCheckpoint(name_of(versions[0]), tuple(map(name_of, versions)), job)
 
 
-def kept(standing: Sequence[StoredCheckpoint], written: str, keep: int) -> list[str]:
-    gone = to_remove(standing, written, keep)
-    return [one.name for one in standing if one.name not in gone]
-
-
 FIVE = [chain_of(1), chain_of(2, 1), chain_of(3, 2, 1), chain_of(4), chain_of(5, 4)]
+AGAIN, UPON_ITS_TWIN = (
+    StoredCheckpoint(name_of(2, 2), (name_of(2, 2), *map(name_of, bases)), "j") for bases in ((1,), (2, 1))
+)
 
 
 @pytest.mark.parametrize(
-    ("keep", "stay"), [(0, [1, 2, 3, 4, 5]), (1, [4, 5]), (2, [4, 5]), (3, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+    ("standing", "written", "keep", "stay"),
+    [
+        *((FIVE, name_of(5), keep, [1, 2, 3, 4, 5]) for keep in (0, 3, 9)),  # bases stay as long as they are needed
+        *((FIVE, name_of(5), keep, [4, 5]) for keep in (1, 2)),
+        # Damaged ones are not counted, and left alone; so are those of other jobs.
+        ([chain_of(1), chain_of(2), StoredCheckpoint(name_of(3)), chain_of(4)], name_of(4), 2, [2, 3, 4]),
+        ([chain_of(1), chain_of(2), chain_of(7, job="o"), chain_of(8, 7, job="o")], name_of(2), 1, [2, 7, 8]),
+        # One of the same version takes the place of the older one, unless it builds upon it.
+        ([chain_of(1), chain_of(2, 1), AGAIN], AGAIN.name, 0, [1, AGAIN.name]),
+        ([chain_of(1), chain_of(2, 1), UPON_ITS_TWIN], UPON_ITS_TWIN.name, 1, [1, 2, AGAIN.name]),
+        # The last one written stays where newer versions are there.
+        ([chain_of(1), chain_of(2, 1), chain_of(8), chain_of(9)], name_of(2), 1, [1, 2, 9]),
+    ],
 )
-def test_bases_stay_as_long_as_they_are_needed(keep: int, stay: list[int]) -> None:
-    assert kept(FIVE, name_of(5), keep) == list(map(name_of, stay))
-
-
-def test_damaged_ones_are_not_counted_and_left_alone() -> None:
-    standing = [chain_of(1), chain_of(2), StoredCheckpoint(name_of(3)), chain_of(4)]
-    assert kept(standing, name_of(4), 2) == [name_of(2), name_of(3), name_of(4)]
-
-
-def test_those_of_other_jobs_are_left_alone() -> None:
-    standing = [chain_of(1), chain_of(2), chain_of(7, job="other"), chain_of(8, 7, job="other")]
-    assert kept(standing, name_of(2), 1) == [name_of(2), name_of(7), name_of(8)]
-
-
-def test_one_of_the_same_version_takes_the_place_of_the_older() -> None:
-    again = StoredCheckpoint(name_of(2, 2), (name_of(2, 2), name_of(1)), "j")
-    standing = [chain_of(1), chain_of(2, 1), again]
-    assert kept(standing, again.name, 0) == [name_of(1), again.name]
-    needed = StoredCheckpoint(name_of(2, 2), (name_of(2, 2), name_of(2), name_of(1)), "j")
-    assert kept([chain_of(1), chain_of(2, 1), needed], needed.name, 1) == [name_of(1), name_of(2), needed.name]
-
-
-def test_the_last_one_written_stays_where_newer_versions_are_there() -> None:
-    standing = [chain_of(1), chain_of(2, 1), chain_of(8), chain_of(9)]
-    assert kept(standing, name_of(2), 1) == [name_of(1), name_of(2), name_of(9)]
+def test_which_stay(standing: list[StoredCheckpoint], written: str, keep: int, stay: list[int | str]) -> None:
+    gone = to_remove(standing, written, keep)
+    expected = [one if isinstance(one, str) else name_of(one) for one in stay]
+    assert [one.name for one in standing if one.name not in gone] == expected
 
 
 @given(builds=st.lists(st.booleans(), min_size=1, max_size=12), keep=st.integers(0, 5))

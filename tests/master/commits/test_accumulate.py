@@ -159,25 +159,6 @@ def test_a_mean_by_its_own_count_has_the_bits_of_a_mean_by_records() -> None:
     assert rows[0] == rows[1]
 
 
-def test_elasticdls_numbers() -> None:
-    """ElasticDL, `indices_slices_gradient_test.py`: two pushes, SGD 0.1."""
-    pushes = [
-        Push(SyncPushId(0, 0), 4, (f32(1),), {"t": Slices(np.array([0]), f32([[1, 2, 3]]))}),
-        Push(SyncPushId(0, 1), 4, (f32(13),), {"t": Slices(np.array([0]), f32([[4, 5, 6]]))}),
-    ]
-    summed = row_updates(pushes, "sum")["t"].gradients
-    np.testing.assert_allclose(f32([[1, 2, 3]]) - f32(0.1) * summed, [[0.5, 1.3, 2.1]], rtol=1e-6)
-    averaged = accumulate(pushes, "mean").dense[0]
-    np.testing.assert_allclose(f32(13) - f32(0.1) * averaged, 12.3, rtol=1e-6)
-
-
-def test_one_push_is_itself() -> None:
-    push = random_push(3, 1)
-    total = accumulate([push], "mean")
-    assert all(np.array_equal(one, other) for one, other in zip(total.dense, push.dense, strict=True))
-    assert all(np.array_equal(one, other) for one, other in zip(total.states, push.states, strict=True))
-
-
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7))
 def test_equal_states_stay_equal_to_the_bit(records: list[int]) -> None:
     frozen = f32([0.1, -3.3e7, 1e-9])
@@ -196,10 +177,6 @@ def test_tables_come_in_the_order_of_their_names() -> None:
     one = Slices(np.array([0]), f32([[1]]))
     there = Push(SyncPushId(0, 0), 1, slices={"b": one, "a": one, "empty": Slices(np.empty(0, int), f32([[1]])[:0])})
     assert list(row_updates([there], "sum")) == ["a", "b"]
-
-
-def test_no_pushes_are_an_empty_gradient() -> None:
-    assert accumulate([], "mean").records == 0
 
 
 @pytest.mark.parametrize("records", [0, -1])
@@ -299,23 +276,12 @@ RECORDS = [3, 3, 3, 3, 3, 3, 3, 2]
 
 
 def pushes_of_version_zero() -> list[Push]:
-    random = np.random.default_rng(0)
-    return [
-        Push(
-            SyncPushId(0, number),
-            records,
-            (random.normal(size=(3, 2)).astype(np.float32),),
-            {"t": Slices(random.integers(0, 5, 4), random.normal(size=(4, 2)).astype(np.float32))},
-            (random.normal(size=2).astype(np.float32),),
-            (random.normal(size=1).astype(np.float32),),
-        )
-        for number, records in enumerate(RECORDS)
-    ]
+    return [replace(random_push(number, 0), records=records) for number, records in enumerate(RECORDS)]
 
 
 def bits(pushes: Sequence[Push]) -> list[bytes]:
     made = accumulate(pushes, "mean")
-    update = sum_pushes(row_sums(0, pushes, "mean", ()), row_parts(pushes))["t"]
+    update = row_updates(pushes, "mean")["t"]
     return [array.tobytes() for array in (*made.dense, update.ids, update.gradients, *made.states, *made.metrics)]
 
 

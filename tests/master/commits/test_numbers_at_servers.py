@@ -14,17 +14,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.optimizers.registry import known_row_optimizers
 from elastable.embedding_store.shards import Slices
-from elastable.master.api import (
-    AsyncPushId,
-    DenseSnapshot,
-    Divisor,
-    DivisorKind,
-    GradientPart,
-    JobSpec,
-    Push,
-    SyncPushId,
-    Tensor,
-)
+from elastable.master import api
 from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
@@ -33,6 +23,7 @@ from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress
 from elastable.worker.runtime.loop import RowPushes
 from tests.embedding_store.shards.served_shards import served
+from tests.untyped import Keywords
 
 register_job_optimizers()
 VERSIONS, IDS = 8, 60
@@ -79,23 +70,23 @@ class Dense(DensePart):
         self.applied: list[list[bytes]] = []
         self.version = 0
 
-    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
+    def apply(self, gradients: Sequence[api.Tensor], states: Sequence[api.Tensor], rate_share: float = 1.0) -> None:
         assert [(each.shape, each.dtype) for each in gradients] == [(spec.shape, spec.dtype) for spec in VARIABLES]
         self.applied.append([each.tobytes() for each in gradients])
         self.version += 1
 
-    def overflow(self, states: Sequence[Tensor]) -> None:
+    def overflow(self, states: Sequence[api.Tensor]) -> None:
         self.version += 1
 
-    def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
+    def snapshot(self, version: int, tensors: Mapping[str, api.Tensor] | None = None) -> api.DenseSnapshot:
         values = tuple(np.full(spec.shape, version + place, spec.dtype) for place, spec in enumerate(VARIABLES))
-        return DenseSnapshot(version, values, ())
+        return api.DenseSnapshot(version, values, ())
 
     def steps(self) -> tuple[OptimizerStep, ...]:
         return (OptimizerStep(self.version, 0.05 / (1 + self.version), self.clipping),)
 
 
-def push_of(version: int, micro_batch: int, mode: str, overflows: bool = False) -> Push:
+def push_of(version: int, micro_batch: int, mode: str, overflows: bool = False) -> api.Push:
     """Ids of all tables, some of which come twice; two parts, one of which is divided by rows."""
     random = np.random.default_rng([version, micro_batch])
 
@@ -113,16 +104,15 @@ def push_of(version: int, micro_batch: int, mode: str, overflows: bool = False) 
         name: Slices(np.unique(each.indices), np.full((len(np.unique(each.indices)), each.values.shape[1]), 0.25, "f4"))
         for name, each in slices().items()
     }
-    name = SyncPushId(version, micro_batch) if mode == "sync" else AsyncPushId("w", version + 1, version)
+    name = api.SyncPushId(version, micro_batch) if mode == "sync" else api.AsyncPushId("w", version + 1, version)
     dense = tuple(random.standard_normal(spec.shape).astype(spec.dtype) for spec in VARIABLES)
     if overflows and micro_batch:
         dense[0][1, 2] = np.nan
     of_rows = {0: random.standard_normal((2, 3)).astype("f4")} if micro_batch else {}
-    parts = (GradientPart(Divisor(DivisorKind.ROWS), of_rows, once, {}),)
-    return Push(
-        name, 3 + micro_batch, dense, slices(), job="j", computed_on=version, divisor=Divisor(DivisorKind.RECORDS),
-        parts=parts,
-    )  # fmt: skip
+    parts = (api.GradientPart(api.Divisor(api.DivisorKind.ROWS), of_rows, once, {}),)
+    records = api.Divisor(api.DivisorKind.RECORDS)
+    rest: Keywords = {"job": "j", "computed_on": version, "divisor": records, "parts": parts}
+    return api.Push(name, 3 + micro_batch, dense, slices(), **rest)
 
 
 def trained(
@@ -133,7 +123,7 @@ def trained(
         store.create_table(spec)
     dense = Dense(clipping, may_overflow)
     times = iter(range(1_000, 1_000 + 11 * VERSIONS, 11))
-    job = JobSpec(job="j", mode=mode)
+    job = api.JobSpec(job="j", mode=mode)
     committer = Committer(store, dense, job, 60.0, clock=lambda: float(next(times)), ahead=mode == "sync")
     servers = RowPushes(store, job, 60.0) if isinstance(store, ShardedStore) else None
     changed: list[set[str]] = []
@@ -190,9 +180,7 @@ def assert_same(theirs: EmbeddingStore | Snapshot, ours: EmbeddingStore | Snapsh
         pytest.param(2, Clipping(clipnorm=0.5), "async", True, marks=pytest.mark.slow),
     ],
 )
-def test_any_number_of_servers_makes_the_same_numbers(
-    servers: int, clipping: Clipping, mode: str, may_overflow: bool
-) -> None:
+def test_servers_make_the_same_numbers(servers: int, clipping: Clipping, mode: str, may_overflow: bool) -> None:
     with MemoryStore(1) as alone, served(servers) as (_, store):
         theirs, of_one, dense_of_one = trained(alone, clipping, mode, may_overflow)
         ours, of_servers, dense_of_servers = trained(store, clipping, mode, may_overflow)

@@ -15,7 +15,7 @@ from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.tasks.progress import Progress
-from tests.master.fakes import Bench, FakeWorker, drive, job_of
+from tests.master.fakes import Bench, FakeWorker, StopAt, drive, job_of
 from tests.untyped import Keywords
 
 
@@ -88,10 +88,9 @@ def test_a_job_goes_on_from_a_record(mode: str) -> None:
     start, tensors, masters = Progress(), None, 0
     while True:
         bench = Bench(job_of(mode=mode), store=store, start=start, tensors=tensors)
-        stopped = StopAfter(bench, 2)
-        drive(bench, [FakeWorker(bench.master, store)], stopped)
+        drive(bench, [FakeWorker(bench.master, store)], StopAt(bench, start.version + 2))
         masters += 1
-        if not stopped.stopped:
+        if bench.master.stop_reason is None:
             break
         assert store.kept is not None
         record = VersionRecord.from_bytes(store.kept)
@@ -101,19 +100,6 @@ def test_a_job_goes_on_from_a_record(mode: str) -> None:
     if mode == "sync":
         for ours, theirs in zip(bench.everything(), undisturbed.everything(), strict=True):
             np.testing.assert_array_equal(ours, theirs, strict=True)
-
-
-class StopAfter(Hooks):
-    """Stops the master after some versions."""
-
-    def __init__(self, bench: Bench, versions: int) -> None:
-        self.bench, self.left, self.stopped = bench, versions, False
-
-    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.stopped = True
-            self.bench.master.stop("killed")
 
 
 def test_any_tensor_comes_back_to_the_bit() -> None:

@@ -110,9 +110,7 @@ def test_workers_may_join_but_there_is_nothing_to_do(store: MemoryStore) -> None
     assert master.status().state == "finished"
 
 
-def test_of_clients_without_end_those_that_pushed_last_are_counted(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_pushed_last_are_counted(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bare_master, "_MOST_COUNTED", 3)
     master = BareMaster(store)
     store.create_table(SPEC)

@@ -23,22 +23,11 @@ from elastable.embedding_store.errors import (
     StoreFailed,
 )
 from elastable.embedding_store.shards import Slices
-from elastable.master.api import (
-    AsyncPushId,
-    DenseSnapshot,
-    EvaluationReport,
-    Push,
-    PushId,
-    PushOutcome,
-    SyncPushId,
-    Task,
-    TaskKind,
-    WorkerIdentity,
-)
+from elastable.master import api
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
-from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, drive, gradient, job_of, small_model
+from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, StopAt, drive, gradient, job_of, small_model
 from tests.untyped import Keyword
 
 VERSIONS = 8  # 23 records in micro-batches of 3, two to a version, twice
@@ -156,15 +145,7 @@ def test_a_resumed_job_gives_the_bits_of_an_uninterrupted_one() -> None:
     result(expected, 1, whole)
     for stop in (3, 4, 6):
         bench = Bench()
-
-        class Stopping(Diary):
-            def on_version(
-                self, version: int, logs: Mapping[str, float], bench: Bench = bench, stop: int = stop
-            ) -> None:
-                if version == stop:
-                    bench.master.stop("interrupted")
-
-        result(bench, 2, Stopping())
+        result(bench, 2, StopAt(bench, stop))
         progress = Progress.from_json(bench.master.progress().to_json())
         assert (progress.version, bench.store.version()) == (stop, stop)
         resumed = Bench(store=bench.store, start=progress, tensors=bench.dense.tensors())
@@ -201,26 +182,8 @@ def test_async_counts_every_micro_batch_once() -> None:
     ]  # fmt: skip
     assert [logs["val_loss"] for logs in diary.logs] == [1.0, 1.0]
     assert bench.dense.steps()[0].number == 16
-    accepted = sum(worker.outcomes.count(PushOutcome.ACCEPTED) for worker in workers)
+    accepted = sum(worker.outcomes.count(api.PushOutcome.ACCEPTED) for worker in workers)
     assert accepted == 16 + 2 * 3
-
-
-def test_an_async_job_goes_on_where_it_was() -> None:
-    bench = Bench(job_of(mode="async"))
-
-    class Stopping(Hooks):
-        def on_version(self, version: int, logs: Mapping[str, float]) -> None:
-            if version == 11:
-                bench.master.stop("interrupted")
-
-    result(bench, 3, Stopping())
-    progress = Progress.from_json(bench.master.progress().to_json())
-    assert (progress.version, progress.epoch, len(progress.done)) == (11, 1, 3)
-    assert sum(progress.sequences.values()) >= 11
-    resumed = Bench(job_of(mode="async"), store=bench.store, start=progress, tensors=bench.dense.tensors())
-    result(resumed, 2)
-    assert resumed.master.status().version == 16
-    assert resumed.master.status().records_trained == 2 * RECORDS
 
 
 class Running:
@@ -228,7 +191,7 @@ class Running:
         self.bench, self.master = bench, bench.master
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self.run, args=(hooks,), daemon=True)
-        self.session = self.master.join(WorkerIdentity("me"))
+        self.session = self.master.join(api.WorkerIdentity("me"))
         self.thread.start()
 
     def run(self, hooks: Hooks | None) -> None:
@@ -245,15 +208,15 @@ class Running:
         self.thread.join(timeout=60)
         assert not self.thread.is_alive()
 
-    def tasks(self, want: int) -> list[Task]:
+    def tasks(self, want: int) -> list[api.Task]:
         return sorted(self.master.lease_tasks("me", want, 60.0).tasks)
 
-    def push(self, task: Task, push_id: PushId | None = None) -> Push:
+    def push(self, task: api.Task, push_id: api.PushId | None = None) -> api.Push:
         sync = self.bench.job.mode == "sync"
         snapshot = self.master.pull_dense("me", task.version if sync else None, 60.0)
         assert snapshot is not None
         return gradient(
-            self.bench.job, task, snapshot, self.bench.store, push_id or SyncPushId(task.version, task.micro_batch)
+            self.bench.job, task, snapshot, self.bench.store, push_id or api.SyncPushId(task.version, task.micro_batch)
         )
 
 
@@ -261,14 +224,14 @@ def test_a_push_counts_once() -> None:
     with Running(Bench()) as job:
         first, second = job.tasks(2)
         push = job.push(first)
-        assert job.master.report_gradient(push).outcome is PushOutcome.ACCEPTED
+        assert job.master.report_gradient(push).outcome is api.PushOutcome.ACCEPTED
         again = job.master.report_gradient(push)
-        assert (again.outcome, again.version) == (PushOutcome.DUPLICATE, 0)
+        assert (again.outcome, again.version) == (api.PushOutcome.DUPLICATE, 0)
         assert "micro-batch 0" in again.reason
         job.master.report_gradient(job.push(second))
         assert job.master.pull_dense("me", 1, 60.0) is not None
         late = job.master.report_gradient(push)
-        assert (late.outcome, late.version) == (PushOutcome.STALE, 1)
+        assert (late.outcome, late.version) == (api.PushOutcome.STALE, 1)
         assert late.reason == "version 0 is committed; the current version is 1"
         assert job.master.status().workers[0].micro_batches == 2
 
@@ -280,36 +243,36 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         before = job.bench.everything() if job.bench.store.row_count("t") else job.bench.dense.tensors()
         report = job.master.report_gradient
         with pytest.raises(FutureVersion, match="version 5"):
-            report(Push(SyncPushId(5, 10), 3, good.dense, good.slices, good.states, good.metrics))
+            report(api.Push(api.SyncPushId(5, 10), 3, good.dense, good.slices, good.states, good.metrics))
         with pytest.raises(JobFailed, match=r"runs another job now \(test\); the push is of yesterday"):
             report(replace(good, job="yesterday"))
         with pytest.raises(BadInput, match="micro-batch 7 is not of version 0, which is made of 0 to 1"):
-            report(Push(SyncPushId(0, 7), 3, good.dense, good.slices, good.states, good.metrics))
+            report(api.Push(api.SyncPushId(0, 7), 3, good.dense, good.slices, good.states, good.metrics))
         with pytest.raises(BadInput, match="has 3 records, but the push reports 2"):
-            report(Push(good.id, 2, good.dense, good.slices, good.states, good.metrics))
+            report(api.Push(good.id, 2, good.dense, good.slices, good.states, good.metrics))
         with pytest.raises(BadInput, match="synchronous"):
-            report(Push(AsyncPushId("me", 1), 3, good.dense, good.slices, good.states, good.metrics))
+            report(api.Push(api.AsyncPushId("me", 1), 3, good.dense, good.slices, good.states, good.metrics))
         with pytest.raises(BadGradient, match="0 dense gradient tensors"):
-            report(Push(good.id, 3, (), good.slices, good.states, good.metrics))
+            report(api.Push(good.id, 3, (), good.slices, good.states, good.metrics))
         bad = (np.full_like(good.dense[0], np.nan), *good.dense[1:])
         with pytest.raises(NotFinite, match="batch_normalization"):
-            report(Push(good.id, 3, bad, good.slices, good.states, good.metrics))
+            report(api.Push(good.id, 3, bad, good.slices, good.states, good.metrics))
         assert same(list(before.values()), list(job.bench.dense.tensors().values()))  # type: ignore[union-attr]
-        assert report(good).outcome is PushOutcome.ACCEPTED
+        assert report(good).outcome is api.PushOutcome.ACCEPTED
 
 
 def test_pushes_that_are_not_finite_can_be_skipped() -> None:
     with Running(Bench(job_of(not_finite="skip", epochs=1, validation_records=0))) as job:
-        for task in (task for _ in range(4) for task in job.tasks(2) if task.kind is TaskKind.TRAIN):
+        for task in (task for _ in range(4) for task in job.tasks(2) if task.kind is api.TaskKind.TRAIN):
             push = job.push(task)
             if task.micro_batch in (0, 2, 3):
                 push.slices["t"].values[0, 0] = np.inf
             reply = job.master.report_gradient(push)
             bad = task.micro_batch in (0, 2, 3)
-            assert reply.outcome is (PushOutcome.SKIPPED if bad else PushOutcome.ACCEPTED)
+            assert reply.outcome is (api.PushOutcome.SKIPPED if bad else api.PushOutcome.ACCEPTED)
             assert ("NaN" in reply.reason or "inf" in reply.reason) is bad
             if bad and task.version == 0:
-                assert job.master.report_gradient(push).outcome is PushOutcome.DUPLICATE
+                assert job.master.report_gradient(push).outcome is api.PushOutcome.DUPLICATE
         assert job.master.wait(60)
         status = job.master.status()
         assert (status.version, status.records_trained) == (4, RECORDS - 9)
@@ -321,24 +284,24 @@ def test_async_pushes_are_named_by_their_sequence() -> None:
     bench = Bench(job_of(mode="async", validation_records=0))
     with Running(bench) as job:
         first, second, third = job.tasks(3)
-        push = job.push(first, AsyncPushId("me", 1, first.micro_batch))
+        push = job.push(first, api.AsyncPushId("me", 1, first.micro_batch))
         assert job.master.report_gradient(push) == job.master.report_gradient(push).__class__(
-            PushOutcome.ACCEPTED, "", 1
+            api.PushOutcome.ACCEPTED, "", 1
         )
         again = job.master.report_gradient(push)
-        assert (again.outcome, again.version) == (PushOutcome.DUPLICATE, 1)
-        other = job.push(first, AsyncPushId("other", 1, first.micro_batch))
-        assert job.master.report_gradient(other).outcome is PushOutcome.DUPLICATE
-        foreign = job.push(second, AsyncPushId("foreign", 4))
-        assert job.master.report_gradient(foreign).outcome is PushOutcome.ACCEPTED
+        assert (again.outcome, again.version) == (api.PushOutcome.DUPLICATE, 1)
+        other = job.push(first, api.AsyncPushId("other", 1, first.micro_batch))
+        assert job.master.report_gradient(other).outcome is api.PushOutcome.DUPLICATE
+        foreign = job.push(second, api.AsyncPushId("foreign", 4))
+        assert job.master.report_gradient(foreign).outcome is api.PushOutcome.ACCEPTED
         assert bench.master.progress().done == (first.micro_batch,)
         assert bench.master.progress().sequences == {"me": 1, "foreign": 4}
         with pytest.raises(FutureVersion, match="epoch that has not begun"):
-            job.master.report_gradient(job.push(third, AsyncPushId("me", 2, 9)))
+            job.master.report_gradient(job.push(third, api.AsyncPushId("me", 2, 9)))
         with pytest.raises(BadInput, match="not of this job"):
-            job.master.report_gradient(job.push(third, AsyncPushId("me", 2, 99)))
+            job.master.report_gradient(job.push(third, api.AsyncPushId("me", 2, 99)))
         with pytest.raises(BadInput, match="asynchronous"):
-            job.master.report_gradient(job.push(third, SyncPushId(0, 0)))
+            job.master.report_gradient(job.push(third, api.SyncPushId(0, 0)))
 
 
 def test_evaluations_count_once_and_for_their_version_only() -> None:
@@ -347,18 +310,18 @@ def test_evaluations_count_once_and_for_their_version_only() -> None:
         for task in job.tasks(8):
             job.master.report_gradient(job.push(task))
         task = job.tasks(1)[0]
-        assert (task.kind, task.version, task.stop) == (TaskKind.EVALUATE, 1, 3)
+        assert (task.kind, task.version, task.stop) == (api.TaskKind.EVALUATE, 1, 3)
         metrics = (np.ones((), np.float32), np.ones((), np.float32))
-        assert job.master.report_evaluation(EvaluationReport("me", 0, 0, 3, metrics)) is PushOutcome.STALE
-        assert job.master.report_evaluation(EvaluationReport("me", 1, 0, 3, metrics)) is PushOutcome.ACCEPTED
-        assert job.master.report_evaluation(EvaluationReport("me", 1, 0, 3, metrics)) is PushOutcome.DUPLICATE
+        assert job.master.report_evaluation(api.EvaluationReport("me", 0, 0, 3, metrics)) is api.PushOutcome.STALE
+        assert job.master.report_evaluation(api.EvaluationReport("me", 1, 0, 3, metrics)) is api.PushOutcome.ACCEPTED
+        assert job.master.report_evaluation(api.EvaluationReport("me", 1, 0, 3, metrics)) is api.PushOutcome.DUPLICATE
         with pytest.raises(FutureVersion):
-            job.master.report_evaluation(EvaluationReport("me", 2, 0, 3, metrics))
+            job.master.report_evaluation(api.EvaluationReport("me", 2, 0, 3, metrics))
         with pytest.raises(BadGradient, match="metric"):
-            job.master.report_evaluation(EvaluationReport("me", 1, 1, 3, ()))
+            job.master.report_evaluation(api.EvaluationReport("me", 1, 1, 3, ()))
         assert job.master.status().state == "evaluating"
         for number in range(1, -(-VALIDATION // 3)):
-            job.master.report_evaluation(EvaluationReport("me", 1, number, 3, metrics))
+            job.master.report_evaluation(api.EvaluationReport("me", 1, number, 3, metrics))
         assert job.master.wait(60)
         assert job.master.status().metrics["val_loss"] == 1.0
 
@@ -383,7 +346,7 @@ def test_a_stopped_job_lets_its_workers_go() -> None:
         job.master.stop("enough")
         assert job.master.wait(60)
         assert job.master.lease_tasks("me", 1, 0.0).finished
-        assert job.master.report_gradient(push).outcome is PushOutcome.STALE
+        assert job.master.report_gradient(push).outcome is api.PushOutcome.STALE
         with pytest.raises(StaleVersion, match="ended"):
             job.master.pull_dense("me", 3, 0.0)
         assert job.master.status().state == "finished"
@@ -399,7 +362,7 @@ def test_a_fatal_failure_of_a_worker_fails_the_job_for_everybody() -> None:
         for ask in (
             lambda: job.master.lease_tasks("me", 1, 0.0),
             lambda: job.master.pull_dense("me", None, 0.0),
-            lambda: job.master.join(WorkerIdentity("late")),
+            lambda: job.master.join(api.WorkerIdentity("late")),
         ):
             with pytest.raises(JobFailed, match="BadInput: the file is broken"):
                 ask()
@@ -449,7 +412,7 @@ def test_without_workers_a_job_waits_or_fails_as_configured() -> None:
 
 def test_a_worker_is_there_until_its_last_session_ends() -> None:
     with Running(Bench()) as job:
-        second = job.master.join(WorkerIdentity("me"))
+        second = job.master.join(api.WorkerIdentity("me"))
         assert second.job == job.bench.job
         job.session.close()
         assert not job.session.alive()
@@ -463,24 +426,11 @@ def test_a_worker_is_there_until_its_last_session_ends() -> None:
 def test_a_late_worker_helps() -> None:
     with Running(Bench(job_of(grads_to_wait=4))) as job:
         assert [task.micro_batch for task in job.tasks(1)] == [0]
-        late = job.master.join(WorkerIdentity("late"))
+        late = job.master.join(api.WorkerIdentity("late"))
         tasks = job.master.lease_tasks("late", 2, 60.0).tasks
         assert [task.micro_batch for task in tasks] == [1, 2]
         late.close()
         assert [task.micro_batch for task in job.tasks(2)] == [1, 2]
-
-
-def test_waits_end_when_something_happens() -> None:
-    """A worker that waits for a version gets it long before its wait of an hour is over."""
-    with Running(Bench()) as job:
-        got: list[DenseSnapshot | None] = []
-        waiting = threading.Thread(target=lambda: got.append(job.master.pull_dense("you", 1, 3600.0)), daemon=True)
-        waiting.start()
-        for task in job.tasks(2):
-            job.master.report_gradient(job.push(task))
-        waiting.join(timeout=240)
-        assert got[0] is not None
-        assert got[0].version == 1
 
 
 def test_slices_of_every_size_and_none() -> None:
@@ -490,9 +440,9 @@ def test_slices_of_every_size_and_none() -> None:
             push = job.push(task)
             empty = {"t": Slices(np.empty(0, np.int64), np.empty((0, 2), np.float32))} if task.micro_batch % 2 else {}
             reply = job.master.report_gradient(
-                Push(push.id, push.records, push.dense, empty, push.states, push.metrics)
+                api.Push(push.id, push.records, push.dense, empty, push.states, push.metrics)
             )
-            assert reply.outcome is PushOutcome.ACCEPTED
+            assert reply.outcome is api.PushOutcome.ACCEPTED
         assert job.master.wait(60)
         assert job.bench.store.version() == 1
         assert job.bench.store.row_count("t") == 0

@@ -18,24 +18,13 @@ import pytest
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
 from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.api import (
-    AsyncPushId,
-    EvaluationReport,
-    JobSpec,
-    Push,
-    PushId,
-    PushOutcome,
-    Session,
-    SyncPushId,
-    Task,
-    TaskKind,
-    WorkerIdentity,
-)
+from elastable.master import api
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
@@ -48,7 +37,7 @@ from tests.tcp_proxy import TcpProxy, tcp_proxy
 
 RECORDS, EPOCHS = 90, 2
 SEEN = TableSpec("seen", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
-SYNC = JobSpec(
+SYNC = api.JobSpec(
     job="j", micro_batch_size=4, train_records=RECORDS, validation_records=6, grads_to_wait=3, epochs=EPOCHS,
     average="sum",
 )  # fmt: skip
@@ -68,24 +57,18 @@ class Saved:
 
 
 class Life(Hooks):
-    """One start of the master: it saves now and then, and may be killed at a version."""
+    """One start of the master, which may be killed at a version."""
 
-    def __init__(self, job: JobSpec, proxy_to: TcpProxy, saved: Saved | None, dies_at: int | None) -> None:
-        self.store = MemoryStore()
-        self.store.create_table(SEEN)
-        start = Progress() if saved is None else Progress.from_json(saved.progress)
-        if saved is not None:
-            self.store.put("seen", [saved.rows])
-            self.store.reset_version(start.version)
-        self.master = Master(job, self.store, DensePart(), start=start, options=OPTIONS)
-        self.server = GrpcServer("127.0.0.1:0", [store_service(self.store), master_service(self.master)])
-        self.saved, self._dies_at = saved, dies_at
-        self._proxy = proxy_to
-        proxy_to.server_port = int(self.server.address.rpartition(":")[2])
+    def __init__(
+        self, job: api.JobSpec, proxy: TcpProxy, store: EmbeddingStore, start: Progress, dies_at: int | None
+    ) -> None:
+        self.store = store
+        self.master = Master(job, store, DensePart(), start=start, options=OPTIONS)
+        self.server = GrpcServer("127.0.0.1:0", [store_service(store), master_service(self.master)])
+        self._dies_at, self._proxy = dies_at, proxy
+        proxy.server_port = int(self.server.address.rpartition(":")[2])
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
-        if version % 5 == 0:
-            self.saved = Saved(self.master.progress().to_json(), self.store.read_rows("seen", np.arange(RECORDS)))
         if version == self._dies_at:
             self._proxy.cut()
             self.server.stop(0)
@@ -95,18 +78,36 @@ class Life(Hooks):
         return self.store.lookup({"seen": np.arange(RECORDS)})["seen"][:, 0]
 
 
+class SavingLife(Life):
+    """Saves now and then, and begins with what was saved."""
+
+    def __init__(self, job: api.JobSpec, proxy: TcpProxy, saved: Saved | None, dies_at: int | None) -> None:
+        store, start = MemoryStore(), Progress() if saved is None else Progress.from_json(saved.progress)
+        store.create_table(SEEN)
+        if saved is not None:
+            store.put("seen", [saved.rows])
+            store.reset_version(start.version)
+        super().__init__(job, proxy, store, start, dies_at)
+        self.saved = saved
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        if version % 5 == 0:
+            self.saved = Saved(self.master.progress().to_json(), self.store.read_rows("seen", np.arange(RECORDS)))
+        super().on_version(version, logs)
+
+
 class Post(threading.Thread):
     """Delivers copies of pushes late and in any order, to whichever master is there then; at the end all once more."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
-        self.messages: SimpleQueue[tuple[float, Push] | None] = SimpleQueue()
-        self.delivered: list[PushOutcome] = []
+        self.messages: SimpleQueue[tuple[float, api.Push] | None] = SimpleQueue()
+        self.delivered: list[api.PushOutcome] = []
         self._address = address
 
     def run(self) -> None:
-        bag: list[tuple[float, Push]] = []
-        seen: list[Push] = []
+        bag: list[tuple[float, api.Push]] = []
+        seen: list[api.Push] = []
         with MasterClient(self._address, deadline_s=20.0, session=SESSION) as client:
             while True:
                 try:
@@ -123,7 +124,7 @@ class Post(threading.Thread):
             for push in seen:
                 self.deliver(client, push)
 
-    def deliver(self, client: MasterClient, push: Push) -> None:
+    def deliver(self, client: MasterClient, push: api.Push) -> None:
         # Of a version that is not there, or to nobody: lost.
         with suppress(ElastableError):
             self.delivered.append(client.report_gradient(push).outcome)
@@ -132,15 +133,15 @@ class Post(threading.Thread):
 class Clumsy(threading.Thread):
     """A worker to whom everything happens: it dies and comes back, hangs, says things twice, loses connections."""
 
-    def __init__(self, job: JobSpec, address: str, post: Post, seed: int) -> None:
+    def __init__(self, job: api.JobSpec, address: str, post: Post, seed: int) -> None:
         super().__init__(daemon=True)
         self.random = random.Random(seed)
         self.job, self.post = job, post
         self.client = MasterClient(address, deadline_s=60.0, session=SESSION)
         self.failure: BaseException | None = None
         self.accidents: dict[str, int] = {}
-        self.tasks: set[Task] = set()
-        self.identity = WorkerIdentity("")
+        self.tasks: set[api.Task] = set()
+        self.identity = api.WorkerIdentity("")
         self.sequence = 0
         self.reported = 0
 
@@ -165,8 +166,8 @@ class Clumsy(threading.Thread):
             session.close()
             self.client.close()
 
-    def born(self) -> Session:
-        self.identity, self.sequence, self.tasks = WorkerIdentity(uuid.uuid4().hex), 0, set()
+    def born(self) -> api.Session:
+        self.identity, self.sequence, self.tasks = api.WorkerIdentity(uuid.uuid4().hex), 0, set()
         return self.client.join(self.identity)
 
     def happens(self, what: str, chance: float) -> bool:
@@ -185,7 +186,7 @@ class Clumsy(threading.Thread):
             self.work(min(self.tasks))
         return lease.finished
 
-    def work(self, task: Task) -> None:
+    def work(self, task: api.Task) -> None:
         wanted = task.version if self.job.mode == "sync" else None
         try:
             snapshot = self.client.pull_dense(self.identity.incarnation, wanted, 0.02)
@@ -198,8 +199,8 @@ class Clumsy(threading.Thread):
             time.sleep(0.5)
         if self.happens("dies between computing and reporting", 0.03):
             raise _Dead
-        if task.kind is TaskKind.EVALUATE:
-            report = EvaluationReport(self.identity.incarnation, task.version, task.micro_batch, 4, ())
+        if task.kind is api.TaskKind.EVALUATE:
+            report = api.EvaluationReport(self.identity.incarnation, task.version, task.micro_batch, 4, ())
             self.client.report_evaluation(report)
         else:
             push = self.push_of(task, snapshot.version)
@@ -212,17 +213,19 @@ class Clumsy(threading.Thread):
             raise _Dead
         self.tasks.discard(task)
 
-    def push_of(self, task: Task, version: int) -> Push:
+    def push_of(self, task: api.Task, version: int) -> api.Push:
         self.sequence += 1
         sync = self.job.mode == "sync"
-        name: PushId = SyncPushId(task.version, task.micro_batch)
+        name: api.PushId = api.SyncPushId(task.version, task.micro_batch)
         if not sync:
-            name = AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
+            name = api.AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
         order = record_order(RECORDS, task.epoch, self.job.seed, self.job.shuffle, None)
         records = order.take(task.start, task.stop)
         slices = {"seen": Slices(records, -np.ones((len(records), 1), np.float32))}
         on = None if sync else version
-        return Push(name, len(records), slices=slices, job="j", computed_on=on, incarnation=self.identity.incarnation)
+        return api.Push(
+            name, len(records), slices=slices, job="j", computed_on=on, incarnation=self.identity.incarnation
+        )
 
 
 class _Dead(Exception):
@@ -266,19 +269,19 @@ def disturbed(workers: Sequence[Clumsy], post: Post, proxy: TcpProxy) -> Iterato
 
 
 @pytest.mark.parametrize("job", [SYNC, ASYNC, BOUNDED], ids=["sync", "async", "bounded"])
-def test_every_record_is_trained_once_per_epoch(job: JobSpec) -> None:
+def test_every_record_is_trained_once_per_epoch(job: api.JobSpec) -> None:
     """Three clumsy workers, a disturbed network, a late post, and a master that is killed twice."""
     deaths = (17, 33) if job.mode == "async" else (6, 13)  # of 46 versions, and of 16
     with tcp_proxy(1) as proxy:
         address = f"127.0.0.1:{proxy.port}"
-        life = Life(job, proxy, None, deaths[0])
+        life = SavingLife(job, proxy, None, deaths[0])
         post = Post(address)
         workers = [Clumsy(job, address, post, seed) for seed in range(3)]
         with disturbed(workers, post, proxy):
             for dies_at in (deaths[1], None):
                 life.master.run(life)
                 assert life.saved is not None
-                life = Life(job, proxy, life.saved, dies_at)
+                life = SavingLife(job, proxy, life.saved, dies_at)
             life.master.run(life)
         life.server.stop(0)
     np.testing.assert_array_equal(life.counts(), np.full(RECORDS, EPOCHS))

@@ -15,26 +15,21 @@ import pytest
 from elastable.embedding_store.composite.sharded_store import ShardedStore
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.master.api import JobSpec, Push, PushReply, Task
 from elastable.master.commits.accumulate import Accumulated
-from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.version_record import VersionRecord
-from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_master import Master
 from elastable.master.tasks.progress import Progress
-from elastable.master.wire.master_service import master_service
 from elastable.worker.runtime.loop import RowPushes
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.master.jobs.test_exactly_once import (
     ASYNC,
     BOUNDED,
     EPOCHS,
-    OPTIONS,
     RECORDS,
     SEEN,
     SYNC,
     Clumsy,
+    Life,
     Post,
     disturbed,
 )
@@ -45,31 +40,21 @@ def _clients(servers: Sequence[ServedShard]) -> ShardedStore:
     return ShardedStore([ShardClient(server.address, 60.0) for server in servers])
 
 
-class Life(Hooks):
-    """One start of the master, which goes on from what the store servers have.
-
-    Args:
-        job: What is trained.
-        proxy: Through which workers reach it.
-        servers: Of the rows.
-        dies_at: The version at which it is killed, if it is.
-        kills: At a version, the number of the store server that is killed and started again.
-    """
+class ServersLife(Life):
+    """Goes on from what the store servers have; `kills`: at a version, the number of the one that is killed."""
 
     def __init__(
         self, job: JobSpec, proxy: TcpProxy, servers: list[ServedShard], dies_at: int | None, kills: Mapping[int, int]
     ) -> None:
-        self.store = _clients(servers)
-        self.store.create_table(SEEN)
-        self.store.recover()
-        record = self.store.record()
+        store = _clients(servers)
+        store.create_table(SEEN)
+        store.recover()
+        record = store.record()
         start = Progress() if record is None else VersionRecord.from_bytes(record).progress
-        self.master = Master(job, self.store, DensePart(), start=start, options=OPTIONS)
-        self.server = GrpcServer("127.0.0.1:0", [master_service(self.master)])
+        super().__init__(job, proxy, store, start, dies_at)
         self.ages: list[int] = []
         self._note_ages()
-        self._servers, self._dies_at, self._kills, self._proxy = servers, dies_at, kills, proxy
-        proxy.server_port = int(self.server.address.rpartition(":")[2])
+        self._servers, self._kills, self._of_servers = servers, kills, store
 
     def _note_ages(self) -> None:
         committer = self.master._driver._committer
@@ -85,18 +70,12 @@ class Life(Hooks):
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         if version in self._kills:
             stopped_with(self._servers, self._kills[version])
-            self.store.require_owner()  # as `elastable master` says every second
-        if version == self._dies_at:
-            self._proxy.cut()
-            self.server.stop(0)
-            self.master.stop("killed")
-
-    def counts(self) -> np.ndarray:
-        return self.store.lookup({"seen": np.arange(RECORDS)})["seen"][:, 0]
+            self._of_servers.require_owner()  # as `elastable master` says every second
+        super().on_version(version, logs)
 
     def close(self) -> None:
         self.server.stop(0)
-        self.store.close()
+        self._of_servers.close()
 
 
 class Worker(Clumsy):
@@ -129,7 +108,7 @@ def test_every_record_is_trained_once_per_epoch(tmp_path: Path, job: JobSpec) ->
         address = f"127.0.0.1:{proxy.port}"
         post = Post(address)
         workers = [Worker(job, address, post, seed, rows) for seed in range(3)]
-        life = Life(job, proxy, servers, deaths[0], kills)
+        life = ServersLife(job, proxy, servers, deaths[0], kills)
         with disturbed(workers, post, proxy):
             for dies_at in deaths:
                 life.master.run(life)
@@ -137,7 +116,7 @@ def test_every_record_is_trained_once_per_epoch(tmp_path: Path, job: JobSpec) ->
                 if life.master.stop_reason is None:
                     break
                 life.close()
-                life = Life(job, proxy, servers, deaths[1] if dies_at else None, kills)
+                life = ServersLife(job, proxy, servers, deaths[1] if dies_at else None, kills)
             held.callback(life.close)
         np.testing.assert_array_equal(life.counts(), np.full(RECORDS, EPOCHS))
         assert life.master.status().records_trained == EPOCHS * RECORDS
@@ -149,7 +128,7 @@ def test_a_push_whose_rows_are_lost_is_refused_and_computed_again(tmp_path: Path
     """A store server is killed once it has the rows of a push, and before the master has the rest."""
     job = replace(ASYNC, epochs=1, validation_records=0)
     with tcp_proxy(1) as proxy, served(2, tmp_path) as (servers, rows), ExitStack() as held:
-        life = Life(job, proxy, servers, None, {})
+        life = ServersLife(job, proxy, servers, None, {})
         held.callback(life.close)
         ran = threading.Thread(target=life.master.run, args=(life,), daemon=True)
         ran.start()

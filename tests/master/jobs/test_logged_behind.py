@@ -17,7 +17,7 @@ from elastable.embedding_store.log.changes import Change, CommitImages
 from elastable.master.api import AsyncPushId, Push, PushOutcome, SyncPushId, Task, WorkerIdentity
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
-from tests.master.fakes import VALIDATION, Bench, FakeWorker, drive, gradient, job_of
+from tests.master.fakes import VALIDATION, Ahead, Bench, FakeWorker, Unheard, drive, gradient, job_of
 from tests.untyped import Keyword
 from tests.waiting import until
 
@@ -46,13 +46,6 @@ class Gate(StoreHistory):
         super().append(change, version)
 
 
-class Ahead(MemoryStore):
-    """As where somebody reads its memory: versions are logged on another thread."""
-
-    def _show_ahead(self, version: int) -> bool:
-        return True
-
-
 class Patient(FakeWorker):
     def work(self, task: Task) -> None:
         while True:
@@ -62,13 +55,6 @@ class Patient(FakeWorker):
                 time.sleep(0.01)
             else:
                 return
-
-
-class Unheard(Hooks):
-    """Tells nobody of a version."""
-
-    def waits_for_log(self, version: int) -> bool:
-        return False
 
 
 class Heard(Hooks):

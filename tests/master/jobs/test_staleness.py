@@ -21,7 +21,7 @@ from elastable.master.jobs.job_state import JobState
 from elastable.master.keras.dense import DenseState
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
-from tests.master.fakes import Bench, FakeWorker, drive, gradient, job_of, small_model
+from tests.master.fakes import Bench, gradient, job_of, small_model
 from tests.plugins.seeds import examples
 
 
@@ -194,13 +194,6 @@ def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
 def test_jobs_that_cannot_be(changes: dict[str, object], message: str) -> None:
     with pytest.raises(BadSpec, match=message):
         JobSpec(**{"mode": "async", **changes})  # type: ignore[arg-type]
-
-
-def test_a_job_within_its_bound_trains_every_micro_batch_once() -> None:
-    bench = Bench(job_of(mode="async", staleness_bound=0, epochs=4))
-    drive(bench, [FakeWorker(bench.master, bench.store) for _ in range(3)])
-    status = bench.master.status()
-    assert (status.version, status.records_trained) == (32, 92)
 
 
 OPTIMIZERS = {

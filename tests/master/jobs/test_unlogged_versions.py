@@ -18,10 +18,9 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import DenseSnapshot, Push, SyncPushId, WorkerIdentity
 from elastable.master.commits.version_record import VersionRecord
-from elastable.master.jobs.hooks import Hooks
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
-from tests.master.fakes import Bench, FakeWorker, drive, job_of
+from tests.master.fakes import Ahead, Bench, FakeWorker, Unheard, drive, job_of
 
 WAIT_S = 60.0
 VERSION = 4
@@ -65,7 +64,7 @@ class StoppingHistory(StoreHistory):
             self.behind.here()
 
 
-class StoppingStore(MemoryStore):
+class StoppingStore(Ahead):
     """A store that stops once it has computed `VERSION`."""
 
     stops: Stops | None = None
@@ -73,11 +72,11 @@ class StoppingStore(MemoryStore):
     def _show_ahead(self, version: int) -> bool:
         if version == VERSION and self.stops is not None:
             self.stops.here()
-        return True
+        return super()._show_ahead(version)
 
 
-class Unheard(Hooks):
-    """Tells nobody of a version, but stops when it hears of the one after `VERSION`, where that is the point."""
+class StoppingHooks(Unheard):
+    """Stops when it hears of `VERSION`, where that is the point."""
 
     def __init__(self, stops: Stops | None = None) -> None:
         self.stops = stops
@@ -90,14 +89,11 @@ class Unheard(Hooks):
             self.stops.here()
 
 
-class Late(Hooks):
+class Late(Unheard):
     """Offers a gradient that was computed on an unlogged version whenever there is a version of its number."""
 
     def __init__(self, client: MasterClient, late: Push) -> None:
         self.client, self.late, self.refused = client, late, 0
-
-    def waits_for_log(self, version: int) -> bool:
-        return False
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         if version <= VERSION:
@@ -121,7 +117,7 @@ def killed_at(point: str, folder: Path, held: ExitStack) -> DenseSnapshot | None
     master = bench.master
     master.join(WorkerIdentity("late"))
     worker = FakeWorker(master, store)
-    driving = threading.Thread(target=master.run, args=(Unheard(stops[4]),), daemon=True)
+    driving = threading.Thread(target=master.run, args=(StoppingHooks(stops[4]),), daemon=True)
 
     def end() -> None:
         master.stop("the test is over")

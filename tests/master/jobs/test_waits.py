@@ -56,13 +56,6 @@ def test_who_has_waited_longest_is_given_tasks_first_and_the_others_wait_on(held
     assert not waits[2].done()
 
 
-def test_tasks_of_a_worker_that_leaves_go_to_whoever_waits(job: Running) -> None:
-    wait = waiting(job, "you", 2)
-    assert not wait.done()
-    job.session.close()
-    assert len(wait.result(WAIT_S).tasks) == 2
-
-
 def test_a_wait_ends_with_its_session_and_with_the_next_wait() -> None:
     with Running(Bench()) as job:
         take_all(job)

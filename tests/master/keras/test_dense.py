@@ -9,7 +9,6 @@ from elastable.embedding_store.errors import CheckpointError, ModelError, Unsupp
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.metrics import LazyLogs, ModelMetrics
-from elastable.master.tasks.progress import Progress
 from tests.master.fakes import StoreLayer, small_model
 
 
@@ -172,12 +171,6 @@ def test_without_state_or_model_there_are_no_results() -> None:
     assert ModelMetrics().results((np.zeros(3),)) == {}
 
 
-def test_a_metric_of_one_value_in_an_array_has_its_own_name() -> None:
-    model = small_model(metrics=[keras.metrics.F1Score(threshold=0.5, average=None, name="f1")])
-    results = ModelMetrics(model).results(state_after(model, np.ones((3, 1)), np.ones((3, 1))))
-    assert results["f1"] == 1.0
-
-
 def test_a_metric_that_does_not_add_up_is_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="does not begin at zero"):
         ModelMetrics(small_model(metrics=[FromOne()]))
@@ -189,17 +182,3 @@ def test_lazy_logs_compute_once_when_looked_at() -> None:
     assert not calls
     assert (dict(logs), len(logs), logs["loss"]) == ({"loss": 0.5}, 1, 0.5)
     assert calls == [1]
-
-
-def test_progress_survives_json_to_the_bit() -> None:
-    metrics = (np.array([[0.1, np.pi]]), np.array(2**40, np.int64))
-    progress = Progress(7, True, 99, metrics, 1, (4, 6), {"a": 3}, {"loss": 0.1})
-    again = Progress.from_json(progress.to_json())
-    assert again.to_json() == progress.to_json()
-    assert all(
-        np.array_equal(one, other) and one.dtype == other.dtype
-        for one, other in zip(again.metrics, metrics, strict=True)
-    )
-    for text in ("", "[]", "{}", '{"metrics": [{}]}', '{"metrics": [], "done": [], "nonsense": 1}'):
-        with pytest.raises(CheckpointError, match="no progress"):
-            Progress.from_json(text)

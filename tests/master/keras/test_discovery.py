@@ -62,11 +62,6 @@ def model_of(*layers: object) -> object:
     return keras.Sequential(list(layers))
 
 
-def test_layers_may_share_a_table_on_purpose() -> None:
-    model = model_of(StoreLayer(table="t", name="a"), StoreLayer(table="t", name="b"))
-    assert list(discover_tables(model, 0, SGD)) == ["t"]
-
-
 @pytest.mark.parametrize("explicit", [None, "same"])
 def test_layers_that_coincide_by_name_alone_are_refused(explicit: str | None) -> None:
     outer, inner = StoreLayer(name="same"), keras.Sequential([StoreLayer(name="same", table=explicit)])

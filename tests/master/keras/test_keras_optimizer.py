@@ -17,9 +17,8 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, ModelError, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.master.commits.clipping import Clipping
 from elastable.master.keras.keras_block import canonical_config
-from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of, table_optimizer
+from elastable.master.keras.keras_optimizer import learning_rate_of, table_optimizer
 
 K = keras.optimizers
 
@@ -134,16 +133,6 @@ def test_equal_optimizers_give_equal_specs() -> None:
     assert table_optimizer(K.Adam(0.1)) != table_optimizer(K.Adam(0.2))
 
 
-def test_weight_decay_can_be_excluded_for_tables() -> None:
-    decaying, excluded = K.AdamW(0.1, weight_decay=0.5), K.AdamW(0.1, weight_decay=0.5)
-    excluded.exclude_from_weight_decay(var_names=["embeddings"])
-    other = K.AdamW(0.1, weight_decay=0.5)
-    other.exclude_from_weight_decay(var_names=["bias"])
-    assert table_optimizer(excluded).get("weight_decay", -1.0) == 0.0
-    assert table_optimizer(decaying) == table_optimizer(other)
-    assert table_optimizer(decaying).get("weight_decay", -1.0) == 0.5
-
-
 def test_weight_decay_can_be_excluded_for_tables_that_keras_itself_trains() -> None:
     """Also a decay that an optimizer has besides Keras' `weight_decay`."""
 
@@ -169,13 +158,6 @@ def test_schedules_and_assigned_rates_are_read_at_the_step() -> None:
     optimizer = K.SGD(0.5)
     optimizer.learning_rate = 0.125
     assert learning_rate_of(optimizer) == 0.125
-
-
-def test_clipping_is_read_as_keras_reads_it() -> None:
-    assert clipping_of(K.SGD(0.1)) == Clipping()
-    assert clipping_of(K.SGD(0.1, clipnorm=2)) == Clipping(clipnorm=2.0)
-    assert clipping_of(K.SGD(0.1, global_clipnorm=0)) == Clipping()
-    assert clipping_of(K.SGD(0.1, clipvalue=0.5)) == Clipping(clipvalue=0.5)
 
 
 HUGE_LAYER = {

@@ -156,11 +156,6 @@ def test_another_epsilon_of_keras_goes_with_the_spec() -> None:
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
-def test_without_a_constraint_nothing_changes() -> None:
-    spec = OptimizerSpec.of("sgd", learning_rate=0.5)
-    assert constrained("e", spec, None) is spec
-
-
 @pytest.mark.parametrize(
     ("constraint", "message"),
     [(C.MaxNorm(2.0), r"layer 'e'.*MaxNorm\(axis=0\).*use axis=1"), (C.UnitNorm(axis=0), "UnitNorm"), (Own(), "Own")],

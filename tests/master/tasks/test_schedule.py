@@ -110,9 +110,7 @@ blocks = st.one_of(st.none(), st.integers(1, 40))
 
 
 @given(st.integers(0, 300), st.integers(0, 3), st.integers(-(2**63), 2**63 - 1), st.booleans(), blocks)
-def test_every_record_once_however_it_is_cut(
-    records: int, epoch: int, seed: int, shuffle: bool, block: int | None
-) -> None:
+def test_every_record_once_in_any_cuts(records: int, epoch: int, seed: int, shuffle: bool, block: int | None) -> None:
     order = record_order(records, epoch, seed, shuffle, block)
     whole = order.take(0, records)
     assert whole.dtype == np.int64

@@ -6,8 +6,6 @@ from multiprocessing.connection import Connection
 from elastable.master.api import WorkerIdentity
 from elastable.master.wire.client import MasterClient
 
-__all__ = ["join_and_say_so"]
-
 
 def join_and_say_so(address: str, pipe: Connection) -> None:
     """Joins as "killed", sends the job's name, and stays until it is killed (two minutes at most)."""

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
@@ -20,7 +20,6 @@ from elastable.embedding_store.errors import (
     FutureVersion,
     StaleVersion,
     StoreFailed,
-    TableNotFound,
     Unauthenticated,
     Unavailable,
 )
@@ -172,6 +171,9 @@ def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scrip
     assert client.report_evaluation(report) is PushOutcome.DUPLICATE
     assert client.status() == scripted.status()
     client.stop("enough")
+    client.report_failure("w", BadGradient("why"), fatal=True)
+    _, incarnation, error, fatal = scripted.asked.pop()
+    assert (incarnation, type(error), str(error), fatal) == ("w", BadGradient, "why", True)
     assert scripted.asked == [
         ("join", WorkerIdentity("w")),
         ("lease", "w", 4, 0.25, None),
@@ -212,30 +214,24 @@ def test_a_push_arrives_whole(client: MasterClient, scripted: Scripted, rows: in
     np.testing.assert_array_equal(push.states[0], values[:1])
 
 
-def test_failures_keep_their_class(client: MasterClient, scripted: Scripted) -> None:
-    client.join(WorkerIdentity("w"))
-    client.report_failure("w", BadGradient("why"), fatal=True)
-    _, (_, incarnation, error, fatal) = scripted.asked
-    assert (incarnation, type(error), str(error), fatal) == ("w", BadGradient, "why", True)
-
-
-@pytest.mark.parametrize("error", [StaleVersion("version 2 is past"), FutureVersion("not yet"), BadGradient("shape")])
-def test_errors_of_the_master_arrive_as_they_are(
-    client: MasterClient, scripted: Scripted, error: ElastableError
-) -> None:
-    client.join(WorkerIdentity("w"))
-    scripted.error = error
-    calls: list[Callable[[], object]] = [
+def calls_of(client: MasterClient) -> list[Callable[[], object]]:
+    return [
         lambda: client.join(WorkerIdentity("w")),
         lambda: client.lease_tasks("w", 1, 0),
         lambda: client.pull_dense("w", 2, 0),
         lambda: client.report_gradient(Push(SyncPushId(2, 4), 8)),
         lambda: client.report_evaluation(EvaluationReport("w", 3, 1, 8, ())),
-        lambda: client.report_failure("w", error, False),
+        lambda: client.report_failure("w", BadGradient("why"), False),
         client.status,
         lambda: client.stop(""),
     ]
-    for call in calls:
+
+
+@pytest.mark.parametrize("error", [StaleVersion("version 2 is past"), FutureVersion("not yet"), BadGradient("shape")])
+def test_errors_of_a_master_arrive_as_they_are(client: MasterClient, scripted: Scripted, error: ElastableError) -> None:
+    client.join(WorkerIdentity("w"))
+    scripted.error = error
+    for call in calls_of(client):
         with pytest.raises(type(error)) as caught:
             call()
         assert type(caught.value) is type(error)
@@ -314,13 +310,7 @@ def test_calls_are_repeated_until_the_master_is_back(scripted: Scripted) -> None
 
 def test_nobody_there_is_unavailable_and_names_address_and_deadline() -> None:
     with MasterClient("127.0.0.1:1", deadline_s=0.3) as client:
-        calls: list[Callable[[], object]] = [
-            lambda: client.join(WorkerIdentity("w")),
-            lambda: client.lease_tasks("w", 1, 0),
-            lambda: client.pull_dense("w", None, 0),
-            lambda: client.report_gradient(Push(SyncPushId(0, 0), 1)),
-        ]
-        for call in calls:
+        for call in calls_of(client)[:4]:
             with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*deadline of 0\.3 s"):
                 call()
 
@@ -329,23 +319,12 @@ def test_every_call_shows_the_token_and_none_is_taken_without(scripted: Scripted
     credentials = Authority(tmp_path / "tls").mutual()
     services = [master_service(scripted), store_service(MemoryStore())]
     with GrpcServer("127.0.0.1:0", services, credentials=credentials) as server:
-
-        def calls(client: MasterClient) -> list[Callable[[], object]]:
-            return [
-                lambda: client.join(WorkerIdentity("w")).close(),
-                lambda: client.lease_tasks("w", 1, 0),
-                lambda: client.pull_dense("w", None, 0),
-                lambda: client.report_gradient(Push(SyncPushId(2, 4), 8)),
-                lambda: client.status(),
-                lambda: client.store().version(),
-            ]
-
         with MasterClient(server.address, 60, credentials) as client:
-            for call in calls(client):
+            for call in (*calls_of(client), lambda: client.store().version()):
                 call()
         asked = len(scripted.asked)
         with MasterClient(server.address, 60, replace(credentials, token=None)) as client:
-            for call in calls(client):
+            for call in (*calls_of(client), lambda: client.store().version()):
                 with pytest.raises(Unauthenticated, match=f"{server.address} does not accept this client"):
                     call()
         assert len(scripted.asked) == asked
@@ -371,26 +350,6 @@ def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
             with pytest.raises(grpc.RpcError, match=message) as caught:
                 call()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_a_bare_master_trains_over_the_wire() -> None:
-    store = MemoryStore()
-    with (
-        GrpcServer("127.0.0.1:0", [master_service(BareMaster(store)), store_service(store, writable=True)]) as server,
-        MasterClient(server.address, 60) as client,
-    ):
-        rows = client.store()
-        assert rows.create_table(TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5)))
-        ids = np.array([3, 9], np.int64)
-        before = rows.lookup({"t": ids})["t"]
-        push = Push(AsyncPushId("w", 1), 1, slices={"t": Slices(np.array([3, 3]), np.ones((2, 4), np.float32))})
-        assert client.report_gradient(push) == PushReply(PushOutcome.ACCEPTED, "", 1)
-        assert client.report_gradient(push).outcome is PushOutcome.DUPLICATE
-        after = rows.lookup({"t": ids}, version=1)["t"]
-        np.testing.assert_allclose(after, before - np.array([[1.0], [0.0]]), rtol=1e-6)
-        absent = Push(AsyncPushId("w", 2), 1, slices={"absent": push.slices["t"]})
-        with pytest.raises(TableNotFound, match="'absent'"):
-            client.report_gradient(absent)
 
 
 def test_pushes_of_any_number_of_records_leave_a_status_that_can_be_sent() -> None:

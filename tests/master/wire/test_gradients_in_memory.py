@@ -85,9 +85,7 @@ def test_what_was_read_stays_when_the_next_is_laid_down(store: SharedMemoryStore
     same(read, push(9_000, 1))
 
 
-def test_a_late_reader_does_not_take_the_next_message_for_its_own(
-    store: SharedMemoryStore, channel: SharedChannel
-) -> None:
+def test_a_late_reader_does_not_take_the_next_message(store: SharedMemoryStore, channel: SharedChannel) -> None:
     late = list(push_frames(push(9_000, 1), channel))
     list(push_frames(push(9_000, 2), channel))
     with pytest.raises(BadInput, match="no longer holds message 1"):
@@ -104,9 +102,7 @@ def test_a_message_longer_than_its_channel_is_refused(store: SharedMemoryStore, 
     message = channel.put([np.zeros(10)])
     plan = BodyPlan("GradientFrame")
     plan.add("values", (1 << 20,), np.dtype(np.float64))
-    with pytest.raises(
-        BadInput, match=rf"channel {channel.number} has room for \d+ bytes, where the header .* 8388608"
-    ):
+    with pytest.raises(BadInput, match=rf"channel {channel.number} has room for \d+ bytes.* header .* 8388608"):
         store.channels.read(message, plan)
 
 

@@ -178,9 +178,7 @@ def test_no_reply_and_no_log_shows_a_secret(held: ExitStack, caplog: pytest.LogC
     assert "0123456789-secret" not in caplog.text + str(caught.value) + str(client.status())
 
 
-def test_names_are_forgotten_but_never_those_of_workers_that_are_there(
-    held: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_forgotten_but_not_of_workers_there(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_identities, "_MOST", 4)
     served = serve(held, SYNC)
     served.worker.join(WorkerIdentity("w"))

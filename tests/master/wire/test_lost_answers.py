@@ -67,9 +67,7 @@ def test_a_push_whose_answer_was_lost_counts_once(served: Served, proxy: TcpProx
         np.testing.assert_array_equal(rows, np.ones((16, 1)))
 
 
-def test_a_session_that_is_half_open_ends_on_both_sides(
-    served: Served, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_open_sessions_end_on_both_sides(served: Served, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within twice `KEEPALIVE_MS`, of which there is less here, so that nobody waits for it."""
     assert leases(served) == 0
     alive = 1_500  # a machine that is suspended for so long ends the session, too

@@ -84,9 +84,7 @@ assert all(getattr(sys.modules[name], "__file__", None) is None or sys.modules[n
 """
 
 
-def test_the_pages_client_runs_as_it_stands_there_and_again_with_its_address_from_the_environment(
-    address: str, tmp_path: Path
-) -> None:
+def test_the_pages_client_runs_as_it_is_written(address: str, tmp_path: Path) -> None:
     ran = run_client(tmp_path / "first", address)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == block("text")

@@ -9,8 +9,6 @@ from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
 
-__all__ = ["PEOPLE", "PLACES", "elastable", "float64_scores", "ids_of", "trained_run", "write_graph"]
-
 PEOPLE, PLACES = 14, 6
 QUICK = ("--dim", "16", "--epochs", "12", "--batch", "32", "--learning-rate", "0.3", "--regularization", "0.001")
 
@@ -46,10 +44,13 @@ def trained_run(graph: Path, home: Path, *more: object) -> Path:
     return (home / "latest").resolve()
 
 
+def names_of(run: Path, kind: str = "entities") -> list[str]:
+    return (run / f"{kind}.txt").read_text().splitlines()
+
+
 def ids_of(run: Path, file: Path) -> Array:
     """int64 `[N, 3]`, by the names that the run saved."""
-    entities = (run / "entities.txt").read_text().splitlines()
-    relations = (run / "relations.txt").read_text().splitlines()
+    entities, relations = names_of(run), names_of(run, "relations")
     triples = [line.split("\t") for line in file.read_text().splitlines()]
     return np.array([(entities.index(h), relations.index(r), entities.index(t)) for h, r, t in triples])
 
@@ -57,13 +58,13 @@ def ids_of(run: Path, file: Path) -> Array:
 def float64_scores(run: Path, side: str, triples: Array) -> Array:
     """float64 `[N, E]`: ComplEx with reciprocal relations, every entity in place of the head or tail."""
     state = GraphCheckpoints(run / "checkpoints").best().state
-    entities, relations = (_complex(np.asarray(state[name], np.float64)) for name in ("entities", "relations"))
+    entities, relations = (complex_rows(np.asarray(state[name], np.float64)) for name in ("entities", "relations"))
     given = triples[:, 0] if side == "tail" else triples[:, 2]
     relation = triples[:, 1] + (0 if side == "tail" else len(relations) // 2)
     found: Array = ((entities[given] * relations[relation]) @ entities.conj().T).real
     return found
 
 
-def _complex(rows: Array) -> Array:
+def complex_rows(rows: Array) -> Array:
     half = rows.shape[1] // 2
     return rows[:, :half] + 1j * rows[:, half:]

@@ -18,7 +18,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
 from elastable.replicas.knowledge_graphs.trained.rank_report import read_triple_candidates
-from tests.elastable.commands.knowledge_graphs.kg_runs import PLACES, elastable, float64_scores, ids_of
+from tests.elastable.commands.knowledge_graphs.kg_runs import PLACES, elastable, float64_scores, ids_of, names_of
 from tests.untyped import Keywords
 
 _SIDES = ("head", "tail")
@@ -37,10 +37,6 @@ def _ranks(run: Path, graph: Path, side: str, *, filtered: bool = True, among: A
         competes[triple[answer]] = False
         found.append(1 + (scores[competes] > scores[triple[answer]]).sum())
     return np.array(found, np.float64)
-
-
-def _names(run: Path) -> list[str]:
-    return (run / "entities.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize("filtered", [True, False])
@@ -76,7 +72,7 @@ def test_every_query_has_its_row_in_the_file_of_ranks(run: Path, graph: Path, tm
 
 @pytest.mark.parametrize("ending", ["npz", "parquet"])
 def test_candidates_are_listed_for_each_triple_by_a_file(run: Path, graph: Path, tmp_path: Path, ending: str) -> None:
-    names, test, file = _names(run), ids_of(run, graph / "test.txt"), tmp_path / f"listed.{ending}"
+    names, test, file = names_of(run), ids_of(run, graph / "test.txt"), tmp_path / f"listed.{ending}"
     lists = {
         side: np.random.default_rng(1 + k).integers(0, len(names), (len(test), 4)) for k, side in enumerate(_SIDES)
     }
@@ -139,12 +135,12 @@ def test_candidates_are_those_of_a_file_or_of_the_answers_type(run: Path, graph:
     some = [f"place-{k}" for k in range(PLACES)] + ["person-3"]
     (tmp_path / "some.txt").write_text("".join(f"{name}\n" for name in some))
     output = json.loads(elastable("kg", "evaluate", run, "--among", tmp_path / "some.txt", "--json").output)
-    ids = np.array([_names(run).index(name) for name in some])
+    ids = np.array([names_of(run).index(name) for name in some])
     for side in ("head", "tail"):
         assert output["metrics"][f"{side}_mrr"] == pytest.approx((1 / _ranks(run, graph, side, among=ids)).mean())
 
     output = json.loads(elastable("kg", "evaluate", run, "--of-type", "--json").output)
-    names, test = _names(run), ids_of(run, graph / "test.txt")
+    names, test = names_of(run), ids_of(run, graph / "test.txt")
     for side in ("head", "tail"):
         answers = test[:, 2 if side == "tail" else 0]
         of_kind = {
@@ -157,7 +153,7 @@ def test_candidates_are_those_of_a_file_or_of_the_answers_type(run: Path, graph:
 def test_metrics_are_broken_down(run: Path, graph: Path) -> None:
     test = ids_of(run, graph / "test.txt")
     both = np.concatenate([_ranks(run, graph, side) for side in ("head", "tail")])
-    relations = (run / "relations.txt").read_text().splitlines()
+    relations = names_of(run, "relations")
     output = json.loads(elastable("kg", "evaluate", run, "--by", "relation", "--json").output)
     for group in output["groups"]:
         mine = np.tile(test[:, 1] == relations.index(group["name"]), 2)

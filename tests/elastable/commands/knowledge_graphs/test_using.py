@@ -12,7 +12,15 @@ from typer.testing import CliRunner
 from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor
-from tests.elastable.commands.knowledge_graphs.kg_runs import PEOPLE, PLACES, elastable, float64_scores, ids_of
+from tests.elastable.commands.knowledge_graphs.kg_runs import (
+    PEOPLE,
+    PLACES,
+    complex_rows,
+    elastable,
+    float64_scores,
+    ids_of,
+    names_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,21 +30,14 @@ def conve(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (home / "latest").resolve()
 
 
-def _names(run: Path, kind: str = "entities") -> list[str]:
-    return (run / f"{kind}.txt").read_text().splitlines()
-
-
 def _scores(relation: Array, head: Array, tail: Array) -> Array:
     """ComplEx of rows, in float64."""
-    h, r, t = (np.asarray(x, np.float64) for x in (head, relation, tail))
-    half = h.shape[1] // 2
-    numbers = (x[:, :half] + 1j * x[:, half:] for x in (h, r, t))
-    h, r, t = numbers
+    h, r, t = (complex_rows(np.asarray(x, np.float64)) for x in (head, relation, tail))
     return np.asarray((h * r * t.conj()).sum(axis=1).real)
 
 
 def test_a_file_of_queries_is_answered_in_its_order(run: Path, graph: Path, tmp_path: Path) -> None:
-    names, test = _names(run), ids_of(run, graph / "test.txt")
+    names, test = names_of(run), ids_of(run, graph / "test.txt")
     lines = [line.split("\t") for line in (graph / "test.txt").read_text().splitlines()]
     asked = [(h, r, "?") if place % 2 else ("?", r, t) for place, (h, r, t) in enumerate(lines)]
     (tmp_path / "queries.txt").write_text("".join("\t".join(query) + "\n" for query in asked))
@@ -85,7 +86,7 @@ def _check(run: Path, graph: Path, rows: Sequence[Array], named: Sequence[list[s
 def test_export_as_numpy(run: Path, graph: Path, tmp_path: Path) -> None:
     elastable("kg", "export", run, "--format", "numpy", "--output", tmp_path / "out")
     tables = [np.load(tmp_path / "out" / f"{name}.npy") for name in ("entities", "relations")]
-    _check(run, graph, tables, [_names(tmp_path / "out", kind) for kind in ("entities", "relations")])
+    _check(run, graph, tables, [names_of(tmp_path / "out", kind) for kind in ("entities", "relations")])
     about = json.loads((tmp_path / "out" / "model.json").read_text())
     assert about["rows"]["entity"][0] == {"name": "real", "columns": [0, 8], "meaning": ""}
     assert (about["model"], about["inverse_relations"]) == ("ComplEx", True)

@@ -10,11 +10,11 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from elastable.master.api import JobSpec
-from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.elastable.processes import CLICK_JOB, run_elastable, succeeded
-from tests.master.checkpoints.jobs import created, dense_of, progress_of, train
+from tests.master.checkpoints.jobs import created, dense_of, flip, progress_of, train
 from tests.untyped import Keywords
 
 
@@ -41,17 +41,10 @@ def test_the_newest_is_of_the_job_that_wrote_last(tmp_path: Path, caplog: pytest
 def test_an_older_one_is_suggested_of_the_same_job_alone(tmp_path: Path) -> None:
     written(tmp_path, "long", 4)
     written(tmp_path, "short", 2, 6)
+    found = open_checkpoint(tmp_path / "ckpt-0000000006")
+    flip(next((tmp_path / "ckpt-0000000006").glob("table-*")))
     with pytest.raises(CheckpointError, match=r"an older .* is intact: .*ckpt-0000000002 \(version 2\)$"):
-        damaged(tmp_path / "ckpt-0000000006").verify()
-
-
-def damaged(place: Path) -> Checkpoint:
-    found = open_checkpoint(place)
-    file = next(place.glob("table-*"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    return found
+        found.verify()
 
 
 def test_a_new_job_does_not_write_beside_another_one(tmp_path: Path) -> None:

@@ -28,9 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("version", "workers", "store"), [(5, 2, "memory"), (15, 1, "encoding:memory,file://{home}/rows,memory")]
 )
-def test_a_killed_job_ends_with_the_same_bits(
-    version: int, workers: int, store: str, whole: Path, tmp_path: Path
-) -> None:
+def test_a_killed_job_ends_with_its_bits(version: int, workers: int, store: str, whole: Path, tmp_path: Path) -> None:
     """A job that was killed after a checkpoint has that one and the older ones."""
     killed_at(version, whole, tmp_path)
     again = ("--resume", "--workers", str(workers), "--store", store.format(home=tmp_path))

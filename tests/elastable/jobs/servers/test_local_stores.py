@@ -20,22 +20,13 @@ from elastable.jobs.master_process import JobAccess
 from elastable.jobs.options import TrainOptions
 from tests.certificates import TOKEN
 from tests.elastable.conftest import JOB
-from tests.elastable.processes import CLICK_JOB, Hold, elastable
+from tests.elastable.processes import CLICK_JOB, Hold, command_of, elastable, environment_of
 
 CHANGES: list[Callable[[ShardClient], object]] = [
     lambda client: client.begin_job("another", False),
     lambda client: client.recover(0),
     lambda client: client.version(),
 ]
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    pairs = (Path("/proc") / str(pid) / "environ").read_text().split("\0")
-    return dict(pair.partition("=")[::2] for pair in pairs)
-
-
-def command_of(pid: int) -> str:
-    return (Path("/proc") / str(pid) / "cmdline").read_text()
 
 
 @pytest.mark.timeout(900)

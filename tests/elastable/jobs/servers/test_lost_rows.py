@@ -14,9 +14,7 @@ from tests.equality.test_store_servers import START_S, StoreProcess
 
 @pytest.mark.process
 @pytest.mark.parametrize(("command", "client_of"), [("store", ShardClient), ("serve", RemoteStore)])
-def test_a_server_ends_whose_redis_has_lost_its_keys(
-    tmp_path: Path, redis_url: str, command: str, client_of: type[RemoteStore]
-) -> None:
+def test_lost_keys_end_a_server(tmp_path: Path, redis_url: str, command: str, client_of: type[RemoteStore]) -> None:
     log = tmp_path / "store.log"
     server = StoreProcess(log, f"{redis_url}?namespace=lost", command=command)
     try:
