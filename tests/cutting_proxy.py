@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from tests.redis_done import until_done
 from tests.tcp_proxy import TcpProxy
 
-__all__ = ["CuttingProxy", "cutting_proxy"]
-
 _EXEC = b"*1\r\n$4\r\nEXEC\r\n"
 
 

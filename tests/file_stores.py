@@ -8,8 +8,6 @@ from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 
-__all__ = ["file_store"]
-
 
 def file_store(folder: Path, budget: int = 1 << 20, threads: int = 1) -> MemoryStore:
     """The store in a folder, as `open_store` opens `file:///folder`; it may be opened again once it is closed."""

@@ -4,8 +4,6 @@ import errno
 import socket
 from random import SystemRandom
 
-__all__ = ["free_address", "free_port"]
-
 # Below the ports that the system gives to connections of its own (from 32768 on Linux): whatever else this machine
 # does, nobody is given one of them between our asking and the server's start.
 _PORTS = range(12_000, 32_000)

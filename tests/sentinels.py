@@ -12,8 +12,6 @@ from tests.ports import free_port
 from tests.servers import START_S, Server, running_server
 from tests.waiting import until
 
-__all__ = ["SERVICE", "Watched", "running_watched"]
-
 SERVICE = "mymaster"
 _DOWN_MS = 500
 

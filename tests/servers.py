@@ -18,8 +18,6 @@ from redis.retry import Retry
 
 from tests.ports import free_port
 
-__all__ = ["START_S", "Server", "join_cluster", "redis_binary", "running_cluster", "running_server", "valkey_binary"]
-
 START_S = 60.0
 _STARTS = 5  # a port found free may be taken before the server binds it
 _HASH_SLOTS = 16_384

@@ -5,8 +5,6 @@ import socket
 import threading
 from collections.abc import Iterator
 
-__all__ = ["TcpProxy", "tcp_proxy"]
-
 
 class TcpProxy:
     """Forwards 127.0.0.1:`port` to `server_port`, which may be changed for new connections.

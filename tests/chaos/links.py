@@ -1,7 +1,4 @@
-"""A TCP proxy for one link of a cluster, driven by the conductor's loop: passes bytes, cuts, delays, falls silent.
-
-No threads: the conductor forks.
-"""
+"""A TCP proxy for one link of a cluster, driven by the conductor's loop: passes bytes, cuts, delays, falls silent."""
 
 import contextlib
 import heapq

@@ -1,7 +1,4 @@
-"""What every embedding store must do, whatever holds its rows.
-
-A backend's test subclasses `StoreContract` and gives it `make_store`.
-"""
+"""What every embedding store must do, whatever holds its rows."""
 
 import threading
 from collections.abc import Iterator

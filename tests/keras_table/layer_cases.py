@@ -10,8 +10,6 @@ from tests.keras_table.case import Case
 from tests.keras_table.sides import BATCH, DIM, LENGTH, Side, around, flat, small, trained
 from tests.untyped import Keywords
 
-__all__ = ["CASES"]
-
 
 def _own(side: Side, *arguments: object, **options: object) -> keras.Model:
     """A model around `et.Embedding`; with the rows of `weights=` where they are to be the same."""

@@ -14,8 +14,6 @@ from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
 from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, outcome, small, trained
 
-__all__ = ["CASES"]
-
 
 @keras.saving.register_keras_serializable("keras_table")
 class Subclassed(keras.Model):

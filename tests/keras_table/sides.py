@@ -10,8 +10,6 @@ import numpy as np
 import elastable as et
 from tests.untyped import Keyword
 
-__all__ = ["BATCH", "DIM", "LENGTH", "RECORDS", "Side", "around", "flat", "outcome", "small", "trained"]
-
 RECORDS, BATCH, LENGTH, DIM = 24, 8, 3, 4
 
 

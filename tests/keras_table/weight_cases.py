@@ -12,8 +12,6 @@ from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
 from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, around, outcome, small
 
-__all__ = ["CASES", "Averaging", "Best", "Halving"]
-
 _SGD = 0.2
 
 

@@ -22,8 +22,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LANGUAGES", "MARKS", "Block", "blocks_of", "complaints"]
-
 MARKS = frozenset({"output", "sample", "diagram", "file", "serves", "together"})
 MARKS |= {"needs a cluster", "needs docker", "needs minutes", "needs network"}
 LANGUAGES = frozenset({"python", "sh", "console", "toml", "proto"})

@@ -20,8 +20,6 @@ import typer
 from tests.pages.blocks import Block, blocks_of
 from tests.preloaded.client import preloaded_python
 
-__all__ = ["PageRun", "assert_printed", "missing_commands"]
-
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
 _REDIS_HOST = re.compile(r"redis://([\w.-]+):6379")

@@ -16,8 +16,6 @@ from types import CodeType, FrameType
 
 import pytest
 
-__all__ = ["Delays", "pytest_addoption", "pytest_runtest_protocol"]
-
 ROOT = str(Path(__file__).parents[2])
 #: Of all places.
 SHARE = 1 / 40

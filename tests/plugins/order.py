@@ -1,15 +1,10 @@
-"""The order of test modules: the dearest first, or random with `--random-order`.
-
-`make test` hands modules to processes in this order. A long one that begins last would leave the others idle.
-"""
+"""The order of test modules: the dearest first, or random with `--random-order`."""
 
 import random
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import pytest
-
-__all__ = ["DEAREST", "pytest_addoption", "pytest_collection_modifyitems", "shuffled"]
 
 ROOT = Path(__file__).parents[2]
 

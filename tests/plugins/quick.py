@@ -14,8 +14,6 @@ import pytest
 
 from tests.plugins.order import DEAREST
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_runtest_protocol"]
-
 #: Fixtures that start servers; a test that needs one need not be marked `process`.
 SERVERS = frozenset({"server_binary", "redis_node", "valkey_node", "redis_cluster_nodes"})
 

@@ -13,8 +13,6 @@ import pytest
 
 from tests.servers import redis_binary
 
-__all__ = ["pytest_collection_modifyitems"]
-
 _ON_VALKEY = frozenset({"valkey", "valkey_node", "valkey_url"})
 
 

@@ -14,16 +14,6 @@ import hypothesis
 import numpy as np
 import pytest
 
-__all__ = [
-    "examples",
-    "pytest_addoption",
-    "pytest_configure",
-    "pytest_configure_node",
-    "pytest_fixture_setup",
-    "pytest_runtest_call",
-    "pytest_terminal_summary",
-]
-
 _KEY = "elastable-seed"
 
 # Kernels compile at their first call: a time limit on each example would fail on a fresh machine.

@@ -5,8 +5,6 @@ from collections.abc import Generator
 
 import pytest
 
-__all__ = ["MAY_BE_SKIPPED", "pytest_make_collect_report", "pytest_runtest_makereport"]
-
 #: Reason -> why it is no gap. A new one is a decision, not a way to pass.
 MAY_BE_SKIPPED = {
     "the shared test data are not beside this checkout": "reference data of another repository, too large for this one",

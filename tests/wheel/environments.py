@@ -1,8 +1,4 @@
-"""Virtual environments that hold a built wheel and what it requires, and nothing else.
-
-What the wheel requires is taken from its own metadata, with all that those distributions require in turn, and linked
-from the environment that runs the tests: no network, and nothing is copied.
-"""
+"""Virtual environments that hold a built wheel and what it requires, and nothing else."""
 
 import os
 import re
@@ -18,8 +14,6 @@ from zipfile import Path as ZipPath
 from packaging.requirements import Requirement
 
 from tests.elastable.processes import LIMIT_S
-
-__all__ = ["Environment", "make_environment", "run", "wheel_metadata"]
 
 _OFFLINE = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet")
 
