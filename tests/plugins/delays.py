@@ -24,7 +24,6 @@ NEVER = (str(Path(__file__).parent), f"{ROOT}/.venv")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--delays`."""
     parser.addoption("--delays", type=int, help="threads stand still at places that this number decides")
 
 
@@ -68,7 +67,6 @@ class Delays:
             time.sleep(delay)
 
     def _decide(self, code: CodeType, event: str, line: int) -> int:
-        """How often this place is to be slow."""
         name = code.co_filename
         if not name.startswith(ROOT) or name.startswith(NEVER):
             return 0

@@ -40,7 +40,6 @@ def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that is skipped fails by name."""
     report = yield
     if _is_gap(report):
         _fail(report)
@@ -49,7 +48,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """A module that is skipped fails by name."""
     report = yield
     if _is_gap(report):
         _fail(report)
