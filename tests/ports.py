@@ -10,7 +10,6 @@ _PORTS = range(12_000, 32_000)
 
 
 def free_port() -> int:
-    """A free port of this host."""
     while True:
         port = SystemRandom().choice(_PORTS)
         try:
@@ -22,5 +21,4 @@ def free_port() -> int:
 
 
 def free_address() -> str:
-    """`127.0.0.1:port` of a free port."""
     return f"127.0.0.1:{free_port()}"

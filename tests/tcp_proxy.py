@@ -108,7 +108,6 @@ def _end(one: socket.socket) -> None:
 
 @contextlib.contextmanager
 def tcp_proxy(server_port: int) -> Iterator[TcpProxy]:
-    """A proxy that is closed at the end."""
     proxy = TcpProxy(server_port)
     try:
         yield proxy

@@ -42,7 +42,6 @@ class Gates:
         return (name, number) in self._armed
 
     def tell(self, **what: object) -> None:
-        """Says something, and does not wait."""
         with self._turn:
             self._say(**what)
 

@@ -33,7 +33,6 @@ _METRICS = ("loss", "error")
 
 
 def data(split: str) -> tuple[dict[str, object], object]:
-    """See `tests.chaos.job`."""
     return records_of(split)
 
 

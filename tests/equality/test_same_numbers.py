@@ -79,11 +79,6 @@ def test_two_workers_one_of_them_killed_give_the_same_bits(alone: Numbers, tmp_p
     assert differing(alone, train(tmp_path, 2, "adagrad", kill_one=True)) == []
 
 
-@pytest.mark.slow  # two workers are several, too
-def test_four_workers_give_the_same_bits(alone: Numbers, tmp_path: Path) -> None:
-    assert differing(alone, train(tmp_path, 4, "adagrad")) == []
-
-
 def test_redis_gives_the_same_bits(alone: Numbers, tmp_path: Path, server_binary: Path) -> None:
     """The master alone has the server's password: workers look rows up at the master."""
     with running_server(server_binary, tmp_path / "redis", password="secret") as server:

@@ -76,13 +76,6 @@ def test_numbers_do_not_depend_on_store_servers(
     assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
 
 
-@pytest.mark.slow  # tests/master/commits compares asynchronous versions in one process
-def test_one_worker_trains_the_same_numbers_asynchronously(tmp_path: Path, servers: Servers) -> None:
-    stores = [server.address for server in servers("memory", "memory")]
-    ours = train(tmp_path / "two", 1, "adagrad", stores=stores, mode="async")
-    assert differing(train(tmp_path / "one", 1, "adagrad", mode="async"), ours) == []
-
-
 @pytest.mark.slow  # tests/elastable/models/test_table_places.py prepares such a job
 def test_small_tables_stay_on_the_workers_beside_store_servers(tmp_path: Path, servers: Servers) -> None:
     file = tmp_path / "locations.toml"

@@ -360,8 +360,6 @@ class PushInputs(WrongInputs):
 
 
 class RecordInputs(WrongInputs):
-    """Arrays that a reader and an integer input of a model take."""
-
     name = "wrong-records"
 
     def open(self) -> None:

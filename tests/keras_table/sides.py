@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import elastable as et
 from tests.untyped import Keyword
@@ -78,6 +79,15 @@ class Side:
         if together > 1:
             options.update(grads_to_wait=together, batch_size=options["batch_size"] // together)
         return et.fit(model, *data, **options, lazy=self.lazy, offload_embeddings_above=1)
+
+
+class OwnLoss(keras.Model):
+    """Its loss has no `self.losses` in it."""
+
+    def compute_loss(
+        self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
+    ) -> tf.Tensor:
+        return keras.ops.mean(keras.ops.abs(y - y_pred))
 
 
 def small(side: Side, units: int = 1, activation: str | None = None, **embedding: Keyword) -> keras.Model:

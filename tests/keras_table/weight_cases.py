@@ -160,8 +160,6 @@ def _polyak(side: Side) -> object:
 
 
 class Penalised(keras.Model):
-    """Its loss has a penalty over all that is trained."""
-
     def compute_loss(
         self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
     ) -> tf.Tensor:

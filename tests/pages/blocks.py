@@ -47,7 +47,6 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The name that a `file` mark gives."""
         return self.mark.removeprefix("file ").strip()
 
     def __str__(self) -> str:

@@ -34,7 +34,6 @@ class Environment:
 
 
 def wheel_metadata(wheel: Path) -> Distribution:
-    """The metadata of a wheel, from the wheel itself."""
     (inside,) = (entry for entry in ZipPath(wheel).iterdir() if entry.name.endswith(".dist-info"))
     return PathDistribution(inside)
 
