@@ -58,7 +58,6 @@ def test_a_graph_that_has_no_room_is_refused() -> None:
 
 
 def test_likelier_triples_are_drawn_more_often(model: HiddenModel) -> None:
-    """Of the triples that a relation may have, those that were drawn have higher odds."""
     graph = drawn_graph(model, seed=5)
     relation = int(np.bincount(graph.train[:, 1]).argmax())
     heads, tails = model.members(relation)

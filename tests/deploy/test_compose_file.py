@@ -29,7 +29,6 @@ SERVICES = ("redis", "store", "master", "worker")
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, object]:
-    """docker-compose.yml, its anchors merged."""
     loaded: dict[str, object] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     return loaded
 
@@ -228,7 +227,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def check(credentials: Credentials, **files: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs the check against a server, with variables `ELASTABLE_TLS_...`."""
     variables = {f"ELASTABLE_TLS_{name}": str(file) for name, file in files.items()}
     with GrpcServer("127.0.0.1:0", [], credentials=credentials) as server:
         return subprocess.run(

@@ -97,7 +97,6 @@ def small(side: Side, units: int = 1, activation: str | None = None, **embedding
 
 
 def around(*layers: keras.layers.Layer, dtype: str = "int64", kind: type[keras.Model] = keras.Model) -> keras.Model:
-    """ids [3] -> the layers, one after another."""
     ids = keras.Input((LENGTH,), dtype=dtype, name="ids")
     return kind(ids, functools.reduce(lambda value, layer: layer(value), layers, ids))
 
@@ -125,7 +124,6 @@ def trained(
 
 
 def outcome(model: keras.Model, history: keras.callbacks.History | None = None) -> Outcome:
-    """Final weights by layer, the rows of its table included, and the history."""
     weights = {}
     for layer in model._flatten_layers(include_self=False, recursive=True):
         variables = [np.asarray(variable) for variable in layer._trainable_variables + layer._non_trainable_variables]

@@ -82,12 +82,12 @@ def test_ragged_sparse_and_masked_strings() -> None:
     assert mask.numpy().tolist() == [[True, False]]
 
 
-def job(**more: object) -> tuple[keras.Model, object]:
-    inputs = keras.Input((), dtype="string" if more.pop("strings", True) else "int64")
+def job(strings: bool = True) -> keras.Model:
+    inputs = keras.Input((), dtype="string" if strings else "int64")
     rows = et.Embedding(None, 4, name="users")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(rows))
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model, keras.Model
+    return model
 
 
 def test_training_on_strings_is_training_on_their_hashes() -> None:
@@ -95,7 +95,7 @@ def test_training_on_strings_is_training_on_their_hashes() -> None:
     y = np.arange(32, dtype=np.float32) / 32
     trained = []
     for x in (texts, et.hash_ids(texts)):
-        model, _ = job(strings=x is texts)
+        model = job(strings=x is texts)
         store = et.MemoryStore()
         et.fit(model, (x, y), epochs=2, batch_size=8, store=store, verbose=False)
         trained.append(store.lookup({"users": et.hash_ids(["alice", "bob", "42", "new"])})["users"])
@@ -105,13 +105,13 @@ def test_training_on_strings_is_training_on_their_hashes() -> None:
 
 def test_a_table_of_strings_is_not_one_of_integers() -> None:
     store, y = et.MemoryStore(), np.zeros(4, np.float32)
-    et.fit(job()[0], (np.array(USERS[:4], object), y), store=store, verbose=False)
+    et.fit(job(), (np.array(USERS[:4], object), y), store=store, verbose=False)
     with pytest.raises(BadInput, match="holds 4 rows of table 'users' already"):
-        et.fit(job(strings=False)[0], (np.arange(4), y), store=store, verbose=False)
+        et.fit(job(strings=False), (np.arange(4), y), store=store, verbose=False)
     empty = et.MemoryStore()
     empty.create_table(store.specs()["users"])
     with pytest.raises(SpecConflict, match=r"'users'.* ids"):
-        et.fit(job(strings=False)[0], (np.arange(4), y), store=empty, verbose=False)
+        et.fit(job(strings=False), (np.arange(4), y), store=empty, verbose=False)
     layer = et.Embedding(None, 2, name="both")
     layer(tf.constant(["a"]))
     with pytest.raises(BadIds, match="'both': called on strings and on integers"):
