@@ -6,8 +6,6 @@ import trustme
 
 from elastable.embedding_store.wire.access.credentials import Credentials
 
-__all__ = ["TOKEN", "Authority"]
-
 TOKEN = "s3cret-0123456789abcdef"
 
 

@@ -69,19 +69,16 @@ def redis_sentinel_url(redis_watched: Watched) -> str:
 
 @pytest.fixture
 def redis_url(redis_node: Server) -> str:
-    """URL of an empty server."""
     return _emptied(redis_node)
 
 
 @pytest.fixture
 def valkey_url(valkey_node: Server) -> str:
-    """URL of an empty Valkey server."""
     return _emptied(valkey_node)
 
 
 @pytest.fixture
 def redis_cluster_url(redis_cluster_nodes: list[Server]) -> str:
-    """URL of an empty Cluster of three masters."""
     addresses = [_emptied(server).removeprefix("redis://") for server in redis_cluster_nodes]
     return f"redis://{','.join(addresses)}"
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from tests.redis_done import until_done
 from tests.tcp_proxy import TcpProxy
 
-__all__ = ["CuttingProxy", "cutting_proxy"]
-
 _EXEC = b"*1\r\n$4\r\nEXEC\r\n"
 
 
@@ -27,7 +25,6 @@ class CuttingProxy(TcpProxy):
         super().__init__(server_port)
 
     def _pass_on(self, received: bytes, target: socket.socket) -> None:
-        """Cuts after the transaction that is the last to pass."""
         tail = self._ends.get(target, b"")
         seen, at = tail + received, 0
         while self.transactions is not None and target in self._servers and (found := seen.find(_EXEC, at)) >= 0:
@@ -45,7 +42,6 @@ class CuttingProxy(TcpProxy):
 
 @contextlib.contextmanager
 def cutting_proxy(server_port: int) -> Iterator[CuttingProxy]:
-    """A proxy, closed at the end."""
     proxy = CuttingProxy(server_port)
     try:
         yield proxy

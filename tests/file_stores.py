@@ -10,8 +10,6 @@ from elastable.embedding_store.engine.tiered.store_tier import StoreTier
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 
-__all__ = ["file_store", "quick_folder"]
-
 
 def quick_folder() -> Path:
     """A new folder, in memory where that poses as a disk, so that nobody waits for one."""

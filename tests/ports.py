@@ -4,15 +4,12 @@ import errno
 import socket
 from random import SystemRandom
 
-__all__ = ["free_address", "free_port"]
-
 # Below the ports that the system gives to connections of its own (from 32768 on Linux): whatever else this machine
 # does, nobody is given one of them between our asking and the server's start.
 _PORTS = range(12_000, 32_000)
 
 
 def free_port() -> int:
-    """A free port of this host."""
     while True:
         port = SystemRandom().choice(_PORTS)
         try:
@@ -24,5 +21,4 @@ def free_port() -> int:
 
 
 def free_address() -> str:
-    """`127.0.0.1:port` of a free port."""
     return f"127.0.0.1:{free_port()}"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tests.waiting import until
 
-__all__ = ["until_done"]
-
 
 def until_done(connection: socket.socket) -> None:
     """Returns once the server on this machine has done all it was sent on the connection. Its replies stay there.

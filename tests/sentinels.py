@@ -1,35 +1,19 @@
 """Real Sentinels for tests: three of them, which watch a master with one replica."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 
 from tests.ports import free_port
-from tests.servers import START_S, Server, running_server
+from tests.servers import START_S, ConfiguredServer, Server, running_server
 from tests.waiting import until
-
-__all__ = ["SERVICE", "Watched", "running_watched"]
 
 SERVICE = "mymaster"
 _DOWN_MS = 500
-
-
-@dataclass
-class _SentinelServer(Server):
-    """A server that is a Sentinel: it has a file, which it rewrites."""
-
-    lines: Sequence[str] = field(default=())
-
-    def launch(self, port: int = 0) -> None:
-        self.port = port or self.port
-        file = self.directory / "sentinel.conf"
-        if not file.exists():
-            file.write_text("\n".join((f"port {self.port}", "bind 127.0.0.1", *self.lines, "")))
-        self._spawn([str(self.binary), str(file), "--sentinel", "--logfile", str(self.directory / "log")])
 
 
 @dataclass
@@ -54,7 +38,6 @@ class Watched:
         return next(server for server in self.servers if server.port == int(port))
 
     def replica(self) -> Server:
-        """The other one."""
         master = self.master()
         return next(server for server in self.servers if server is not master)
 
@@ -137,7 +120,9 @@ def running_watched(
         for number in range(3):
             home = directory / f"sentinel{number}"
             home.mkdir(parents=True)
-            sentinel = _SentinelServer(binary, home, (), sentinel_password, free_port(), lines=[f"dir {home}", *lines])
+            sentinel = ConfiguredServer(
+                binary, home, (), sentinel_password, free_port(), lines=lines, words=("--sentinel",)
+            )
             stack.callback(sentinel.kill)
             sentinel.start()
             sentinels.append(sentinel)

@@ -18,15 +18,12 @@ from redis.retry import Retry
 
 from tests.ports import free_port
 
-__all__ = ["START_S", "Server", "join_cluster", "redis_binary", "running_cluster", "running_server", "valkey_binary"]
-
 START_S = 60.0
 _STARTS = 5  # a port found free may be taken before the server binds it
 _HASH_SLOTS = 16_384
 
 
 def redis_binary() -> Path | None:
-    """The `redis-server` on PATH."""
     found = shutil.which("redis-server")
     return Path(found) if found else None
 
@@ -111,11 +108,26 @@ class Server:
             self.process = None
 
 
+@dataclass
+class ConfiguredServer(Server):
+    """A server with a file of its settings, which it rewrites when it becomes a primary, a replica, a Sentinel."""
+
+    lines: Sequence[str] = field(default=())
+    words: Sequence[str] = field(default=())
+
+    def launch(self, port: int = 0) -> None:
+        self.port = port or self.port
+        file = self.directory / "server.conf"
+        if not file.exists():
+            given = (f"port {self.port}", "bind 127.0.0.1", f"dir {self.directory}", 'save ""', *self.lines, "")
+            file.write_text("\n".join(given))
+        self._spawn([str(self.binary), str(file), *self.words, "--logfile", str(self.directory / "log")])
+
+
 @contextmanager
 def running_server(
     binary: Path, directory: Path, options: Sequence[str] = (), password: str | None = None
 ) -> Iterator[Server]:
-    """One server, stopped at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     login = ("--requirepass", password) if password else ()
     server = Server(binary, directory, (*options, *login), password)

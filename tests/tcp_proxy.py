@@ -5,8 +5,6 @@ import socket
 import threading
 from collections.abc import Iterator
 
-__all__ = ["TcpProxy", "tcp_proxy"]
-
 
 class TcpProxy:
     """Forwards 127.0.0.1:`port` to `server_port`, which may be changed for new connections.
@@ -110,7 +108,6 @@ def _end(one: socket.socket) -> None:
 
 @contextlib.contextmanager
 def tcp_proxy(server_port: int) -> Iterator[TcpProxy]:
-    """A proxy that is closed at the end."""
     proxy = TcpProxy(server_port)
     try:
         yield proxy

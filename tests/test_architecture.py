@@ -44,7 +44,6 @@ NEVER_IN_THE_STORE = ("tensorflow", "keras", "tf_keras", "torch", "jax")
 
 
 def modules(package: str) -> list[Path]:
-    """Hand-written modules of a package."""
     found = (path for path in (ROOT / package).rglob("*.py") if "v1" not in path.parent.parts)
     # elastable/ links to the other packages, so that all are imported as elastable.*; they are listed under their own.
     return sorted(path for path in found if path.resolve().relative_to(ROOT).parts[0] == package)
@@ -56,16 +55,20 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @functools.cache
-def imported(path: Path) -> tuple[str, ...]:
-    """Dotted names that a module imports, wherever in it; `from a import b` gives a.b."""
-    names: list[str] = []
+def imported_at(path: Path) -> tuple[tuple[str, int], ...]:
+    """Dotted names that a module imports, wherever in it, and the line; `from a import b` gives a.b."""
+    names: list[tuple[str, int]] = []
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            names.extend(alias.name for alias in node.names)
+            names.extend((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import hides where it goes"
-            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
+            names.extend((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
     return tuple(names)
+
+
+def imported(path: Path) -> tuple[str, ...]:
+    return tuple(name for name, _ in imported_at(path))
 
 
 def within(name: str, allowed: tuple[str, ...]) -> bool:
@@ -77,7 +80,6 @@ by_package = pytest.mark.parametrize("package", ALLOWED)
 
 
 def module_of(path: Path) -> str:
-    """Dotted name of a module of ours."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     name = ".".join(parts if parts[0] == "elastable" else ("elastable", *parts))
     return name.removesuffix(".__init__")
@@ -89,17 +91,10 @@ MODULES = {module_of(path): path for path in EVERY_MODULE}
 def needed(path: Path) -> dict[str, int]:
     """What a module imports of ours, at its top, inside a function or for type checkers -> the line that says so."""
     found: dict[str, int] = {}
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in MODULES else node.module for name in whole]
-        else:
-            continue
-        for name in names:
-            if name in MODULES:
-                found.setdefault(name, node.lineno)
+    for name, line in imported_at(path):
+        module = name if name in MODULES else name.rpartition(".")[0]
+        if module in MODULES:
+            found.setdefault(module, line)
     return found
 
 
@@ -331,7 +326,6 @@ def test_a_public_name_is_defined_once() -> None:
 
 
 def is_list_of_names(node: ast.stmt) -> TypeGuard[ast.Assign]:
-    """Whether it is `__all__ = [...]`."""
     return isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == ["__all__"]
 
 

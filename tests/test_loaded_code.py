@@ -41,10 +41,10 @@ def _in_call(call: ast.Call) -> Iterator[str]:
     if isinstance(call.func, ast.Name) and call.func.id in RUNNING:
         yield call.func.id
     if isinstance(call.func, ast.Attribute):
-        module = ast.unparse(call.func.value)
-        if call.func.attr in UNSAFE_METHODS or (module in ("torch", "yaml", "numpy") and call.func.attr == "load"):
+        module = ast.unparse(call.func.value) if call.func.attr == "load" else ""
+        if call.func.attr in UNSAFE_METHODS or module in ("torch", "yaml", "numpy"):
             yield ast.unparse(call.func)
-        if (module, call.func.attr) == ("np", "load") and "allow_pickle" not in words:
+        if module == "np" and "allow_pickle" not in words:
             yield "np.load without allow_pickle=False"
     for word in ("allow_pickle", "safe_mode"):
         safe = word == "safe_mode"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import pytest_plugins as pytest_plugins_of_the_suite
 from tests.plugins import delays, quick
 from tests.plugins.order import DEAREST, ROOT
 from tests.plugins.skips import MAY_BE_SKIPPED
@@ -16,10 +17,7 @@ pytestmark = pytest.mark.process
 
 pytest_plugins = ["pytester"]
 
-CONFTEST = """\
-PLUGINS = ("heap", "seeds", "order", "skips", "quick", "sampled", "delays", "logs")
-pytest_plugins = [f"tests.plugins.{name}" for name in PLUGINS]
-"""
+CONFTEST = f"pytest_plugins = {pytest_plugins_of_the_suite}"
 DRAWS = """
 import random
 import numpy as np
@@ -163,10 +161,6 @@ class TestQuick:
         ran.assert_outcomes(**{outcome: 1})
         if outcome == "failed":
             ran.stdout.fnmatch_lines(["*mark it with pytest.mark.process*"])
-
-
-def test_the_suite_of_this_repository_has_the_same_plugins() -> None:
-    assert CONFTEST.strip() in (Path(__file__).parent / "conftest.py").read_text()
 
 
 def test_make_runs_the_quick_tests_where_they_lie() -> None:

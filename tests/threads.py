@@ -3,8 +3,6 @@
 import threading
 from collections.abc import Callable, Sequence
 
-__all__ = ["JOIN_S", "on_threads"]
-
 JOIN_S = 60.0
 """Seconds that a test waits for a thread to end."""
 

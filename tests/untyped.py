@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["Keyword", "Keywords", "Parsed"]
-
 Parsed = dict[str, Any]
 """An object of a JSON or YAML document, a checkpoint's state, or the names that a program has defined."""
 

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["until", "until_stopped"]
-
 
 def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     """Returns once the condition is true; fails where it is not within `limit_s`, which is for broken code alone."""

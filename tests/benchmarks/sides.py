@@ -6,8 +6,6 @@ import time
 from benchmarks.peers.rounds import Turn
 from elastable.embedding_store.contract.malformed import DocumentFields
 
-__all__ = ["prepare"]
-
 
 def prepare(race: str, settings: DocumentFields) -> Turn:
     """`counts`: counts its calls. `refuses`, `dies`, `hangs`: as they say."""

@@ -7,6 +7,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.graphs import kg_drawn, kg_quality
+from benchmarks.graphs.kg_beyond_memory import trial
+from benchmarks.graphs.kg_bounds import product_row, row_reads_row
 from benchmarks.graphs.kg_drawn import DrawnSize, HiddenModel, drawn_graph
 from elastable.embedding_store.errors import BadInput
 
@@ -56,7 +58,6 @@ def test_a_graph_that_has_no_room_is_refused() -> None:
 
 
 def test_likelier_triples_are_drawn_more_often(model: HiddenModel) -> None:
-    """Of the triples that a relation may have, those that were drawn have higher odds."""
     graph = drawn_graph(model, seed=5)
     relation = int(np.bincount(graph.train[:, 1]).argmax())
     heads, tails = model.members(relation)
@@ -80,3 +81,18 @@ def test_a_drawn_case_is_trained_by_processor_time_and_compared_with_its_bound(
     assert row.ratio == row.value / row.reference
     assert 0 < row.ratio < 1
     assert "2 epochs, budget 10 min by processor time" in row.name
+
+
+def test_entities_in_files_are_trained_to_the_same_bits(tmp_path: Path) -> None:
+    # The trial compares losses, entities and relations itself; of 40,000 rows, a budget of 1.3 MiB holds a quarter.
+    rows = trial(tmp_path, entities=40_000, relations=5, count=20_000, steps=15, dim=16)
+    assert [row.unit for row in rows] == ["steps/s", "MiB"]
+    assert sum(file.stat().st_size for file in (tmp_path / "rows").rglob("*") if file.is_file()) > 1 << 20
+
+
+def test_a_step_is_compared_with_what_it_cannot_avoid() -> None:
+    row = product_row(entities=500, dim=8, steps=1, rounds=1)
+    # The scores, and the gradients of queries and of candidates.
+    assert "against their 3 products" in row.name
+    assert row.ratio is not None
+    assert row_reads_row(entities=500, dim=8, steps=1, rounds=1).ratio is not None

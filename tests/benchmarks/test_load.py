@@ -1,6 +1,5 @@
 """A server under load goes on answering: rightly, everybody, and none of it is timed."""
 
-import threading
 from collections.abc import Iterator
 
 import grpc
@@ -15,6 +14,7 @@ from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
+from tests.waiting import until
 
 WAIT_S = 60.0
 
@@ -44,11 +44,7 @@ def test_a_good_client_is_answered_beside_workers_that_push_and_slow_clients() -
 
 def test_silent_clients_are_silent_clients(address: str) -> None:
     with SilentClients(address, f"/{STORE_SERVICE}/LookupSmall", 8) as silent:
-        enough = threading.Event()
-        for _ in range(600):
-            if silent.ended >= 8 or enough.wait(0.1):  # each of the four that opened a call, at least twice
-                break
-        assert silent.ended >= 8
+        until(lambda: silent.ended >= 8)  # each of the four that opened a call, at least twice
         assert silent.connected == 8
         with grpc.insecure_channel(address) as channel:
             call = channel.unary_unary(f"/{STORE_SERVICE}/GetVersion", None, None)

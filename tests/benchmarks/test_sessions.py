@@ -1,23 +1,12 @@
 """One master holds many workers that have joined, in a few processes: on few threads, in little memory."""
 
-import threading
-from collections.abc import Callable
-
 import pytest
 
 from benchmarks.calls.sessions import serving, stub_workers
 from elastable.master.wire.client import MasterClient
+from tests.waiting import until
 
 DEADLINE_S = 300
-
-
-def until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(10 * DEADLINE_S):
-        if condition():
-            return
-        pause.wait(0.1)
-    raise AssertionError("it did not come about in time")
 
 
 @pytest.mark.parametrize("workers", [300, pytest.param(1_000, marks=pytest.mark.slow)])
@@ -27,14 +16,14 @@ def test_workers_join_wait_push_and_leave(workers: int) -> None:
         before = served.mark()
         with stub_workers(served.address, workers) as processes:
             assert len(client.status().workers) == workers
-            until(lambda: client.status().version >= 2)
+            until(lambda: client.status().version >= 2, DEADLINE_S)
             after = served.mark()
             # gRPC may have up to 128 to answer calls, however many workers wait.
             assert after["threads"] - before["threads"] < max(250, workers / 3)
             assert after["rss"] - before["rss"] < workers << 20
             assert sum(each.micro_batches for each in client.status().workers) >= 2 * workers
             processes[0].kill()  # what its workers held goes to the others
-            until(lambda: len(client.status().workers) == workers * 3 // 4)
+            until(lambda: len(client.status().workers) == workers * 3 // 4, DEADLINE_S)
             version = client.status().version
-            until(lambda: client.status().version > version)
-        until(lambda: not client.status().workers)
+            until(lambda: client.status().version > version, DEADLINE_S)
+        until(lambda: not client.status().workers, DEADLINE_S)

@@ -79,7 +79,6 @@ _LOG_LINES = 25
 
 
 def print_failure(run: Run) -> None:
-    """A schedule that diverged: how, how to repeat it, and what its processes said last."""
     schedule = run.schedule
     print(f"\nDIVERGED  {run.line()}")
     for problem in run.divergences:
@@ -104,7 +103,6 @@ def print_noticed(runs: Sequence[Run]) -> int:
 
 
 def print_tally(runs: Sequence[Run]) -> None:
-    """Schedules by kind, faults by kind, processes that gave up, divergences."""
     schedules = Counter(f"{run.schedule.kind}, {run.schedule.shape.model}" for run in runs)
     struck = Counter(name for run in runs for name in run.struck)
     gave_up: Counter[str] = sum((run.gave_up for run in runs), Counter())

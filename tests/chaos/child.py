@@ -1,9 +1,4 @@
-"""A process of a cluster: the `elastable` command itself, in a fork of a process that has imported everything.
-
-A fork that trains costs about a second of a core; starting Python and
-importing TensorFlow costs five. The parent has imported modules and nothing
-else: no thread, no channel, no TensorFlow device exists before the fork.
-"""
+"""A process of a cluster: the `elastable` command itself, in a fork of a process that has imported everything."""
 
 import ctypes
 import faulthandler

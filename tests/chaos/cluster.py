@@ -51,7 +51,6 @@ class Process:
 
     @property
     def name(self) -> str:
-        """As faults call it."""
         return f"shard{self.number}" if self.role == "shard" else self.role
 
 

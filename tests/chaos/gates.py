@@ -1,10 +1,4 @@
-"""Places in a process at which a fault may strike: the process waits there until the conductor lets it go on.
-
-A gate is a name and a number that says how far the job is: ("computed", 29)
-is behind the computation of micro-batch 29, whoever computes it. Gates are
-laid around the product's own methods, in the process that runs them; only
-those that a schedule names cost anything.
-"""
+"""Places in a process at which a fault may strike: the process waits there until the conductor lets it go on."""
 
 import functools
 import itertools
@@ -23,31 +17,6 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 120.0
 _MESSAGE_BYTES = 1 << 16
-
-GATES = {
-    "prepared": "a worker has read and planned a micro-batch",
-    "looked-up": "a worker has the rows of a micro-batch",
-    "computed": "a worker has computed a micro-batch and not sent it",
-    "reported": "a worker has the answer to its push",
-    "arrived": "the push of a micro-batch is at the master, not counted",
-    "counted": "the push of a micro-batch is counted, not answered",
-    "commit": "a version is about to be committed",
-    "rows": "the rows of a version are committed, perhaps not all else",
-    "version": "a version is committed and acknowledged",
-    "half": "of several shards one has made a version, and the others have not",
-    "disk": "the n-th file operation on checkpoints, or on a file store, in one life of a master",
-    "restore": "the n-th block of rows restored in one life of a master",
-    "logged": "the n-th entry of one life of a master or a store server is in a log, and nobody knows of it",
-    "writing": "the n-th time in one life of either that changed rows are about to be written to a tier",
-    "written": "they are written there, and the store's state does not say so",
-    "stated": "the n-th state that one life of either put with the rows says so, and the log still has the changes",
-    "stored": "a store of its own process, or a store server, has committed a version",
-    "exec": "the n-th transaction of the master has reached Redis (seen by the proxy)",
-    "exec2": "the n-th transaction of the master has reached the second Redis",
-    "exec3": "the n-th transaction of the master has reached the third Redis",
-    "start": "the n-th life of the master begins",
-}
-"""All gates, and where each is."""
 
 
 class Gates:
@@ -73,7 +42,6 @@ class Gates:
         return (name, number) in self._armed
 
     def tell(self, **what: object) -> None:
-        """Says something, and does not wait."""
         with self._turn:
             self._say(**what)
 

@@ -1,9 +1,4 @@
-"""The model file of the chaos suite: small, with every kind of state that a fault could tear, and a count of trainings.
-
-Table "counted" has one row for each record, whose gradient is the same each
-time: what an optimizer makes of it tells how often the record was trained
-(`tests.chaos.records.trainings`). CHAOS_OPTIMIZER in the environment names the optimizer.
-"""
+"""The model file of the chaos suite: small, with every kind of state that a fault could tear."""
 
 import os
 import time

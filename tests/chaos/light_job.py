@@ -1,9 +1,4 @@
-"""The model file of most schedules: the same job in NumPy, so that a process is at work in a fraction of a second.
-
-Everything but Keras and TensorFlow is the product's own: the command, master,
-worker, wire, stores, checkpoints. `use_light_model` puts this model in the
-place of Keras' in a process that has just been forked.
-"""
+"""The model file of most schedules: the same job in NumPy, so that a process is at work in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -38,7 +33,6 @@ _METRICS = ("loss", "error")
 
 
 def data(split: str) -> tuple[dict[str, object], object]:
-    """See `tests.chaos.job`."""
     return records_of(split)
 
 

@@ -1,7 +1,4 @@
-"""A TCP proxy for one link of a cluster, driven by the conductor's loop: passes bytes, cuts, delays, falls silent.
-
-No threads: the conductor forks.
-"""
+"""A TCP proxy for one link of a cluster, driven by the conductor's loop: passes bytes, cuts, delays, falls silent."""
 
 import contextlib
 import heapq
@@ -26,8 +23,7 @@ class Timers:
         self._numbers = itertools.count()
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
-        """Calls `do` once `seconds` have passed."""
-        heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), do))
+        self.at(time.monotonic() + seconds, do)
 
     def at(self, moment: float, do: Callable[[], None]) -> None:
         """Calls `do` at a moment of `time.monotonic`; of several at one moment the first given comes first."""
@@ -42,8 +38,6 @@ class Timers:
 
 @dataclass(eq=False)
 class _End:
-    """One end of a connection: its socket, and what waits to be sent to it."""
-
     socket: socket.socket
     waiting: deque[bytes] = field(default_factory=deque)
     size: int = 0
@@ -99,7 +93,6 @@ class Link:
         self._timers.after(for_s, reset)
 
     def close(self) -> None:
-        """Takes no more connections, and cuts those there are."""
         self._selector.unregister(self._listener)
         self._listener.close()
         self.cut()

@@ -8,7 +8,6 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
@@ -16,7 +15,7 @@ import redis
 from tests.chaos.links import Link, Timers
 from tests.chaos.stores import CLUSTER, PRIMARY_AND_REPLICA, SERVICE
 from tests.ports import free_port
-from tests.servers import Server, join_cluster, redis_binary, valkey_binary
+from tests.servers import ConfiguredServer, Server, join_cluster, redis_binary, valkey_binary
 
 _RESTART_S = 0.05
 
@@ -33,22 +32,6 @@ def is_server(pid: int) -> bool:
         return Path(f"/proc/{pid}/exe").readlink().name == server_binary().resolve().name
     except OSError:  # it has ended
         return "redis" in Path(f"/proc/{pid}/comm").read_text() or "valkey" in Path(f"/proc/{pid}/comm").read_text()
-
-
-@dataclass
-class ConfiguredServer(Server):
-    """A server with a file of its settings, which it rewrites when it becomes a primary, a replica, a Sentinel."""
-
-    lines: Sequence[str] = field(default=())
-    words: Sequence[str] = field(default=())
-
-    def launch(self, port: int = 0) -> None:
-        self.port = port or self.port
-        file = self.directory / "server.conf"
-        if not file.exists():
-            given = (f"port {self.port}", "bind 127.0.0.1", f"dir {self.directory}", 'save ""', *self.lines, "")
-            file.write_text("\n".join(given))
-        self._spawn([str(self.binary), str(file), *self.words, "--logfile", str(self.directory / "log")])
 
 
 class RedisServer:
@@ -76,7 +59,6 @@ class RedisServer:
 
     @property
     def port(self) -> int:
-        """The same in all its lives."""
         return self.server.port
 
     @property
@@ -100,7 +82,6 @@ class RedisServer:
         return True
 
     def kill(self) -> None:
-        """For good, once nobody turns the selector any more."""
         self.server.kill()
 
     def _start(self) -> None:
@@ -187,7 +168,6 @@ class RedisGroup:
         return True
 
     def kill(self) -> None:
-        """All of them, for good."""
         for sentinel in self._sentinels:
             sentinel.kill()
         for server in self.servers.values():

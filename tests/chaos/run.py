@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +23,13 @@ from tests.chaos.verdict import Ending
 _CALM = "memory"
 
 
-@dataclass
-class Run:
-    """A schedule that was run; see `Outcome`."""
+@dataclass(kw_only=True)
+class Run(Outcome):
+    """A schedule that was run."""
 
     schedule: Schedule
     home: Path
     sabotage: str
-    divergences: list[str]
-    struck: list[str]
-    missed: list[str]
-    gave_up: Counter[str]
-    seconds: float
 
     def line(self) -> str:
         description = f"{self.seconds:6.1f} s  {self.schedule}"
@@ -155,7 +151,8 @@ def _load(place: Path) -> Ending:
 
 
 def _read(schedule: Schedule, place: Path, sabotage: str, code: int) -> Run:
-    if code:
-        return Run(schedule, place, sabotage, [f"its conductor ended with {code}"], [], [], Counter(), 0.0)
-    saved = json.loads((place / "outcome.json").read_text())
-    return Run(schedule, place, sabotage, **{**saved, "gave_up": Counter(saved["gave_up"])})
+    saved: dict[str, Any] = {"divergences": [f"its conductor ended with {code}"], "gave_up": {}}
+    if not code:
+        saved = json.loads((place / "outcome.json").read_text())
+    saved["gave_up"] = Counter(saved["gave_up"])
+    return Run(schedule=schedule, home=place, sabotage=sabotage, **saved)

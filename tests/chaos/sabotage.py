@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 def _of(role: str) -> Callable[[Callable[[], None]], Callable[[str], None]]:
-    """An error of processes of that role alone."""
-
     def of_role(put_in: Callable[[], None]) -> Callable[[str], None]:
         return lambda here: put_in() if here == role else None
 

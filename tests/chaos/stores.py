@@ -79,12 +79,10 @@ def on_store_servers(template: str) -> bool:
 
 
 def shard_store(template: str, number: int, home: str) -> str:
-    """The URL of what a store server keeps its rows in."""
     return template.partition(_KEPT_IN)[2].format(home=home, number=number)
 
 
 def server_line(template: str) -> str:
-    """A line for the configuration of the Redis servers; "": none."""
     return template.partition(_KEPT_IN)[2] if redis_of(template) else ""
 
 

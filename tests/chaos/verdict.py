@@ -12,7 +12,7 @@ from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.chaos.records import RECORDS, trainings, trainings_followed
 from tests.chaos.schedules import Schedule, Shape
 from tests.chaos.stores import SERVICE, forgets
-from tests.equality.jobs import trained_numbers
+from tests.equality.jobs import table_numbers, trained_numbers
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,8 @@ def divergences(ours: Ending, expected: Ending, schedule: Schedule) -> list[str]
     """What differs to the bit, and which records were not trained once an epoch."""
     if schedule.shape.mode == "async":
         return _asynchronous(ours, expected, schedule.shape)
-    problems = []
-    if ours.numbers.keys() != expected.numbers.keys():
-        problems.append(f"other tensors: {sorted(ours.numbers.keys() ^ expected.numbers.keys())}")
+    others = sorted(ours.numbers.keys() ^ expected.numbers.keys())
+    problems = [f"other tensors: {others}"] if others else []
     for name in sorted(ours.numbers.keys() & expected.numbers.keys()):
         mine, theirs = ours.numbers[name], expected.numbers[name]
         if mine.tobytes() != theirs.tobytes():
@@ -67,9 +66,8 @@ def divergences(ours: Ending, expected: Ending, schedule: Schedule) -> list[str]
 
 def _asynchronous(ours: Ending, expected: Ending, shape: Shape) -> list[str]:
     """What may not differ where every order of pushes gives other numbers: what there is, how far, and what counted."""
-    problems = []
-    if ours.numbers.keys() != expected.numbers.keys():
-        problems.append(f"other tensors: {sorted(ours.numbers.keys() ^ expected.numbers.keys())}")
+    others = sorted(ours.numbers.keys() ^ expected.numbers.keys())
+    problems = [f"other tensors: {others}"] if others else []
     problems += [f"{name} is not finite" for name, values in ours.numbers.items() if not np.isfinite(values).all()]
     for name in ("version", "records", "epoch", "done", "evaluated"):
         mine, theirs = json.loads(ours.progress)[name], json.loads(expected.progress)[name]
@@ -133,18 +131,10 @@ def store_differs(url: str, ending: Ending, loses: bool = False) -> list[str]:
         if loses and store.version() < json.loads(ending.progress)["version"]:
             return []
         for table in store.specs():
-            blocks = list(store.scan(table))
-            ids = np.concatenate([block.ids for block in blocks])
-            order = np.argsort(ids)
-            parts = {
-                "ids": ids[order],
-                "weights": np.concatenate([block.weights for block in blocks])[order],
-                "slots": np.concatenate([block.slots for block in blocks])[order],
-            }
             problems += [
-                f"{table}/{name} in the store is not that of the checkpoint"
-                for name, values in parts.items()
-                if values.tobytes() != ending.numbers[f"{table}/{name}"].tobytes()
+                f"{name} in the store is not that of the checkpoint"
+                for name, values in table_numbers(table, store.scan(table)).items()
+                if values.tobytes() != ending.numbers[name].tobytes()
             ]
     finally:
         store.close()

@@ -46,7 +46,6 @@ def _answered(store: Store, message: Message, answer: str) -> Store:
 
 
 def cut(store: Store, after: int) -> Store:
-    """The newest entries are taken back."""
     stream = tuple(part for part in store.head.stream if part[0] <= after)
     return replace(store, head=replace(store.head, stream=stream), lineage=store.lineage[:after])
 

@@ -154,7 +154,6 @@ def entry_of(version: int, commit: str, parts: int, cells: Cells, based_on: str 
 
 
 def applied(cells: Cells, entries: tuple[Entry, ...]) -> Cells:
-    """Rows after entries."""
     for entry in entries:
         for cell, row in entry.images:
             cells = (row, cells[1]) if cell == 0 else (cells[0], row)
@@ -193,6 +192,5 @@ def recovered(store: Store, without: str = "") -> tuple[int, Cells] | None:
 
 
 def with_cell(partition: Partition, message: Message) -> Partition:
-    """The partition after a row was written."""
     cells = (message.row, partition.cells[1]) if message.cell == 0 else (partition.cells[0], message.row)
     return replace(partition, cells=cells, stamp=message.stamp)

@@ -1,7 +1,4 @@
-"""Every fused optimizer's rule for one row, written plainly in numpy float32, from Keras 3.15's sources.
-
-Slots are a list, in the order of ours.
-"""
+"""Every fused optimizer's rule for one row, written plainly in numpy float32, from Keras 3.15's sources."""
 
 from collections.abc import Callable, Mapping
 

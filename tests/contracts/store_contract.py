@@ -1,14 +1,15 @@
-"""What every embedding store must do, whatever holds its rows.
-
-A backend's test subclasses `StoreContract` and gives it `make_store`.
-"""
+"""What every embedding store must do, whatever holds its rows."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
+from elastable.embedding_store import Bags, lookup_many
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -16,36 +17,43 @@ from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
     BadInput,
+    FutureVersion,
     IdOutOfRange,
     NotFinite,
     SpecConflict,
     StaleVersion,
+    StoreFailed,
     TableNotFound,
 )
 from elastable.embedding_store.tables.initial_values import initial_rows
-from tests.contracts.store_bags import BagContract
-from tests.contracts.store_commits import CommitContract
-from tests.contracts.store_deletions import DeletionContract
+from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 from tests.contracts.store_dtypes import DtypeContract
-from tests.contracts.store_lookups import LookupContract
 from tests.contracts.store_membership import MembershipContract
 from tests.contracts.store_pins import PinContract
-from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
-from tests.contracts.store_updates import UpdateContract
+from tests.contracts.store_samples import EXTREMES, FAILS, MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.embedding_store.dictionary_model import ModelTable
 from tests.threads import on_threads
 from tests.untyped import Keywords
 
+IDS = int64(5, 3, 5, 99, 0, 7, 3, 3)
+OFFSETS = int64(0, 3, 3, 8)
+WEIGHTS = np.array([1, 0.5, 2, 0.25, 3, 1, 0.125, 7], np.float32)
 
-class StoreContract(
-    LookupContract,
-    BagContract,
-    CommitContract,
-    DeletionContract,
-    MembershipContract,
-    UpdateContract,
-    DtypeContract,
-    PinContract,
-):
+
+def folded(rows: Float32, weights: Float32 | None) -> Float32:
+    """The sums of three bags, as left folds in float32."""
+    out = np.zeros((3, rows.shape[1]), np.float32)
+    for bag in range(3):
+        for i in range(OFFSETS[bag], OFFSETS[bag + 1]):
+            out[bag] += rows[i] if weights is None else rows[i] * weights[i]
+    return out
+
+
+def slices(ids: np.ndarray, dim: int, seed: int = 0) -> IndexedSlices:
+    return IndexedSlices(np.random.default_rng(seed).normal(size=(len(ids), dim)).astype(np.float32), ids)
+
+
+class StoreContract(MembershipContract, DtypeContract, PinContract):
     """The suite. Subclasses override `make_store`."""
 
     @pytest.fixture
@@ -201,3 +209,396 @@ class StoreContract(
         store.create_table(fixed())
         store.close()
         store.close()
+
+    def test_create_table_is_idempotent(self, store: EmbeddingStore) -> None:
+        assert store.create_table(fixed())
+        assert not store.create_table(fixed())
+        assert store.specs() == {"cities": fixed()}
+
+    def test_other_spec_of_a_name_is_refused(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed(dim=4))
+        with pytest.raises(SpecConflict, match=r"'cities'.*dim"):
+            store.create_table(fixed(dim=8))
+        assert store.specs() == {"cities": fixed(dim=4)}
+
+    def test_unknown_table(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        calls: list[Callable[[], object]] = [
+            lambda: store.lookup({"cities": int64(1), "towns": int64(1)}),
+            lambda: commit(store, {"cities": update(int64(1), 4), "towns": update(int64(1), 4)}),
+            lambda: store.row_count("towns"),
+            lambda: list(store.scan("towns")),
+            lambda: store.put("towns", []),
+            lambda: store.clear("towns"),
+        ]
+        for call in calls:
+            with pytest.raises(TableNotFound, match="'towns'"):
+                call()
+        assert (store.version(), store.row_count("cities")) == (0, 0)
+
+    @pytest.mark.parametrize("kind", ["zeros", "ones", "constant", "uniform", "normal", "truncated_normal"])
+    def test_initial_values_are_the_pure_function(self, store: EmbeddingStore, kind: str) -> None:
+        spec = TableSpec("t", 5, None, initializer=InitializerSpec(kind, 0.25, 0.5), seed=11)
+        store.create_table(spec)
+        ids = int64(5, -3, 5, 2**40, 0)
+        np.testing.assert_array_equal(store.lookup({"t": ids})["t"], initial_rows(spec, ids))
+
+    def test_lookup_of_many_tables_with_duplicates(self, store: EmbeddingStore) -> None:
+        for spec in (fixed(), dynamic()):
+            store.create_table(spec)
+        commit(store, {"cities": update(int64(3, 99), 4), "people": update(int64(8, -1), 5)})
+        rows = store.lookup({"cities": int64(99, 3, 99, 0), "people": int64(-1, -1, 7)})
+        assert (rows["cities"].shape, rows["people"].shape) == ((4, 4), (3, 5))
+        assert (rows["cities"].dtype, rows["people"].dtype) == (np.float32, np.float32)
+        for name, ids in (("cities", (99, 3, 99, 0)), ("people", (-1, -1, 7))):
+            alone = [store.lookup({name: int64(one)})[name][0] for one in ids]
+            np.testing.assert_array_equal(rows[name], alone)
+        np.testing.assert_array_equal(rows["cities"][3:], initial_rows(fixed(), int64(0)))
+        assert not np.array_equal(rows["cities"][:1], initial_rows(fixed(), int64(99)))
+
+    def test_looked_up_rows_are_the_callers_own(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        commit(store, {"cities": update(int64(1), 4)})
+        first = store.lookup({"cities": int64(1)})["cities"]
+        kept = first.copy()
+        first += 1
+        np.testing.assert_array_equal(store.lookup({"cities": int64(1)})["cities"], kept)
+
+    def test_no_ids(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        assert store.lookup({}) == {}
+        assert store.lookup({"cities": int64()})["cities"].shape == (0, 4)
+        commit(store, {"cities": update(int64(), 4)})
+        commit(store, {})
+        assert (store.version(), store.row_count("cities")) == (2, 0)
+
+    def test_looking_up_unseen_ids_writes_nothing(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        store.create_table(dynamic())
+        store.lookup({"cities": np.arange(100), "people": np.arange(-50, 50)})
+        assert [store.row_count(name) for name in ("cities", "people")] == [0, 0]
+        assert [list(store.scan(name)) for name in ("cities", "people")] == [[], []]
+
+    def test_extreme_ids_of_a_dynamic_table(self, store: EmbeddingStore) -> None:
+        spec = dynamic()
+        store.create_table(spec)
+        np.testing.assert_array_equal(store.lookup({"people": EXTREMES})["people"], initial_rows(spec, EXTREMES))
+        change = update(EXTREMES, 5)
+        commit(store, {"people": change}, rate=1.0)
+        expected = initial_rows(spec, EXTREMES) - change.gradients
+        np.testing.assert_array_equal(store.lookup({"people": EXTREMES})["people"], expected)
+        assert set(rows_by_id(store, "people")) == set(EXTREMES.tolist())
+
+    @pytest.mark.parametrize(("ids", "bad", "position"), [((3, 99, 100), 100, 2), ((-1, 2), -1, 0)])
+    def test_id_out_of_range(self, store: EmbeddingStore, ids: tuple[int, ...], bad: int, position: int) -> None:
+        store.create_table(fixed())
+        message = rf"'cities'.*\bid {bad}\b.*position {position}\b"
+        with pytest.raises(IdOutOfRange, match=message):
+            store.lookup({"cities": int64(*ids)})
+        with pytest.raises(IdOutOfRange, match=message):
+            commit(store, {"cities": update(int64(*ids), 4)})
+        assert (store.version(), store.row_count("cities")) == (0, 0)
+
+    @pytest.mark.parametrize("ids", [np.zeros(2, np.float32), np.zeros((2, 2), np.int64)])
+    def test_ids_of_a_wrong_kind(self, store: EmbeddingStore, ids: np.ndarray) -> None:
+        store.create_table(fixed())
+        with pytest.raises(BadIds, match="'cities'"):
+            store.lookup({"cities": ids})
+        with pytest.raises(BadIds, match="'cities'"):
+            commit(store, {"cities": TableUpdate(ids, np.zeros((2, 4), np.float32))})
+
+    @pytest.mark.parametrize("kind", ["fixed", "dynamic"])
+    def test_bags_are_left_folds_of_rows(self, store: EmbeddingStore, kind: str) -> None:
+        spec = fixed() if kind == "fixed" else dynamic()
+        table = store.table(spec)
+        commit(store, {spec.name: update(int64(3, 5, 98), spec.dim)})
+        rows = store.lookup({spec.name: IDS})[spec.name]
+        np.testing.assert_array_equal(table.lookup(IDS.reshape(2, 4)), rows.reshape(2, 4, spec.dim))
+        for weights in (None, WEIGHTS):
+            expected = folded(rows, weights)
+            out = np.full((3, spec.dim), np.nan, np.float32)
+            assert table.lookup(IDS, out, combiner="sum", offsets=OFFSETS, weights=weights) is out
+            np.testing.assert_array_equal(out, expected)
+            divisors = np.array([3, 1, 5] if weights is None else [3.5, 1, 11.375], np.float32)
+            mean = table.lookup(IDS, combiner="mean", offsets=OFFSETS, weights=weights)
+            np.testing.assert_array_equal(mean, expected / divisors[:, None])
+        assert table.row_count == 3
+
+    def test_many_tables_in_one_buffer(self, store: EmbeddingStore) -> None:
+        cities, people = store.table(fixed()), store.table(dynamic())
+        commit(store, {"cities": update(int64(3, 5), 4), "people": update(int64(0, 7), 5)})
+        bags = Bags(IDS, "sqrtn", OFFSETS, WEIGHTS)
+        wanted: list[Int64 | Bags] = [int64(3, 99, 3), bags, bags]
+        tables = [cities, people, cities]
+        joined = np.concatenate([table.lookup(of) for table, of in zip(tables, wanted, strict=True)], axis=1)
+        found = lookup_many(tables, wanted, prepend_columns=3, version=store.version())
+        np.testing.assert_array_equal(found[:, 3:], joined)
+        assert not found[:, :3].any()
+
+    def test_bags_that_cannot_be(self, store: EmbeddingStore) -> None:
+        cities = store.table(fixed())
+        with pytest.raises(IdOutOfRange, match=r"'cities'.*\bid 100\b.*position 1\b"):
+            cities.lookup([[1, 100]], combiner="sum")
+        with pytest.raises(BadInput, match="ascend"):
+            cities.lookup([1, 2], combiner="sum", offsets=[0, 2, 1, 2])
+        with pytest.raises(FutureVersion):
+            cities.lookup([[1, 2]], combiner="sum", version=1)
+        assert len(cities) == 0
+
+    def test_sgd_example_of_embedding_tables_jl(self, store: EmbeddingStore) -> None:
+        # Source: the tests of EmbeddingTables.jl: learning rate 0.1 on zeros, rows 0, 2 and 3.
+        spec = TableSpec("t", 4, 4, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+        store.create_table(spec)
+        values = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+        rate = OptimizerSpec.of("sgd", learning_rate=0.1)
+        assert update_tables(store, [TableSlices(spec, IndexedSlices(values, int64(0, 2, 3)), rate)]) == 1
+        expected = np.zeros((4, 4), np.float32)
+        expected[[0, 2, 3]] -= values * np.float32(0.1)
+        np.testing.assert_array_equal(store.lookup({"t": np.arange(4)})["t"], expected)
+
+    @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+    def test_duplicates_are_summed_before_the_optimizer(self, store: EmbeddingStore, name: str) -> None:
+        optimizer = OptimizerSpec.of(name, learning_rate=0.25)
+        spec = TableSpec("t", 5, optimizer=optimizer, seed=3)
+        store.create_table(spec)
+        model = ModelTable(spec)
+        random = np.random.default_rng(5)
+        for step in range(4):
+            ids = random.integers(-6, 6, 40)
+            gradient = slices(ids, 5, step)
+            assert update_tables(store, [TableSlices(spec, gradient)]) == step + 1
+            model.commit(step + 1, list(zip(ids.tolist(), gradient.values, strict=True)), step)
+        assert rows_by_id(store, "t") == model.bytes_by_id()
+
+    def test_tables_are_updated_in_one_version(self, store: EmbeddingStore) -> None:
+        people, cities = dynamic(), fixed()
+        store.create_table(people)
+        store.create_table(cities)
+        both = [TableSlices(people, slices(int64(3, 3, 9), 5)), TableSlices(cities, slices(int64(99, 0), 4))]
+        assert update_tables(store, both) == 1
+        assert (store.version(), store.row_count("people"), store.row_count("cities")) == (1, 2, 2)
+
+    def test_slices_that_do_not_fit_change_nothing(self, store: EmbeddingStore) -> None:
+        people, cities = dynamic(), fixed()
+        store.create_table(people)
+        store.create_table(cities)
+        good = TableSlices(people, slices(int64(1), 5))
+        values = np.ones((2, 4), np.float32)
+        for error, message, bad in (
+            (IdOutOfRange, r"'cities'.*\bid 100\b.*position 1", IndexedSlices(values, int64(7, 100))),
+            (BadIds, r"'cities': id 1\.5 is no integer", SimpleNamespace(values=values, indices=[1.0, 1.5])),
+            (
+                NotFinite,
+                "'cities'.*id 2 .*nan in column 0",
+                IndexedSlices(values * np.array([[1], [np.nan]], np.float32), int64(1, 2)),
+            ),
+            (NotFinite, "'cities'.*id 1 .*inf in column 0", IndexedSlices(values * np.float32(3e38), int64(1, 1))),
+            (BadGradient, r"'cities'.*float32 \[2, 4\], got float32 \[2, 3\]", slices(int64(1, 2), 3)),
+            (BadGradient, r"'cities'.*got float64", SimpleNamespace(values=np.ones((2, 4)), indices=int64(1, 2))),
+            (BadInput, "'cities'.*IndexedSlices.*got dict", {"values": values, "indices": int64(1, 2)}),
+        ):
+            with pytest.raises(error, match=message):
+                update_tables(store, [good, TableSlices(cities, cast(SparseGradient, bad))])
+        with pytest.raises(BadInput, match="'people' appears twice"):
+            update_tables(store, [good, good])
+        with pytest.raises(TableNotFound, match="'towns'"):
+            update_tables(store, [good, TableSlices(fixed("towns"), slices(int64(1), 4))])
+        assert (store.version(), store.row_count("people"), store.row_count("cities")) == (0, 0, 0)
+
+    def test_only_the_learning_rate_may_differ(self, store: EmbeddingStore) -> None:
+        spec = fixed(optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5))
+        store.create_table(spec)
+        same = OptimizerSpec.of("adagrad", learning_rate=0.125, epsilon=1e-7)  # 1e-7 is the default
+        update_tables(store, [TableSlices(spec, slices(int64(1), 4), same)])
+        for other in (OptimizerSpec.of("adam"), OptimizerSpec.of("adagrad", epsilon=0.5)):
+            with pytest.raises(BadInput, match=r"'cities' has the optimizer adagrad\(epsilon=1e-07.* with ada"):
+                update_tables(store, [TableSlices(spec, slices(int64(1), 4), other)])
+        assert store.version() == 1
+
+    def test_commit_equals_the_reference(self, store: EmbeddingStore) -> None:
+        specs = [
+            dynamic(name, optimizer=OptimizerSpec.of(name, learning_rate=0.125)) for name in ("sgd", "adagrad", "adam")
+        ]
+        models = {spec.name: ModelTable(spec) for spec in specs}
+        for spec in specs:
+            store.create_table(spec)
+        random = np.random.default_rng(5)
+        for step in range(4):  # slots must outlive a commit
+            ids = random.permutation(np.arange(-20, 20) * 10**15)[:25]
+            change = update(ids, 5, seed=step)
+            commit(store, dict.fromkeys(models, change))
+            for model in models.values():
+                model.commit(step + 1, list(zip(ids.tolist(), change.gradients, strict=True)), step)
+        for name, model in models.items():
+            ids = np.array(list(model.rows), np.int64)
+            np.testing.assert_array_equal(store.lookup({name: ids})[name], [model.read(one) for one in ids.tolist()])
+            assert rows_by_id(store, name) == model.bytes_by_id()
+
+    def test_learning_rate_of_a_commit(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        ids, ones = int64(1, 2), np.ones((2, 4), np.float32)
+        before = store.lookup({"cities": ids})["cities"]
+        commit(store, {"cities": TableUpdate(ids, ones)}, rate=0.125)
+        np.testing.assert_array_equal(store.lookup({"cities": ids})["cities"], before - np.float32(0.125))
+        commit(store, {"cities": TableUpdate(ids, ones)})
+        expected = (before - np.float32(0.125)) - np.float32(0.5)
+        np.testing.assert_array_equal(store.lookup({"cities": ids})["cities"], expected)
+
+    def test_optimizer_that_is_not_fused(self, store: EmbeddingStore) -> None:
+        spec = dynamic(optimizer=OptimizerSpec("contract_block", ()))
+        store.create_table(spec)
+        for seed in range(2):
+            commit(store, {"people": update(int64(4, -9, 6), 5, seed)})
+        signs = [np.sign(update(int64(4, -9, 6), 5, seed).gradients) for seed in range(2)]
+        expected = initial_rows(spec, int64(4, -9, 6)) - np.float32(0.25) * signs[0] - np.float32(0.25) * signs[1]
+        np.testing.assert_array_equal(store.lookup({"people": int64(4, -9, 6)})["people"], expected)
+        assert [slots for block in store.scan("people") for slots in block.slots.tolist()] == [[12.0]] * 3
+
+    def test_optimizer_that_fails_changes_nothing(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        store.create_table(dynamic(optimizer=OptimizerSpec("contract_block", ())))
+        commit(store, {"cities": update(int64(1), 4), "people": update(int64(1), 5)})
+        before = [rows_by_id(store, name) for name in ("cities", "people")]
+        broken = TableUpdate(int64(1, 2), np.full((2, 5), FAILS, np.float32))
+        with pytest.raises((ArithmeticError, StoreFailed), match="on purpose"):
+            commit(store, {"cities": update(int64(1, 2), 4), "people": broken})
+        assert [rows_by_id(store, name) for name in ("cities", "people")] == before
+        assert store.version() == 1
+        commit(store, {"cities": update(int64(1, 2), 4)})
+
+    @pytest.mark.parametrize(
+        "gradients",
+        [
+            np.zeros((2, 3), np.float32),
+            np.zeros((1, 5), np.float32),
+            np.zeros((2, 5), np.float64),
+            np.zeros(10, np.float32),
+        ],
+    )
+    def test_wrong_gradient_leaves_the_store_as_it_was(self, store: EmbeddingStore, gradients: np.ndarray) -> None:
+        store.create_table(fixed())
+        store.create_table(dynamic())
+        commit(store, {"cities": update(int64(1), 4)})
+        before = rows_by_id(store, "cities")
+        with pytest.raises(BadGradient, match="'people'"):
+            commit(store, {"cities": update(int64(1, 2), 4), "people": TableUpdate(int64(1, 2), gradients)})
+        assert rows_by_id(store, "cities") == before
+        assert (store.version(), store.row_count("people")) == (1, 0)
+
+    def test_versions(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        ids = {"cities": int64(1)}
+        assert store.version() == 0
+        store.lookup(ids, version=0)
+        with pytest.raises(FutureVersion):
+            store.lookup(ids, version=1)
+        commit(store, {"cities": update(int64(1), 4)})
+        assert store.version() == 1
+        store.lookup(ids, version=1)
+        with pytest.raises(StaleVersion):
+            store.lookup(ids, version=0)
+        before = rows_by_id(store, "cities")
+        with pytest.raises(StaleVersion):
+            store.commit(Commit(1, {"cities": update(int64(1), 4)}, 1, {}))
+        with pytest.raises(FutureVersion):
+            store.commit(Commit(3, {"cities": update(int64(1), 4)}, 1, {}))
+        assert (rows_by_id(store, "cities"), store.version()) == (before, 1)
+
+    def test_a_staged_commit_changes_nothing_until_it_is_finished(self, store: EmbeddingStore) -> None:
+        for spec in (fixed(), dynamic(optimizer=OptimizerSpec.of("adam"))):
+            store.create_table(spec)
+        commit(store, {"cities": update(int64(1), 4), "people": update(int64(7), 5)})
+        updates = {"cities": update(int64(1, 2), 4, 1), "people": update(int64(7, -8), 5, 1)}
+        before = [rows_by_id(store, name) for name in updates]
+        for version, error in ((1, StaleVersion), (3, FutureVersion)):
+            with pytest.raises(error):
+                store.stage(Commit(version, updates, 1, {}))
+        store.stage(Commit(2, updates, 1, {}))  # and is let go
+        finish = store.stage(Commit(2, updates, 1, {}))
+        assert [rows_by_id(store, name) for name in updates] == before
+        assert store.version() == 1
+        finish()
+        staged = [rows_by_id(store, name) for name in updates]
+        assert store.version() == 2
+        for name, rows in zip(updates, before, strict=True):
+            blocks = [
+                RowBlock(
+                    int64(one),
+                    np.frombuffer(weights, np.float32)[np.newaxis],
+                    np.frombuffer(slots, np.float32)[np.newaxis],
+                )
+                for one, (weights, slots) in rows.items()
+            ]
+            store.clear(name)
+            store.put(name, blocks)
+        store.reset_version(1)
+        store.commit(Commit(2, updates, 1, {}))
+        assert [rows_by_id(store, name) for name in updates] == staged
+
+    def test_a_lookup_of_a_version_to_come(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        ids = {"cities": int64(1, 2)}
+        with pytest.raises(FutureVersion, match="version 1"):
+            store.lookup_when(ids, 1, 0.01)
+        commit(store, {"cities": update(int64(1), 4)})
+        np.testing.assert_array_equal(store.lookup_when(ids, 1, 10.0)["cities"], store.lookup(ids)["cities"])
+        commit(store, {"cities": update(int64(1), 4)})
+        with pytest.raises(StaleVersion, match="version 1 is past"):
+            store.lookup_when(ids, 1, 10.0)
+
+    def test_reset_version(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        store.reset_version(41)
+        assert store.version() == 41
+        commit(store, {"cities": update(int64(1), 4)})
+        store.lookup({"cities": int64(1)}, version=42)
+
+    @pytest.mark.parametrize("spec", [fixed("t", 4), dynamic("t", 4)], ids=["fixed", "dynamic"])
+    def test_deleted_rows_read_their_initial_values(self, store: EmbeddingStore, spec: TableSpec) -> None:
+        spec = TableSpec("t", 4, spec.vocabulary_size, optimizer=OptimizerSpec.of("adam"), seed=2)
+        store.create_table(spec)
+        ids = np.arange(50)
+        commit(store, {"t": update(ids, 4)})
+        before = rows_by_id(store, "t")
+        gone, kept = int64(3, 7, 7, 49, 60), np.setdiff1d(ids, int64(3, 7, 49))
+        assert store.delete("t", gone) == 3  # an id may repeat, and may have no row
+        assert (store.row_count("t"), store.version()) == (47, 1)
+        assert rows_by_id(store, "t", block_rows=7) == {one: before[one] for one in kept.tolist()}
+        np.testing.assert_array_equal(store.lookup({"t": gone})["t"], initial_rows(spec, gone))
+        assert store.delete("t", gone) == 0
+        assert store.delete("t", int64()) == 0
+
+    def test_a_deleted_row_starts_anew(self, store: EmbeddingStore) -> None:
+        store.create_table(dynamic(optimizer=OptimizerSpec.of("adagrad")))
+        change = update(EXTREMES, 5)
+        store.commit(Commit(1, {"people": change}, 0, {}))
+        first = rows_by_id(store, "people")
+        assert store.delete("people", EXTREMES) == 4
+        assert (store.row_count("people"), list(store.scan("people"))) == (0, [])
+        store.commit(Commit(2, {"people": change}, 0, {}))
+        assert rows_by_id(store, "people") == first
+
+    def test_others_take_the_place_of_deleted_rows(self, store: EmbeddingStore) -> None:
+        store.create_table(dynamic(optimizer=OptimizerSpec.of("adagrad")))
+        store.create_table(dynamic("never", optimizer=OptimizerSpec.of("adagrad")))
+        both = ("people", "never")
+        commit(store, {name: update(np.arange(100) * 977 - 9_000, 5, 1) for name in both[:1]})
+        store.delete("people", np.arange(100) * 977 - 9_000)
+        for seed in range(2, 4):
+            commit(
+                store, {name: update(np.random.default_rng(seed).integers(0, 10**12, 150), 5, seed) for name in both}
+            )
+        deleted = rows_by_id(store, "people")
+        assert len(deleted) == 300
+        assert set(deleted) == set(rows_by_id(store, "never"))
+
+    def test_deleting_refuses_what_does_not_fit(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        commit(store, {"cities": update(int64(1, 2), 4)})
+        with pytest.raises(TableNotFound, match="'nobody'"):
+            store.delete("nobody", int64(1))
+        with pytest.raises(IdOutOfRange, match=r"'cities'.*\bid 100\b"):
+            store.delete("cities", int64(1, 100))
+        with pytest.raises(BadIds, match="'cities'"):
+            store.delete("cities", np.ones(2, np.float32))
+        assert store.row_count("cities") == 2

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.wire.client import MasterClient
 from tests.preloaded.client import PreloadedProcess
@@ -26,13 +27,16 @@ def trained_numbers(checkpoint: Path) -> Numbers:
     saved = open_checkpoint(checkpoint)
     numbers = dict(saved.dense())
     for table in saved.manifest.tables:
-        blocks = list(saved.rows(table))
-        ids = np.concatenate([block.ids for block in blocks])
-        order = np.argsort(ids)
-        numbers[f"{table}/ids"] = ids[order]
-        numbers[f"{table}/weights"] = np.concatenate([block.weights for block in blocks])[order]
-        numbers[f"{table}/slots"] = np.concatenate([block.slots for block in blocks])[order]
+        numbers |= table_numbers(table, saved.rows(table))
     return numbers
+
+
+def table_numbers(table: str, blocks: Iterable[RowBlock]) -> Numbers:
+    """Ids, weights and slots of a table, sorted by id."""
+    parts = [(block.ids, block.weights, block.slots) for block in blocks]
+    ids, weights, slots = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.argsort(ids)
+    return {f"{table}/ids": ids[order], f"{table}/weights": weights[order], f"{table}/slots": slots[order]}
 
 
 def train(
@@ -44,12 +48,9 @@ def train(
     midway: Callable[[], object] | None = None,
     stores: Sequence[str] = (),
     during: "Callable[[Running], None] | None" = None,
-    mode: str = "sync",
     options: Sequence[str] = (),
 ) -> Numbers:
     """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes.
-
-    In an asynchronous job, 200 versions of one micro-batch.
 
     Args:
         kill_one: Whether the first worker is killed in the middle.
@@ -71,8 +72,7 @@ def train(
     command += [] if stores else ["--store", store]
     command += ["--micro-batch-size", "16", "--seed", "11", "--run-dir", str(home)]
     command += ["--checkpoint-dir", str(home / "checkpoints"), "--no-export"]
-    command += [*options, *(["--stores", ",".join(stores)] if stores else [])]
-    command += ["--grads-to-wait", "4"] if mode == "sync" else ["--mode", mode]
+    command += ["--grads-to-wait", "4", *options, *(["--stores", ",".join(stores)] if stores else [])]
     running = Running(home, command, environment)
     try:
         running.start_master()
@@ -114,7 +114,6 @@ class Running:
             self.address = _address(self.home, self.processes[0])
 
     def start_worker(self) -> None:
-        """Starts one more worker."""
         words = ["-m", "elastable", "worker", str(MODEL), "--master", self.address, "--deadline", "60"]
         log = self.home / f"worker-{len(self.processes) - 1}.log"
         self.processes.append(_started(log, words, self.environment))

@@ -15,8 +15,6 @@ from tests.embedding_store.shards.served_shards import served
 from tests.equality.jobs import Numbers, Running, differing, train
 from tests.ports import free_port
 from tests.preloaded.client import PreloadedProcess
-from tests.tcp_proxy import tcp_proxy
-from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -76,13 +74,6 @@ def test_numbers_do_not_depend_on_store_servers(
     assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
 
 
-@pytest.mark.slow  # tests/master/commits compares asynchronous versions in one process
-def test_one_worker_trains_the_same_numbers_asynchronously(tmp_path: Path, servers: Servers) -> None:
-    stores = [server.address for server in servers("memory", "memory")]
-    ours = train(tmp_path / "two", 1, "adagrad", stores=stores, mode="async")
-    assert differing(train(tmp_path / "one", 1, "adagrad", mode="async"), ours) == []
-
-
 @pytest.mark.slow  # tests/elastable/models/test_table_places.py prepares such a job
 def test_small_tables_stay_on_the_workers_beside_store_servers(tmp_path: Path, servers: Servers) -> None:
     file = tmp_path / "locations.toml"
@@ -92,13 +83,6 @@ def test_small_tables_stay_on_the_workers_beside_store_servers(tmp_path: Path, s
     ours = train(tmp_path / "one", 2, "adagrad", stores=stores, options=placed)
     assert 0 < len([name for name in ours if name.endswith("/ids")]) < 3
     assert differing(train(tmp_path / "two", 1, "adagrad", options=placed), ours) == []
-
-
-@pytest.mark.slow  # tests/embedding_store/shards compares norms over servers, and their commits
-def test_a_norm_over_servers_clips_to_the_same_bits(tmp_path: Path, servers: Servers) -> None:
-    stores = [server.address for server in servers("memory", "memory", "memory")]
-    ours = train(tmp_path / "three", 2, "clipped", stores=stores)
-    assert differing(train(tmp_path / "one", 1, "clipped"), ours) == []
 
 
 def test_a_store_server_is_killed_twice_in_mid_job(alone: Numbers, tmp_path: Path, servers: Servers) -> None:
@@ -152,9 +136,8 @@ def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held
         assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []
 
 
-@pytest.mark.parametrize("moves", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_registered_store_server_is_killed_and_has_its_number_again(
-    alone: Numbers, tmp_path: Path, redis_url: str, moves: bool
+    alone: Numbers, tmp_path: Path, redis_url: str
 ) -> None:
     """Masters find the servers by a registry in Redis, whatever order they started in, and wherever they come back."""
     registry = f"{redis_url}?namespace=elastable/registry&count=2"
@@ -168,34 +151,9 @@ def test_a_registered_store_server_is_killed_and_has_its_number_again(
         def kill(job: Running) -> None:
             job.until_version(8)
             started[0].kill()
-            if moves:
-                started[0].address = f"127.0.0.1:{free_port()}"
+            started[0].address = f"127.0.0.1:{free_port()}"
             started[0].start()
 
         assert differing(alone, train(tmp_path, 2, "adagrad", stores=[registry], during=kill)) == []
         with StoreRegistry(registry) as found:
             assert found.addresses(60.0) == [started[1].address, started[0].address]
-
-
-@pytest.mark.slow  # tests/master/jobs disturbs the network of servers in one process
-@pytest.mark.parametrize("silent", [False, True])
-def test_the_link_to_a_store_server_is_cut_for_a_while(
-    alone: Numbers, tmp_path: Path, servers: Servers, silent: bool
-) -> None:
-    """Both ends see their connections end and new ones are refused; or, `silent`, neither hears anything any more."""
-    started = servers(*(f"memory?log={tmp_path}/log-{number}" for number in range(2)))
-    port = int(started[0].address.rpartition(":")[2])
-    with tcp_proxy(port) as link:
-
-        def cut(job: Running) -> None:
-            job.until_version(8)
-            if silent:
-                link.lose_everything()  # until keepalive notices: 20 s
-                return
-            link.server_port = free_port()
-            assert link.cut() > 0
-            until(lambda: link.refused >= 5, 120)
-            link.server_port = port
-
-        stores = [f"127.0.0.1:{link.port}", started[1].address]
-        assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=cut)) == []

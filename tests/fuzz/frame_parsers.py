@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import FrameReader
@@ -27,10 +26,10 @@ from elastable.master.wire.bulk_messages import (
     push_from_frames,
 )
 from tests.fuzz.calls import Call, Seed, made_messages
-from tests.fuzz.master_calls import MASTER_CALLS, master_words
+from tests.fuzz.master_calls import MASTER_CALLS, words_of_all
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.shard_calls import SHARD_CALLS, record_seed
-from tests.fuzz.store_calls import STORE_CALLS, store_words
+from tests.fuzz.store_calls import STORE_CALLS
 from tests.fuzz.target import Target
 
 
@@ -56,8 +55,6 @@ PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], object]]] = {
     "Evaluation": (MASTER_CALLS["ReportEvaluation"], evaluation_from_frames),
     "Dense": (Call(_dense, master_pb2.DenseFrame), dense_from_frames),
 }
-
-
 """Name of a parser -> a call that it is of, and the parser."""
 
 
@@ -69,10 +66,5 @@ class Frames(Target):
 
     def case(self, m: Mutator) -> str | None:
         call, parse = PARSERS[m.choice(sorted(PARSERS))]
-        parse(iter(made_messages(m, call, _words)))
+        parse(iter(made_messages(m, call, words_of_all)))
         return None
-
-
-def _words(m: Mutator, field: FieldDescriptor) -> object:
-    known = master_words(m, field)
-    return store_words(m, field) if known is None else known

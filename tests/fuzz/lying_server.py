@@ -30,7 +30,7 @@ from elastable.master.wire.master_service import master_service
 from elastable.master.wire.worker_identities import SESSION_KEY
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.store_calls import SPECS
+from tests.fuzz.store_calls import OF_SERVERS, SPECS
 from tests.fuzz.target import Target, is_named
 
 _DEADLINE_S = 0.5  # a lie may be that there is no answer yet, which is asked again until then
@@ -173,8 +173,6 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class StoreReplies(_Replies):
-    """`RemoteStore`, answered by a liar."""
-
     name = "store-replies"
     service = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"]
     questions = STORE_QUESTIONS
@@ -206,8 +204,6 @@ MASTER_QUESTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class MasterReplies(_Replies):
-    """`MasterClient`, answered by a liar."""
-
     name = "master-replies"
     service = master_pb2.DESCRIPTOR.services_by_name["Master"]
     questions = MASTER_QUESTIONS
@@ -238,17 +234,12 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "TakeChanges": lambda server: server.take_changes(bytes(16), b""),
     "SaveRows": lambda server: server.save_rows(RowSave(bytes(16))),
     "Claim": lambda server: server.begin_job("lied", False),
-    **{
-        name: STORE_QUESTIONS[name]
-        for name in ("CreateTable", "Put", "PutTableState", "Delete", "ClearTable", "DropTable", "ResetVersion")
-    },
+    **{name: STORE_QUESTIONS[name] for name in OF_SERVERS},
 }
 """Name of a call -> what makes it."""
 
 
 class ShardReplies(_Replies):
-    """`ShardClient`, answered by a liar."""
-
     name = "shard-replies"
     service = store_pb2.DESCRIPTOR.services_by_name["StoreServer"]
     questions = SHARD_QUESTIONS

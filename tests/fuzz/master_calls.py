@@ -64,6 +64,11 @@ def master_words(m: Mutator, field: FieldDescriptor) -> object:
     return None
 
 
+def words_of_all(m: Mutator, field: FieldDescriptor) -> object:
+    known = master_words(m, field)
+    return store_words(m, field) if known is None else known
+
+
 def _first_frame(frames: Iterable[bytes], kind: type[master_pb2.GradientFrame | master_pb2.EvaluationFrame]) -> Seed:
     message = kind.FromString(next(iter(frames)))
     return message.header, message.body
@@ -163,8 +168,7 @@ class MasterCalls(CallTarget):
                 self.client.join(WorkerIdentity(worker)).close()
 
     def words(self, m: Mutator, field: FieldDescriptor) -> object:
-        known = master_words(m, field)
-        return store_words(m, field) if known is None else known
+        return words_of_all(m, field)
 
     @abstractmethod
     def begin_anew(self) -> None:

@@ -139,8 +139,6 @@ def _used(store: EmbeddingStore) -> None:
 
 
 class _Liar(TcpProxy):
-    """A proxy that changes what the server answers."""
-
     def __init__(self, server: int) -> None:
         self._mutator: Mutator | None = None
         self._truths = 0

@@ -21,7 +21,7 @@ from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.store_calls import SPECS, STORE_CALLS, store_words
+from tests.fuzz.store_calls import OF_SERVERS, SPECS, STORE_CALLS, plain, store_words
 from tests.fuzz.target import Finding
 
 JOB = "fuzzed"
@@ -93,28 +93,21 @@ def _save(m: Mutator) -> Seed:
     return request, b""
 
 
-def _plain(kind: type[Message]) -> Call:
-    return Call(lambda m: (kind(), b""))
-
-
 SHARD_CALLS: dict[str, Call] = {
-    "GetOwner": _plain(store_pb2.GetOwnerRequest),
-    "GetShardStatus": _plain(store_pb2.GetShardStatusRequest),
+    "GetOwner": plain(store_pb2.GetOwnerRequest),
+    "GetShardStatus": plain(store_pb2.GetShardStatusRequest),
     "PushRows": Call(_push, store_pb2.RowPushFrame),
-    "Renew": _plain(store_pb2.RenewRequest),
+    "Renew": plain(store_pb2.RenewRequest),
     "Measure": Call(lambda m: (store_pb2.MeasureRequest(sums=_sums(m)), b"")),
     "OfferRows": Call(_offer),
     "CommitPushed": Call(_commit, store_pb2.CommitPushedFrame),
     "TakeBack": Call(lambda m: (store_pb2.TakeBackRequest(version=m.small(2) if m.chance(0.5) else None), b"")),
-    "ReadRecord": _plain(store_pb2.ReadRecordRequest),
+    "ReadRecord": plain(store_pb2.ReadRecordRequest),
     "KeepRecord": Call(record_seed, store_pb2.RecordFrame),
     "TakeChanges": Call(lambda m: (store_pb2.TakeChangesRequest(mark=bytes(16), base=m.bytes(m.choice((0, 16)))), b"")),
     "SaveRows": Call(_save),
     "Claim": Call(_claim),
-    **{
-        name: STORE_CALLS[name]
-        for name in ("CreateTable", "Put", "PutTableState", "Delete", "ClearTable", "DropTable", "ResetVersion")
-    },
+    **{name: STORE_CALLS[name] for name in OF_SERVERS},
 }
 """Name of a call -> how it is made."""
 

@@ -222,7 +222,7 @@ def _pin(m: Mutator) -> Seed:
     return store_pb2.PinRequest(lease_s=m.choice((0.01, 1.0, 5.0)), token=m.choice(_TOKENS)), b""
 
 
-def _plain(kind: type[Message], **fields: Keyword) -> Call:
+def plain(kind: type[Message], **fields: Keyword) -> Call:
     """A call of one small message; fields that are functions are asked for each case."""
     return Call(
         lambda m: (kind(**{name: value(m) if callable(value) else value for name, value in fields.items()}), b"")
@@ -238,28 +238,31 @@ def _token(m: Mutator) -> bytes:
 
 
 STORE_CALLS: dict[str, Call] = {
-    "ListTables": _plain(store_pb2.ListTablesRequest, count_rows=True),
-    "GetVersion": _plain(store_pb2.GetVersionRequest, at_least=1, wait_ms=1),
+    "ListTables": plain(store_pb2.ListTablesRequest, count_rows=True),
+    "GetVersion": plain(store_pb2.GetVersionRequest, at_least=1, wait_ms=1),
     "Lookup": Call(_lookup, store_pb2.LookupRequest),
     "LookupSmall": Call(_lookup, store_pb2.LookupRequest),
-    "CountRows": _plain(store_pb2.CountRowsRequest, table=_table),
-    "TableStatistics": _plain(store_pb2.TableStatisticsRequest, table=_table),
-    "ReadTableState": _plain(store_pb2.ReadTableStateRequest, table="rare"),
-    "Scan": _plain(store_pb2.ScanRequest, table=_table),
+    "CountRows": plain(store_pb2.CountRowsRequest, table=_table),
+    "TableStatistics": plain(store_pb2.TableStatisticsRequest, table=_table),
+    "ReadTableState": plain(store_pb2.ReadTableStateRequest, table="rare"),
+    "Scan": plain(store_pb2.ScanRequest, table=_table),
     "ReadRows": Call(_rows, store_pb2.RowIdsFrame),
-    "Attach": _plain(store_pb2.AttachRequest),
+    "Attach": plain(store_pb2.AttachRequest),
     "Pin": Call(_pin),
-    "RenewPin": _plain(store_pb2.RenewPinRequest, token=_token, lease_s=1.0),
-    "ReleasePin": _plain(store_pb2.ReleasePinRequest, token=_token),
-    "ListPins": _plain(store_pb2.ListPinsRequest),
+    "RenewPin": plain(store_pb2.RenewPinRequest, token=_token, lease_s=1.0),
+    "ReleasePin": plain(store_pb2.ReleasePinRequest, token=_token),
+    "ListPins": plain(store_pb2.ListPinsRequest),
     "CreateTable": Call(_spec),
     "Commit": Call(_commit, store_pb2.CommitFrame),
-    "CommitStaged": _plain(store_pb2.CommitStagedRequest, token=_token),
+    "CommitStaged": plain(store_pb2.CommitStagedRequest, token=_token),
     "Put": Call(_block, store_pb2.RowBlockFrame),
     "PutTableState": Call(_table_state, store_pb2.TableStateFrame),
     "Delete": Call(_rows, store_pb2.RowIdsFrame),
-    "ClearTable": _plain(store_pb2.ClearTableRequest, table=_table),
-    "DropTable": _plain(store_pb2.DropTableRequest, table=_table),
-    "ResetVersion": _plain(store_pb2.ResetVersionRequest, version=0),
+    "ClearTable": plain(store_pb2.ClearTableRequest, table=_table),
+    "DropTable": plain(store_pb2.DropTableRequest, table=_table),
+    "ResetVersion": plain(store_pb2.ResetVersionRequest, version=0),
 }
 """Name of a call -> how it is made."""
+
+OF_SERVERS = ("CreateTable", "Put", "PutTableState", "Delete", "ClearTable", "DropTable", "ResetVersion")
+"""Those that the StoreServer service has, too."""

@@ -39,8 +39,8 @@ class _Folder(Target):
     def open(self) -> None:
         self.folder = Path(self.held.enter_context(TemporaryDirectory()))
         self.write()
-        self._whole = {path: path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file()}
-        self._whole = {path: content for path, content in self._whole.items() if self.counts(path)}
+        files = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and path.name != "lock")
+        self._whole = {path: path.read_bytes() for path in files}
 
     def case(self, m: Mutator) -> str | None:
         path = m.choice(list(self._whole))
@@ -51,16 +51,9 @@ class _Folder(Target):
                 file.write_bytes(text)
             self.read()
         finally:
-            for file in (*changed, *self.soiled):
+            for file in changed:
                 file.write_bytes(self._whole[file])
         return None
-
-    soiled: tuple[Path, ...] = ()
-    """Files that reading changes."""
-
-    def counts(self, path: Path) -> bool:
-        """Whether a file is one that is changed."""
-        return True
 
     @abstractmethod
     def write(self) -> None:
@@ -75,10 +68,7 @@ class _Folder(Target):
         return {path: m.mutated(content)}
 
     def check(self) -> None:
-        """What is whole is read."""
         self.read()
-        for file in self.soiled:
-            file.write_bytes(self._whole[file])
 
 
 def _other_header(m: Mutator, content: bytes) -> bytes:
@@ -167,10 +157,6 @@ class FileStores(_Folder):
                 # What was changed on the disk may be noticed when it is written, too.
                 store.close()
 
-    def counts(self, path: Path) -> bool:
-        """All but the lock, which says nothing."""
-        return path.name != "lock"
-
     def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
         if path.name != MANIFEST_NAME or m.chance(0.2):
             return {path: m.mutated(content)}
@@ -192,8 +178,6 @@ def _read_all(store: EmbeddingStore) -> None:
 
 
 class VersionRecords(Target):
-    """The record that a store keeps with a version."""
-
     name = "version-records"
     share = 1000
 

@@ -22,7 +22,6 @@ class Finding(AssertionError):
 
 
 def is_named(error: BaseException) -> bool:
-    """Whether an error is one of `elastable.embedding_store.errors`, or of a kind below one of them."""
     return isinstance(error, ElastableError) and type(error) is not ElastableError
 
 

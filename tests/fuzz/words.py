@@ -91,8 +91,6 @@ users = "memory"
 
 
 class TextFiles(Target):
-    """Files of settings and secrets."""
-
     name = "text-files"
     share = 60
 

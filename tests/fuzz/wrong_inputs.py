@@ -1,8 +1,4 @@
-"""Input that must be refused, by an oracle that does not ask the code: each case is right, or has one known flaw.
-
-What hostile bytes do is the matter of the other targets: an error without a name. Here a value that reads well and is
-wrong is made on purpose. Taking it is a finding, and so is refusing one without a flaw.
-"""
+"""Input that must be refused, by an oracle that does not ask the code: each case is right, or has one known flaw."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -364,8 +360,6 @@ class PushInputs(WrongInputs):
 
 
 class RecordInputs(WrongInputs):
-    """Arrays that a reader and an integer input of a model take."""
-
     name = "wrong-records"
 
     def open(self) -> None:

@@ -12,8 +12,6 @@ import numpy as np
 from tests.keras_table.case import Case
 from tests.keras_table.sides import Side, small, trained
 
-__all__ = ["CASES"]
-
 
 def _with(*callbacks: Callable[[], object], **fit: object) -> Callable[[Side], object]:
     def program(side: Side) -> object:

@@ -12,8 +12,6 @@ from keras.src.utils.naming import reset_uids
 from elastable.embedding_store.errors import ElastableError, JobFailed
 from tests.keras_table.sides import Side
 
-__all__ = ["SAME_NUMBERS", "Case", "Different", "dense_gradients", "difference", "verdict"]
-
 SAME_NUMBERS = "same numbers"
 _TOLERANCE = 1e-5
 

@@ -8,8 +8,6 @@ import numpy as np
 from tests.keras_table.case import Case
 from tests.keras_table.sides import Outcome, Side, around, small, trained
 
-__all__ = ["CASES", "two_outputs"]
-
 _BINARY_LOSSES = "BinaryCrossentropy BinaryFocalCrossentropy Hinge SquaredHinge Poisson Dice Tversky"
 _REGRESSION_LOSSES = (
     "MeanSquaredError MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredLogarithmicError LogCosh Huber "

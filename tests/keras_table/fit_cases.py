@@ -11,8 +11,6 @@ from tests.keras_table.case import Case
 from tests.keras_table.compile_cases import two_outputs
 from tests.keras_table.sides import BATCH, RECORDS, Side, small, trained
 
-__all__ = ["CASES"]
-
 
 def _c(name: str, *covers: str, meaning: str = "", **fit: object) -> Case:
     return Case(name, lambda side: trained(side, fit=fit), " ".join(f"fit.{cover}" for cover in covers), meaning)

@@ -5,8 +5,6 @@ from collections.abc import Callable
 
 import keras
 
-__all__ = ["keras_names"]
-
 # Not said by programs, or said by another row of the same name: each with its reason.
 _LEFT_OUT = {"callbacks.OrbaxCheckpoint": "needs the package orbax-checkpoint"}
 _BASES = {"metrics.Mean", "metrics.Sum"}  # what metrics of one's own and the loss are made of

@@ -4,13 +4,10 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Side, around, flat, small, trained
+from tests.keras_table.sides import BATCH, DIM, LENGTH, OwnLoss, Side, around, flat, small, trained
 from tests.untyped import Keywords
-
-__all__ = ["CASES"]
 
 
 def _own(side: Side, *arguments: object, **options: object) -> keras.Model:
@@ -106,15 +103,6 @@ def _evaluated_with_a_penalty(side: Side) -> object:
 def _without_losses(side: Side) -> object:
     model = _penalised(side)
     return trained(side, OwnLoss(model.inputs, model.outputs), loss=None)
-
-
-class OwnLoss(keras.Model):
-    """Its loss has no `self.losses` in it."""
-
-    def compute_loss(
-        self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
-    ) -> tf.Tensor:
-        return keras.ops.mean(keras.ops.abs(y - y_pred))
 
 
 def _dropout(side: Side) -> list[object]:

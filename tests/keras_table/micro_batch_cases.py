@@ -13,8 +13,6 @@ from tests.keras_table.compile_cases import two_outputs
 from tests.keras_table.sides import Side, flat, small, trained
 from tests.untyped import Keyword
 
-__all__ = ["CASES"]
-
 ops = keras.ops
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 

@@ -12,15 +12,11 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, outcome, small, trained
-
-__all__ = ["CASES"]
+from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, OwnLoss, Side, outcome, small, trained
 
 
 @keras.saving.register_keras_serializable("keras_table")
 class Subclassed(keras.Model):
-    """An embedding and a dense layer, in `call`."""
-
     def __init__(self, vocabulary: int, **options: object) -> None:
         super().__init__(**options)
         self.vocabulary = vocabulary
@@ -35,11 +31,8 @@ class Subclassed(keras.Model):
         return {**super().get_config(), "vocabulary": self.vocabulary}
 
 
-class OwnLoss(Subclassed):
-    def compute_loss(
-        self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
-    ) -> tf.Tensor:
-        return keras.ops.mean(keras.ops.abs(y - y_pred))
+class SubclassedOwnLoss(OwnLoss, Subclassed):
+    pass
 
 
 class OwnMetrics(Subclassed):
@@ -189,7 +182,7 @@ CASES = [
     Case("a Sequential model with an embedding inside a Functional one", _nested),
     Case("features as a dictionary, two tables", _dict_features),
     Case("a subclass of `Model`", _subclass(Subclassed), "Model.call"),
-    Case("a `compute_loss` of its own", _subclass(OwnLoss, loss=None), "Model.compute_loss"),
+    Case("a `compute_loss` of its own", _subclass(SubclassedOwnLoss, loss=None), "Model.compute_loss"),
     Case("a `compute_metrics` of its own", _subclass(OwnMetrics), "Model.compute_metrics"),
     Case("`self.add_loss(...)` in `call`", _subclass(LossInCall), "Model.add_loss"),
     Case("a `train_step` of its own", _subclass(OwnTrainStep), "Model.train_step"),

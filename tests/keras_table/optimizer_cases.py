@@ -8,8 +8,6 @@ from tests.keras_table.case import Case
 from tests.keras_table.sides import trained
 from tests.untyped import Keywords
 
-__all__ = ["CASES"]
-
 _OWN = {
     "SGD": [{"learning_rate": 0.2}, {"learning_rate": 0.2, "momentum": 0.9, "nesterov": True}],
     "Adagrad": [{"learning_rate": 0.2, "initial_accumulator_value": 0.2, "epsilon": 1e-3}],

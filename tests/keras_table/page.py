@@ -14,8 +14,6 @@ from tests.keras_table import (
 )
 from tests.keras_table.case import Case, Different, verdict
 
-__all__ = ["SECTIONS", "page", "verdicts"]
-
 SECTIONS: dict[str, list[Case]] = {
     "compile": compile_cases.CASES,
     "fit": fit_cases.CASES,

@@ -6,11 +6,10 @@ from typing import Any, TypedDict
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import elastable as et
 from tests.untyped import Keyword
-
-__all__ = ["BATCH", "DIM", "LENGTH", "RECORDS", "Side", "around", "flat", "outcome", "small", "trained"]
 
 RECORDS, BATCH, LENGTH, DIM = 24, 8, 3, 4
 
@@ -82,6 +81,15 @@ class Side:
         return et.fit(model, *data, **options, lazy=self.lazy, offload_embeddings_above=1)
 
 
+class OwnLoss(keras.Model):
+    """Its loss has no `self.losses` in it."""
+
+    def compute_loss(
+        self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
+    ) -> tf.Tensor:
+        return keras.ops.mean(keras.ops.abs(y - y_pred))
+
+
 def small(side: Side, units: int = 1, activation: str | None = None, **embedding: Keyword) -> keras.Model:
     """ids [3] -> an embedding -> a dense layer."""
     table = keras.layers.Embedding(side.vocabulary, DIM, name="items", **embedding)
@@ -89,7 +97,6 @@ def small(side: Side, units: int = 1, activation: str | None = None, **embedding
 
 
 def around(*layers: keras.layers.Layer, dtype: str = "int64", kind: type[keras.Model] = keras.Model) -> keras.Model:
-    """ids [3] -> the layers, one after another."""
     ids = keras.Input((LENGTH,), dtype=dtype, name="ids")
     return kind(ids, functools.reduce(lambda value, layer: layer(value), layers, ids))
 
@@ -117,7 +124,6 @@ def trained(
 
 
 def outcome(model: keras.Model, history: keras.callbacks.History | None = None) -> Outcome:
-    """Final weights by layer, the rows of its table included, and the history."""
     weights = {}
     for layer in model._flatten_layers(include_self=False, recursive=True):
         variables = [np.asarray(variable) for variable in layer._trainable_variables + layer._non_trainable_variables]

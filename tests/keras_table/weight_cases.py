@@ -12,8 +12,6 @@ from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
 from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, around, outcome, small
 
-__all__ = ["CASES", "Averaging", "Best", "Halving"]
-
 _SGD = 0.2
 
 
@@ -162,8 +160,6 @@ def _polyak(side: Side) -> object:
 
 
 class Penalised(keras.Model):
-    """Its loss has a penalty over all that is trained."""
-
     def compute_loss(
         self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
     ) -> tf.Tensor:

@@ -22,8 +22,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LANGUAGES", "MARKS", "Block", "blocks_of", "complaints"]
-
 MARKS = frozenset({"output", "sample", "diagram", "file", "serves", "together"})
 MARKS |= {"needs a cluster", "needs docker", "needs minutes", "needs network"}
 LANGUAGES = frozenset({"python", "sh", "console", "toml", "proto"})
@@ -49,7 +47,6 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The name that a `file` mark gives."""
         return self.mark.removeprefix("file ").strip()
 
     def __str__(self) -> str:

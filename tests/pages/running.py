@@ -18,9 +18,8 @@ from typing import Any
 import typer
 
 from tests.pages.blocks import Block, blocks_of
+from tests.ports import free_port
 from tests.preloaded.client import preloaded_python
-
-__all__ = ["PageRun", "assert_printed", "missing_commands"]
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
@@ -45,7 +44,7 @@ class PageRun:
         self._folder = folder
         self._redis_server = redis_server
         self._names: dict[str, object] = {"__name__": "page"}
-        self._ports = {"here": _free_port(), "absent": _free_port()}
+        self._ports = {"here": free_port(), "absent": free_port()}
         self._open = ExitStack()
         self._printed = ""
         self._working = folder
@@ -59,13 +58,12 @@ class PageRun:
         self._open.close()
 
     def run(self, page: Path) -> None:
-        """Runs every block of the page; raises at the first that fails."""
         for block in blocks_of(page):
             self._run(block)
 
     def _run(self, block: Block) -> None:
         if block.kind == "together":  # it brings its own server; one of a block before may still be ending
-            self._ports["here"] = _free_port()
+            self._ports["here"] = free_port()
         text = self._with_addresses(block.text)
         if block.kind == "output":
             assert_printed(self._printed, text, str(block))
@@ -238,9 +236,3 @@ def _importing_from(folder: Path) -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
                 del sys.modules[name]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -16,8 +16,6 @@ from types import CodeType, FrameType
 
 import pytest
 
-__all__ = ["Delays", "pytest_addoption", "pytest_runtest_protocol"]
-
 ROOT = str(Path(__file__).parents[2])
 #: Of all places.
 SHARE = 1 / 40
@@ -26,7 +24,6 @@ NEVER = (str(Path(__file__).parent), f"{ROOT}/.venv")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--delays`."""
     parser.addoption("--delays", type=int, help="threads stand still at places that this number decides")
 
 
@@ -70,7 +67,6 @@ class Delays:
             time.sleep(delay)
 
     def _decide(self, code: CodeType, event: str, line: int) -> int:
-        """How often this place is to be slow."""
         name = code.co_filename
         if not name.startswith(ROOT) or name.startswith(NEVER):
             return 0

@@ -9,8 +9,6 @@ from collections.abc import Generator
 
 import pytest
 
-__all__ = ["pytest_collection"]
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:

@@ -10,7 +10,6 @@ _LOGGERS = [logging.getLogger(name) for name in ("elastable", "elastable.audit",
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    """Handlers, levels, and whether records go on to pytest."""
     before = [(list(log.handlers), log.level, log.propagate) for log in _LOGGERS]
     yield
     for log, (handlers, level, propagate) in zip(_LOGGERS, before, strict=True):

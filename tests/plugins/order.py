@@ -1,7 +1,4 @@
-"""The order of test modules: the dearest first, or random with `--random-order`.
-
-`make test` hands modules to processes in this order. A long one that begins last would leave the others idle.
-"""
+"""The order of test modules: the dearest first, or random with `--random-order`."""
 
 import random
 from collections.abc import Hashable, Sequence
@@ -9,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["DEAREST", "pytest_addoption", "pytest_collection_modifyitems", "shuffled"]
-
 ROOT = Path(__file__).parents[2]
 
-#: Modules of six seconds and more, the longest first (`make test ARGS=--durations=0` tells). The quick run skips them.
+#: The longest first (`make test ARGS=--durations=0` tells). The quick run skips them, and does not import them.
 _DEAREST = """
     keras_table/test_keras_table pages/test_pages wheel/test_wheel equality/test_store_servers
     equality/test_same_numbers chaos/test_chaos fuzz/test_fuzz elastable/in_process/test_model_fit
@@ -50,13 +45,16 @@ _DEAREST = """
     elastable/jobs/test_ragged_stream_job master/commits/test_numbers_at_servers master/wire/test_lost_answers
     embedding_store/wire/test_dying_server embedding_store/composite/test_lost_shard
     embedding_store/wire/test_call_guard embedding_store/wire/test_rpc_errors
-    embedding_store/engine/test_store_history
+    embedding_store/engine/test_store_history master/jobs/test_logged_behind
+    master/jobs/test_exactly_once master/jobs/test_concurrent_evaluation
+    embedding_store/engine/tiered/test_framed_reads master/keras/test_keras_optimizer master/commits/test_version_record
+    embedding_store/wire/test_shared_source embedding_store/engine/test_races master/jobs/test_staleness
+    test_loaded_code master/jobs/test_exactly_once_at_servers
 """
 DEAREST = tuple(f"tests/{module}.py" for module in _DEAREST.split())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--random-order`."""
     parser.addoption(
         "--random-order", action="store_true", help="modules, classes and tests in an order that --seed decides"
     )

@@ -8,13 +8,12 @@ import os
 import subprocess
 from collections.abc import Generator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from tests.plugins.order import DEAREST
-
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_runtest_protocol"]
+from tests.plugins.order import DEAREST, ROOT
 
 #: Fixtures that start servers; a test that needs one need not be marked `process`.
 SERVERS = frozenset({"server_binary", "redis_node", "valkey_node", "redis_cluster_nodes"})
@@ -26,10 +25,16 @@ OF_SERVERS = frozenset({"redis_url", "redis_cluster_url", "redis_sentinel_url", 
 #: Where the tests lie that `make test-fast` runs, but for those that are left out (`FAST_TESTS` in the Makefile).
 FAST = ("tests/embedding_store/", "tests/master/", "tests/test_")
 
+_DEAREST = frozenset(ROOT / name for name in DEAREST)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--quick`."""
     parser.addoption("--quick", action="store_true", help="only tests that start neither processes nor servers")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The dearest modules are not even imported."""
+    return True if config.option.quick and collection_path in _DEAREST else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,7 +49,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what starts processes or takes long."""
     if not config.option.quick:
         return
     left = [item for item in items if _is_left_out(item)]

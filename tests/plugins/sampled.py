@@ -13,8 +13,6 @@ import pytest
 
 from tests.servers import redis_binary
 
-__all__ = ["pytest_collection_modifyitems"]
-
 _ON_VALKEY = frozenset({"valkey", "valkey_node", "valkey_url"})
 
 
@@ -36,6 +34,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_on_valkey(item: pytest.Item) -> bool:
-    """Whether a parameter says so."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return any(isinstance(value, str) and value in _ON_VALKEY for value in parameters.values())

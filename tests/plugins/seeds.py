@@ -14,31 +14,21 @@ import hypothesis
 import numpy as np
 import pytest
 
-__all__ = [
-    "examples",
-    "pytest_addoption",
-    "pytest_configure",
-    "pytest_configure_node",
-    "pytest_fixture_setup",
-    "pytest_runtest_call",
-    "pytest_terminal_summary",
-]
-
 _KEY = "elastable-seed"
 
 # Kernels compile at their first call: a time limit on each example would fail on a fresh machine.
 hypothesis.settings.register_profile("elastable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("elastable-quick", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.register_profile("elastable-random", deadline=None)
 
 
 def examples(count: int) -> int:
-    """Examples of an expensive Hypothesis test: half, as they are the same in every run; all with a random seed."""
+    """Of an expensive Hypothesis test: half in `make test`, a tenth with `--quick`, all with a random seed."""
     profile = hypothesis.settings.default
-    return max(1, count // 2) if profile is not None and profile.derandomize else count
+    return max(1, count * profile.max_examples // 200) if profile is not None and profile.derandomize else count
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--seed`."""
     parser.addoption("--seed", default="0", help="what tests draw: a number [0], or 'random'")
 
 
@@ -50,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     elif config.option.seed == "random":
         config.option.seed = f"random {random.SystemRandom().randrange(2**31)}"
     drawn = str(config.option.seed).startswith("random ")
-    hypothesis.settings.load_profile("elastable-random" if drawn else "elastable")
+    same = "elastable-quick" if config.option.quick else "elastable"
+    hypothesis.settings.load_profile("elastable-random" if drawn else same)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -74,13 +65,11 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before the fixtures of one test."""
     _begin(item.config, item.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Before the test itself."""
     _begin(item.config, item.nodeid)
 
 

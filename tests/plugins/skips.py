@@ -5,8 +5,6 @@ from collections.abc import Generator
 
 import pytest
 
-__all__ = ["MAY_BE_SKIPPED", "pytest_make_collect_report", "pytest_runtest_makereport"]
-
 #: Reason -> why it is no gap. A new one is a decision, not a way to pass.
 MAY_BE_SKIPPED = {
     "the shared test data are not beside this checkout": "reference data of another repository, too large for this one",
@@ -42,7 +40,6 @@ def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that is skipped fails by name."""
     report = yield
     if _is_gap(report):
         _fail(report)
@@ -51,7 +48,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """A module that is skipped fails by name."""
     report = yield
     if _is_gap(report):
         _fail(report)

@@ -11,8 +11,6 @@ from safetensors.numpy import load_file
 
 import elastable as et
 
-__all__ = ["Arrays", "checkpoint_arrays", "history_arrays", "nudged", "require_own_tree", "table_arrays"]
-
 Arrays = dict[str, np.ndarray]
 ROOT = Path(__file__).parents[2]
 

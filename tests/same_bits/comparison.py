@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Compared", "compare", "with_one_bit_changed"]
-
 
 @dataclass(frozen=True)
 class Compared:

@@ -15,8 +15,6 @@ from tests.ports import free_address
 from tests.same_bits.arrays import Arrays, checkpoint_arrays, history_arrays, nudged, table_arrays
 from tests.servers import redis_binary, running_server, valkey_binary
 
-__all__ = ["JOBS"]
-
 MODEL = Path(__file__).with_name("model_file.py")
 _SIZES = ("--workers", "2", "--micro-batch-size", "16", "--grads-to-wait", "2", "--epochs", "2")
 _JOB: tuple[str | Path, ...] = (*_SIZES, "--seed", "3", "--full-every", "1", "--no-export")

@@ -1,8 +1,4 @@
-"""Virtual environments that hold a built wheel and what it requires, and nothing else.
-
-What the wheel requires is taken from its own metadata, with all that those distributions require in turn, and linked
-from the environment that runs the tests: no network, and nothing is copied.
-"""
+"""Virtual environments that hold a built wheel and what it requires, and nothing else."""
 
 import os
 import re
@@ -18,8 +14,6 @@ from zipfile import Path as ZipPath
 from packaging.requirements import Requirement
 
 from tests.elastable.processes import LIMIT_S
-
-__all__ = ["Environment", "make_environment", "run", "wheel_metadata"]
 
 _OFFLINE = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet")
 
@@ -40,7 +34,6 @@ class Environment:
 
 
 def wheel_metadata(wheel: Path) -> Distribution:
-    """The metadata of a wheel, from the wheel itself."""
     (inside,) = (entry for entry in ZipPath(wheel).iterdir() if entry.name.endswith(".dist-info"))
     return PathDistribution(inside)
 

@@ -117,14 +117,6 @@ def test_a_model_file_trains_beside_them(folder: Path) -> None:
     assert result_of(folder) == (4, 64)
 
 
-@pytest.mark.slow  # the test above starts the same processes; tests/elastable/jobs resumes
-@pytest.mark.timeout(900)
-def test_a_model_file_resumes_beside_them(folder: Path) -> None:
-    run(folder, HERE, *JOB)
-    assert "resuming at version 4" in run(folder, HERE, *JOB, "--epochs", "2", "--resume")
-    assert result_of(folder) == (8, 64)
-
-
 def test_a_wheel_holds_one_name_and_all_of_ours(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     information = {name.partition("/")[0] for name in held if ".dist-info/" in name}

@@ -8,8 +8,6 @@ from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.options import HostTableOptions
 from tests.untyped import Keyword
 
-__all__ = ["create_host_table"]
-
 _PLACEMENT = ("group", "store", "enable_remote_buffer_embedding", "threads")
 
 

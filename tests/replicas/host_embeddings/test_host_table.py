@@ -1,32 +1,44 @@
-"""Host tables: registration, what is refused, and states that do not fit."""
+"""Host tables: registration, the contract of both ways, files, the cost model, and what is refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.contract.spec import InitializerSpec
+from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
     BadInput,
     BadSpec,
+    CheckpointError,
+    FutureVersion,
     IdOutOfRange,
+    SpecConflict,
     StoreFailed,
     Unsupported,
 )
+from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.exchanges import Callbacks, TokenBuffers
+from elastable.replicas.host_embeddings.exchanges import Callbacks, EncodingBuffers, TokenBuffers
+from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
+from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingOptimizerSpec,
     HostEmbeddingSGDGAOptimizerSpec,
 )
+from elastable.replicas.host_embeddings.options import bytes_per_step, choose_strategy, seconds_per_step
+from tests.contracts.host_table_contract import HostTableContract, Steps, Way, random_steps, train
 from tests.replicas.host_embeddings.tables import create_host_table
 from tests.untyped import Keywords
 
@@ -282,3 +294,230 @@ def test_a_bad_state_of_one_replica_is_raised_on_all() -> None:
             table.restore(state)
 
     run_threads(2, work)
+
+
+WAYS: dict[str, Way] = {
+    "token buffers": lambda: {"partition_strategy": "TOKEN", "enable_remote_buffer_embedding": True},
+    "token sums": lambda: {"partition_strategy": "TOKEN", "token_exchange": "sums"},
+    "encoding buffers": lambda: {"partition_strategy": "ENCODING"},
+    "callbacks to memory": lambda: {"store": MemoryStore(), "enable_remote_buffer_embedding": False},
+}
+
+
+class TestWays(HostTableContract):
+    @pytest.fixture(params=WAYS)
+    def way(self, request: pytest.FixtureRequest) -> Way:
+        return WAYS[request.param]
+
+
+class TestCallbacksToRedis(HostTableContract):
+    @pytest.fixture
+    def way(self, redis_url: str) -> Iterator[Way]:
+        with open_store(redis_url) as store:
+            yield lambda: {"partition_strategy": "TOKEN", "store": store}
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.integers(1, 30),
+    dim=st.integers(1, 9),
+    replicas=st.integers(1, 5),
+    strategy=st.sampled_from(["TOKEN", "ENCODING"]),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    optimizer=st.sampled_from([("adam", True), ("adam", False), ("sgd", True), ("rowwise_adagrad", True)]),
+    seed=st.integers(0, 99),
+)
+def test_sums_over_replicas_are_one_process_with_the_joined_batch(
+    rows: int, dim: int, replicas: int, strategy: str, dtype: str, optimizer: tuple[str, bool], seed: int
+) -> None:
+    steps = random_steps(rows, dim, replicas, 3, seed)
+    joined: Steps = [[(np.concatenate([ids for ids, _ in s]), np.concatenate([g for _, g in s]))] for s in steps]
+    name, lazy = optimizer[0], optimizer[1] or dtype != "float32"  # narrow rows cannot follow steps
+
+    def run(replicas: int, strategy: str, steps: Steps) -> list[bytes]:
+        def work(group: ReplicaGroup) -> bytes:
+            trained = HostEmbeddingOptimizerSpec(0.1, name, lazy=lazy)
+            table = create_host_table(
+                "t", (rows, dim), dtype, strategy, trained, group=group, reduction="sum", seed=seed
+            )
+            train(table, steps)
+            return b"".join(values.tobytes() for values in table.state().values())
+
+        return run_threads(replicas, work)
+
+    assert run(replicas, strategy, steps) == run(1, "TOKEN", joined) * replicas
+
+
+def test_rows_are_partitioned_as_in_the_original() -> None:
+    """Source: the host-embedding document: row i on shard i mod n at i // n; ceil(dim / n) columns each."""
+    spec = TableSpec("t", 7, 13)
+
+    def work(group: ReplicaGroup) -> tuple[list[int], object, int, int]:
+        token, encoding = TokenBuffers(group, spec), EncodingBuffers(group, spec)
+        return token.kept_ids(group.rank).tolist(), encoding.columns_of(group.rank), token.dim, encoding.dim
+
+    assert run_threads(4, work) == [
+        ([0, 4, 8, 12], slice(0, 2), 7, 2),
+        ([1, 5, 9], slice(2, 4), 7, 2),
+        ([2, 6, 10], slice(4, 6), 7, 2),
+        ([3, 7, 11], slice(6, 7), 7, 1),
+    ]
+
+
+def test_replicas_with_different_stores_are_refused() -> None:
+    def work(group: ReplicaGroup) -> str:
+        optimizer = HostEmbeddingOptimizerSpec(0.1)
+        table = create_host_table("t", (4, 3), optimizer_spec=optimizer, group=group, store=_Impatient())
+        with pytest.raises((FutureVersion, StoreFailed)) as caught:
+            train(table, random_steps(4, 3, 2, 1))
+        return str(caught.value)
+
+    messages = run_threads(2, work)
+    assert messages[1].startswith("host embedding 't': the store of rank 1 is at version 0, and rank 0 has committed 1")
+    assert messages[0] == f"rank 1: FutureVersion: {messages[1]}"
+
+
+class _Impatient(MemoryStore):
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        return super().wait_for_version(version, 0.0)
+
+
+def test_a_store_that_fails_one_replica_fails_all() -> None:
+    with MemoryStore() as good, MemoryStore() as bad:
+        bad.create_table(TableSpec("t", 9, 4))
+
+        def work(group: ReplicaGroup) -> tuple[object, str]:
+            with pytest.raises((SpecConflict, StoreFailed)) as caught:
+                create_host_table("t", (4, 3), group=group, store=bad if group.rank else good)
+            table = create_host_table("u", (4, 3), group=group, store=bad if group.rank else good)
+            if group.rank:
+                bad.drop_table("u")
+            with table.register(), pytest.raises(Exception, match="no table 'u'") as lost:
+                table.lookup([1])
+            return type(caught.value), str(lost.value)
+
+        first, second = run_threads(2, work)
+        assert first == (StoreFailed, "rank 1: TableNotFound: no table 'u'; tables here: t")
+        assert second[0] is SpecConflict
+
+
+def table_for(group: ReplicaGroup | None = None, strategy: str = "TOKEN", dim: int = 7) -> HostTable:
+    optimizer = HostEmbeddingOptimizerSpec(0.1, "adam", accumulation_factor=2)
+    return create_host_table("t", (13, dim), partition_strategy=strategy, optimizer_spec=optimizer, group=group)
+
+
+def test_files_are_read_by_any_number_of_replicas(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+
+    def write(group: ReplicaGroup) -> dict[str, Array]:
+        table = table_for(group)
+        train(table, random_steps(13, 7, 3, 5))
+        save_host_embedding(table, path)
+        save_host_embedding(table, path)  # in place of the first
+        return table.state()
+
+    def read(group: ReplicaGroup) -> dict[str, Array]:
+        table = table_for(group, "ENCODING")
+        load_host_embedding(table, path)
+        return table.state()
+
+    written = run_threads(3, write)[0]
+    tensors = load_file(path)  # of the safetensors library
+    assert tensors.keys() == written.keys()
+    for state in (*run_threads(4, read), tensors):
+        for name, values in written.items():
+            np.testing.assert_array_equal(state[name], values)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.safetensors"]
+
+
+def test_files_that_cannot_be_read_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    path, table = tmp_path / "t.safetensors", table_for()
+    save_host_embedding(table, path)
+    before, content = table.state(), path.read_bytes()
+    damaged = bytearray(content)
+    damaged[-5] ^= 1
+    for broken, message in ((damaged, "is damaged"), (content[:50], "cannot be read"), (b"", "0 bytes are no")):
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError, match=message):
+            load_host_embedding(table, path)
+    with pytest.raises(CheckpointError, match="No such file"):
+        load_host_embedding(table, tmp_path / "other.safetensors")
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"'pending/gradients' must be float32 \[n, 8\], got float32 \[0, 7\]"):
+        load_host_embedding(table_for(dim=8), path)
+    for name, values in table.state().items():
+        np.testing.assert_array_equal(values, before[name])
+
+
+def test_a_failed_write_is_raised_on_every_replica(tmp_path: Path) -> None:
+    def work(group: ReplicaGroup) -> object:
+        with pytest.raises((CheckpointError, StoreFailed), match="host embedding 't' cannot be written to") as caught:
+            save_host_embedding(table_for(group), tmp_path / "missing" / "t.safetensors")
+        return type(caught.value)
+
+    assert run_threads(2, work) == [CheckpointError, StoreFailed]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize(("strategy", "exchange"), [("TOKEN", "rows"), ("TOKEN", "sums"), ("ENCODING", "rows")])
+@pytest.mark.parametrize(("dim", "lookups"), [(8, 24), (5, 12), (1, 36)])
+def test_bytes_are_those_that_are_sent(replicas: int, strategy: str, exchange: str, dim: int, lookups: int) -> None:
+    def work(group: ReplicaGroup) -> tuple[int, int]:
+        table = create_host_table(
+            "t", (60, dim), np.float32, strategy, HostEmbeddingOptimizerSpec(0.1), group=group, token_exchange=exchange
+        )
+        with table.register():
+            begin = group.bytes_sent
+            rows, batch = table.lookup_with_ids(np.arange(lookups))  # spread evenly over the replicas
+            table.update(batch, rows)
+            return group.bytes_sent - begin, bytes_per_step(strategy, 60, dim, replicas, lookups, exchange).total
+
+    for sent, reckoned in run_threads(replicas, work):
+        assert sent == reckoned
+
+
+def test_bytes_by_hand() -> None:
+    token = bytes_per_step("TOKEN", 1000, 8, 4, 100)
+    assert (token.ids, token.rows, token.gradients) == (3 * 432, 3 * 800, 3 * 800)
+    assert bytes_per_step("TOKEN", 1000, 8, 4, 100, "sums").rows == 3 * 3200
+    assert bytes_per_step("ENCODING", 1000, 9, 4, 100).rows == 3 * 1200
+    assert bytes_per_step("ENCODING", 2**31 + 1, 9, 4, 100).ids == 3 * 832
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "replicas", "chosen"),
+    [
+        (4_000_000, 32, 4, "TOKEN"),  # as of a language model: t >> e, far beyond the caches
+        (1_000_000, 64, 4, "TOKEN"),
+        (1000, 1024, 4, "ENCODING"),  # as of a game: few rows, wide
+        (1000, 2048, 2, "ENCODING"),
+        (1000, 7, 4, "TOKEN"),  # columns that do not divide
+        (1000, 1, 2, "TOKEN"),
+        (1000, 64, 1, "TOKEN"),
+    ],
+)
+def test_the_choice(rows: int, dim: int, replicas: int, chosen: str) -> None:
+    assert choose_strategy(rows, dim, replicas) == chosen
+    tables = run_threads(
+        replicas, lambda group: create_host_table("t", (rows // 1000, dim), partition_strategy="AUTO", group=group)
+    )
+    assert {table.strategy for table in tables} == {choose_strategy(rows // 1000, dim, replicas)}
+    if replicas > 1:
+        seconds = {of: seconds_per_step(of, rows, dim, replicas, 4096) for of in ("TOKEN", "ENCODING")}
+        assert min(seconds, key=lambda of: seconds[of]) == chosen
+
+
+def test_optimizers_that_look_across_columns_are_split_by_token() -> None:
+    def work(group: ReplicaGroup) -> list[str]:
+        optimizers = (HostEmbeddingOptimizerSpec(0.1, name) for name in ("adagrad", "rowwise_adagrad"))
+        return [
+            create_host_table("t", (9, 64), np.float32, "AUTO", optimizer, group=group).strategy
+            for optimizer in optimizers
+        ]
+
+    assert run_threads(2, work) == [["ENCODING", "TOKEN"]] * 2
+
+
+def test_sizes_without_a_strategy_are_refused() -> None:
+    with pytest.raises(BadSpec, match="a strategy needs rows, columns and replicas, got 0, 1 and 2"):
+        choose_strategy(0, 1, 2)

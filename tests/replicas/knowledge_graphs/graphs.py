@@ -47,7 +47,6 @@ def run_epoch(trainer: GraphTrainer) -> float:
 
 
 def everyones(sampler: ShardedSampler, step: int) -> list[StepBatch]:
-    """All workers' batches of a step."""
     return [sampler.batch(step, worker) for worker in range(sampler.partition.sharding.shards)]
 
 

@@ -1,24 +1,36 @@
-"""The tails of the step's other triples as candidates: which they are, what is masked, and what the loss is."""
+"""KvsAll, label smoothing, dropout, and the tails of other triples as candidates: as one process computes them."""
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import AugmentedNegatives
 from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, Scored, ScoreMoving
+from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
+    Dropout,
+    EmbeddingMoving,
+    Scheme,
+    Scored,
+    ScoreMoving,
+    StepGradients,
+)
+from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, WholeSoftmax, distinct_queries
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.graphs import run_epoch
-from tests.untyped import Keyword
+from tests.untyped import Keyword, Keywords
 
 ENTITIES, RELATIONS, DIM, DRAWN = 40, 3, 8, 5
+
+
 TRIPLES = np.unique(np.random.default_rng(2).integers(0, [ENTITIES, RELATIONS, ENTITIES], (150, 3)), axis=0).astype(
     np.int32
 )
@@ -80,32 +92,152 @@ def test_training_with_them() -> None:
     assert _losses(augment_negative=True, learning_rate=0.05)[1] < _losses(augment_negative=True, learning_rate=0.0)[1]
 
 
-def test_the_scale_of_the_loss_scales_loss_and_gradients_and_not_the_penalty() -> None:
-    for loss in ("softmax", "whole-softmax", "kvsall"):
-        found = []
-        for scale in (1.0, 4.0):
-            made = TrainSettings(
-                model="DistMult", dim=DIM, loss=loss, negatives=8, batch=32, optimizer="sgd", learning_rate=1.0,
-                loss_scale=scale, regularizer="l2", regularization=0.3,
-            )  # fmt: skip
+def _moved(**settings: Keyword) -> tuple[float, Array]:
+    """The loss of one step of SGD, and how far it moves the relations."""
+    made = TrainSettings(
+        model="DistMult", dim=DIM, negatives=8, batch=32, optimizer="sgd", learning_rate=1.0, **settings
+    )
 
-            def work(group: ReplicaGroup, made: TrainSettings = made) -> tuple[float, Array]:
-                trainer = GraphTrainer(group, made, ENTITIES, RELATIONS, TRIPLES)
-                before = trainer.model.relations.copy()
-                value, _ = trainer.run_step()
-                return value, before - trainer.model.relations
+    def work(group: ReplicaGroup) -> tuple[float, Array]:
+        trainer = GraphTrainer(group, made, ENTITIES, RELATIONS, TRIPLES)
+        before = trainer.model.relations.copy()
+        return trainer.run_step()[0], before - trainer.model.relations
 
-            found.append(run_threads(1, work)[0])
-        made = TrainSettings(
-            model="DistMult", dim=DIM, loss=loss, negatives=8, batch=32, optimizer="sgd", learning_rate=1.0
-        )
+    return run_threads(1, work)[0]
 
-        def alone(group: ReplicaGroup, made: TrainSettings = made) -> Array:
-            trainer = GraphTrainer(group, made, ENTITIES, RELATIONS, TRIPLES)
-            before = trainer.model.relations.copy()
-            trainer.run_step()
-            return before - trainer.model.relations
 
-        loss_only = run_threads(1, alone)[0]
-        assert found[1][0] == pytest.approx(4 * found[0][0], rel=1e-5)
-        np.testing.assert_allclose(found[1][1] - found[0][1], 3 * loss_only, rtol=1e-3, atol=1e-6)
+@pytest.mark.parametrize("loss", ["softmax", "whole-softmax", "kvsall"])
+def test_the_scale_of_the_loss_scales_loss_and_gradients_and_not_the_penalty(loss: str) -> None:
+    penalty: Keywords = {"regularizer": "l2", "regularization": 0.3}
+    (one, moved), (four, moved_by_four) = (_moved(loss=loss, loss_scale=scale, **penalty) for scale in (1.0, 4.0))
+    assert four == pytest.approx(4 * one, rel=1e-5)
+    np.testing.assert_allclose(moved_by_four - moved, 3 * _moved(loss=loss)[1], rtol=1e-3, atol=1e-6)
+
+
+def _triples() -> Array:
+    draw = np.random.default_rng(0)
+    triples = np.stack([draw.integers(0, m, 90) for m in (9, RELATIONS, ENTITIES)], axis=1)
+    return np.unique(triples, axis=0).astype(np.int32)[draw.permutation(len(np.unique(triples, axis=0)))]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize(("loss", "sides"), [("kvsall", "t"), ("whole-softmax", "t"), ("whole-softmax", "ht")])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_loss_and_gradients_are_those_of_the_whole(
+    workers: int, loss: str, sides: str, smoothing: float, share: float
+) -> None:
+    draw, score, triples = np.random.default_rng(1), score_function("DistMult", DIM), _triples()
+    entities = draw.standard_normal((ENTITIES, DIM)).astype(np.float32)
+    relations = draw.standard_normal((RELATIONS, DIM)).astype(np.float32)
+    sharding, known = Sharding.create(ENTITIES, workers), KnownTriples.create(ENTITIES, RELATIONS, triples)
+    partition = PartitionedTriples.create(distinct_queries(triples) if loss == "kvsall" else triples, sharding)
+    sampler, dropout = RigidSampler(partition, 12), Dropout(share, 3) if share else None
+    asked: tuple[Side, ...] = ("tail",) if sides == "t" else ("head", "tail")
+
+    def work(group: ReplicaGroup) -> tuple[float, StepGradients]:
+        batch, held = sampler.batch(0, group.rank), int(sharding.counts[group.rank])
+        scheme: WholeSoftmax
+        if loss == "kvsall":
+            scheme = KvsAll(group, score, held, sharding, known, smoothing, dropout=dropout)
+        else:
+            scheme = WholeSoftmax(group, score, held, asked, smoothing=smoothing, count=ENTITIES, dropout=dropout)
+        return scheme.step(batch, sharding.shard_table(entities, group.rank), relations, batch.weight)
+
+    found = run_threads(workers, work)
+    batches = [sampler.batch(0, worker) for worker in range(workers)]
+    met = np.concatenate([partition.triples[batch.triple.reshape(-1)] for batch in batches])
+    weights = np.concatenate([batch.weight.reshape(-1) for batch in batches])
+    ones = np.ones((len(met) // workers, DIM), np.float32)
+    e, r = tf.Variable(entities, dtype=tf.float64), tf.Variable(relations, dtype=tf.float64)
+    with tf.GradientTape() as tape:
+        total: tf.Tensor | float = 0.0
+        for side in asked:
+            known_end, answer = (0, 2) if side == "tail" else (2, 0)
+            given, relation = tf.gather(e, met[:, known_end]), tf.gather(r, met[:, 1])
+            if dropout:
+                masks = [dropout.masks(batch, side, ones, ones) for batch in batches]
+                given *= np.concatenate([each.given for each in masks])
+                relation *= np.concatenate([each.relation for each in masks])
+            logits = tf.matmul(given * relation, e, transpose_b=True)
+            labels = np.eye(ENTITIES)[met[:, answer]]
+            if loss == "kvsall":
+                for b, (h, k, _) in enumerate(met):
+                    labels[b, triples[(triples[:, 0] == h) & (triples[:, 1] == k), 2]] = 1
+            labels = (1 - smoothing) * labels + smoothing / ENTITIES
+            if loss == "kvsall":
+                losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits), 1)
+            else:
+                losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+            total += tf.reduce_sum(losses * weights)
+    to_e, to_r = (tf.convert_to_tensor(gradient).numpy() for gradient in tape.gradient(total, [e, r]))
+    assert sum(part for part, _ in found) == pytest.approx(float(total), rel=1e-5)
+    mine = np.zeros_like(to_e)
+    for worker, (_, gradients) in enumerate(found):
+        mine[sharding.entity_at[worker, gradients.rows]] = gradients.entities
+    np.testing.assert_allclose(mine, to_e, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sum(gradients.relations for _, gradients in found), to_r, rtol=1e-4, atol=1e-5)
+
+
+def test_an_epoch_visits_every_query_once() -> None:
+    triples = _triples()
+    queries = distinct_queries(triples)
+    assert (
+        len({tuple(query[:2]) for query in queries.tolist()}) == len(queries) == len(np.unique(triples[:, :2], axis=0))
+    )
+    settings = TrainSettings(model="DistMult", dim=DIM, loss="kvsall", batch=16, epochs=1, learning_rate=0.05)
+
+    def work(group: ReplicaGroup) -> int:
+        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, triples)
+        return sum(trainer.run_step()[1] for _ in range(trainer.steps_per_epoch))
+
+    both = np.concatenate([triples, triples[:, ::-1] + [0, RELATIONS, 0]])
+    assert run_threads(2, work)[0] == len(np.unique(both[:, :2], axis=0))
+
+
+@pytest.mark.parametrize("loss", ["kvsall", "whole-softmax", "log-sigmoid"])
+def test_training_with_everything_lowers_the_loss_and_resumes_to_the_bit(loss: str) -> None:
+    triples = _triples()
+    settings = TrainSettings(
+        model="TuckER", dim=DIM, loss=loss, batch=32, epochs=6, optimizer="adam", learning_rate=0.02, dropout=0.2,
+        label_smoothing=0.1 if loss != "log-sigmoid" else 0.0, schedule="exponential", warmup_epochs=1.0,
+        negatives=16, augment_negative=loss == "log-sigmoid",
+    )  # fmt: skip
+
+    def work(group: ReplicaGroup) -> tuple[list[float], dict[str, Array], dict[str, Array]]:
+        whole = GraphTrainer(group, settings, ENTITIES, RELATIONS, triples)
+        losses = [run_epoch(whole) for _ in range(3)]
+        half = whole.state()
+        losses += [run_epoch(whole) for _ in range(3)]
+        again = GraphTrainer(group, settings, ENTITIES, RELATIONS, triples)
+        again.restore(half)
+        for _ in range(3):
+            run_epoch(again)
+        return losses, dict(whole.state()), dict(again.state())
+
+    losses, straight, resumed = run_threads(2, work)[0]
+    assert losses[-1] < losses[0]
+    for name, value in straight.items():
+        np.testing.assert_array_equal(resumed[name], value)
+
+
+def test_dropout_keeps_the_expectation_and_differs_by_step_worker_and_side() -> None:
+    sampler = RigidSampler(PartitionedTriples.create(_triples(), Sharding.create(ENTITIES, 2)), 12)
+    rows, dropout = np.ones((400, 50), np.float32), Dropout(0.25, 7)
+    first, again = (dropout.masks(sampler.batch(0, 0), "tail", rows, rows) for _ in range(2))
+    np.testing.assert_array_equal(first.given, again.given)
+    assert set(np.unique(first.given)) == {np.float32(0), np.float32(4 / 3)}
+    assert first.given.mean() == pytest.approx(1, abs=0.02)
+    others = [
+        dropout.masks(sampler.batch(1, 0), "tail", rows, rows).given,
+        dropout.masks(sampler.batch(0, 1), "tail", rows, rows).given,
+        dropout.masks(sampler.batch(0, 0), "head", rows, rows).given,
+        Dropout(0.25, 8).masks(sampler.batch(0, 0), "tail", rows, rows).given,
+        first.relation,
+    ]
+    assert all((other != first.given).any() for other in others)
+
+
+def test_a_share_below_0_is_refused() -> None:
+    with pytest.raises(BadInput, match="dropout"):
+        Dropout(-0.1, 0)

@@ -60,7 +60,6 @@ class Graph:
         return (batch.weight.reshape(-1) / np.float32(max(1, batch.present))).astype(np.float32)
 
     def own(self, batch: StepBatch) -> Array:
-        """Global triples of a worker's batch, `[b, 3]`."""
         return self.partition.triples[batch.triple.reshape(-1)]
 
     def whole(self, found: list[Outcome]) -> tuple[Array, Array]:

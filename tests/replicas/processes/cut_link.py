@@ -1,8 +1,4 @@
-"""Two members whose link is cut, in a network of their own: `python -m tests.replicas.processes.cut_link DEADLINE_S`.
-
-Says "no network" where this process may not have one. Else it cuts the loopback link that the members are
-connected by, and says, as JSON, why each takes the other for gone.
-"""
+"""Two members whose link is cut, in a separate network: `python -m tests.replicas.processes.cut_link DEADLINE_S`."""
 
 import ctypes
 import fcntl
@@ -14,8 +10,6 @@ import sys
 import time
 
 from elastable.replicas.processes.peer_monitor import PeerMonitor
-
-__all__ = ["main"]
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1

@@ -1,9 +1,7 @@
 """The contract and more, run by every member of four processes at once; `test_mpi` starts them."""
 
-import base64
-import builtins
-import json
 import os
+import pickle
 import signal
 import threading
 import time
@@ -17,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import errors
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
@@ -36,50 +33,31 @@ def everyone() -> ReplicaGroup:
 
 def run_members(size: int, work: Callable[[ReplicaGroup], object], deadline_s: float = 60.0) -> list[Any]:
     """As `run_threads`, of which every member calls this one; members beyond `size` look on."""
-    mine: tuple[float, str, str, object] = (0.0, "", "", None)
+    mine: tuple[float, Exception | None, object] = (0.0, None, None)
     group = everyone()
     if group.rank < size:
         part = MpiGroup.of(world_communicator(60.0), range(size), 60.0)
         wait_for_others(part, deadline_s)
         try:
-            mine = (0.0, "", "", _plain(work(part)))
+            mine = (0.0, None, work(part))
             part.leave("its work is done")
         except Exception as error:  # noqa: BLE001 - raised again on every member
-            mine = (time.monotonic(), type(error).__name__, str(error), None)
+            mine = (time.monotonic(), error, None)
             part.leave(f"{type(error).__name__}: {error}")
         part.close()
-    encoded = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-    outcomes = [json.loads(one.tobytes()) for one in group.all_gather_uneven(encoded)]
-    failures = [(kind in ("Unavailable", "DeadlineExceeded"), at, kind, text) for at, kind, text, _ in outcomes if kind]
+    pickled = group.all_gather_uneven(np.frombuffer(pickle.dumps(mine), np.uint8))
+    outcomes = [pickle.loads(one.tobytes()) for one in pickled]
+    failures = [(at, error) for at, error, _ in outcomes if error is not None]
     if failures:
-        _, _, kind, text = min(failures)
-        raise (getattr(errors, kind, None) or getattr(builtins, kind))(text)
-    return [_whole(found) for *_, found in outcomes[:size]]
+        # The cause, rather than what it made others raise.
+        raise min(failures, key=lambda one: (isinstance(one[1], Unavailable | DeadlineExceeded), one[0]))[1]
+    return [found for *_, found in outcomes[:size]]
 
 
 def wait_for_others(group: ReplicaGroup, deadline_s: float) -> None:
     """From now on the group waits for no longer; its members may have met at leisure."""
     assert isinstance(group, MpiGroup)
     group._channel.deadline_s = deadline_s
-
-
-def _plain(found: object) -> object:
-    if isinstance(found, np.ndarray | np.generic):
-        raw = base64.b64encode(np.ascontiguousarray(found).tobytes()).decode()
-        return {"array": [found.dtype.str, list(found.shape), raw]}
-    if isinstance(found, tuple | list):
-        return {type(found).__name__: [_plain(one) for one in found]}
-    return found
-
-
-def _whole(plain: object) -> object:
-    if not isinstance(plain, dict):
-        return plain
-    ((kind, found),) = plain.items()
-    if kind == "array":
-        dtype, shape, raw = found
-        return np.frombuffer(base64.b64decode(raw), dtype).reshape(shape)
-    return (tuple if kind == "tuple" else list)(map(_whole, found))
 
 
 class TestContract(ReplicaContract):

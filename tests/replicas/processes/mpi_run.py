@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["MEMBERS", "in_members", "run_in_members"]
-
 MEMBERS = 4
 LIMIT_S = 200.0
 _ROOT = Path(__file__).parents[3]

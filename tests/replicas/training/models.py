@@ -53,10 +53,11 @@ def compiled(
     group: ReplicaGroup,
     optimizer: object = "adam",
     loss: object = "mse",
+    seed: int = 1,
     **named: Keyword,
 ) -> ReplicaTrainer:
     """A replica's trainer of a seeded model; `named` as of `compile`."""
-    trainer = ReplicaTrainer(seeded(make), locations, group, seed=7)
+    trainer = ReplicaTrainer(seeded(make, seed), locations, group, seed=7)
     trainer.compile(optimizer, loss, **named)
     return trainer
 

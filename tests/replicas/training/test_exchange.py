@@ -31,20 +31,6 @@ def reduced(size: int, comm: CommGroup, arrays: list[Array]) -> list[Array]:
     return run_threads(size, work)
 
 
-def test_reduce_scatter_of_popart() -> None:
-    # ORACLES "Tensor locations (PopART)": over 4 replicas, and in consecutive pairs.
-    given_to_all = [np.arange(12)] * 4
-    for rank, found in enumerate(reduced(4, CommGroup(), given_to_all)):
-        np.testing.assert_array_equal(found, 4 * np.arange(12).reshape(4, 3)[rank])
-
-    def pairs_alone(group: ReplicaGroup) -> Array:
-        pair = group.subgroup(CommGroup("consecutive", 2))
-        return Exchange(pair, [CommGroup().grouping(2)]).reduce([np.arange(12)], [layout_of(12, CommGroup(), 2)])[0]
-
-    for rank, found in enumerate(run_threads(4, pairs_alone)):
-        np.testing.assert_array_equal(found, 2 * np.arange(12).reshape(2, 6)[rank % 2])
-
-
 def test_domains_of_neighbours_are_reduced_across() -> None:
     for rank, found in enumerate(reduced(4, CommGroup("consecutive", 2), [np.arange(12)] * 4)):
         np.testing.assert_array_equal(found, 4 * np.arange(12).reshape(2, 6)[rank % 2])

@@ -19,7 +19,17 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.trainer import ReplicaTrainer
 from tests.elastable.processes import CLICK_JOB
-from tests.replicas.training.models import BOTH, STATE, WEIGHTS, perceptron, records, same_bits, seeded, sharded
+from tests.replicas.training.models import (
+    BOTH,
+    STATE,
+    WEIGHTS,
+    compiled,
+    perceptron,
+    records,
+    same_bits,
+    seeded,
+    sharded,
+)
 from tests.untyped import Keyword, Keywords
 
 X, Y = records()
@@ -32,9 +42,7 @@ def trainer_of(
     optimizer: keras.optimizers.Optimizer | None = None,
     make: Callable[..., object] = perceptron,
 ) -> ReplicaTrainer:
-    trainer = ReplicaTrainer(seeded(make, seed), locations, group, seed=7)
-    trainer.compile(optimizer or keras.optimizers.Nadam(0.01), "mse")
-    return trainer
+    return compiled(make, locations, group, optimizer or keras.optimizers.Nadam(0.01), seed=seed)
 
 
 def dropping() -> keras.Model:

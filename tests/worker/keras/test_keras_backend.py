@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
+
 PROGRAM = """
 import sys
 import elastable as et
@@ -41,3 +44,8 @@ def test_another_backend_is_refused_in_one_sentence(backend: str, name: str) -> 
 def test_the_file_of_keras_counts_where_the_environment_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
     assert "set to 'jax'" in output("et.EdlEmbedding", KERAS_HOME=str(tmp_path))
+
+
+def test_more_threads_than_tensorflow_can_count() -> None:
+    with pytest.raises(BadInput, match="intra_op_threads 2147483648: at most 2147483647"):
+        set_intra_op_threads(2**31)

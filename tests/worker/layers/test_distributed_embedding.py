@@ -49,7 +49,6 @@ def features(
 
 
 def ids(kind: str, seed: int = 0) -> tf.Tensor:
-    """Ids for `features`; those of rank 2 dense, ragged or sparse."""
     random = np.random.default_rng(seed)
 
     def many() -> object:

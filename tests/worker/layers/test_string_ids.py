@@ -1,4 +1,6 @@
-"""Ids of strings: one function everywhere, in graphs and out of them, in training and in lookups."""
+"""Ids of strings and of integers, and layers that say when ids are admitted and evicted."""
+
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
-from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
+from elastable.embedding_store.contract.spec import OptimizerSpec, spec_from_json, spec_to_json
+from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, SpecConflict
+from elastable.master.keras.discovery import discover_tables
+from tests.untyped import Keywords
 
 KNOWN = {
     # The examples of BigQuery's page on FARM_FINGERPRINT, and FarmHash's constant for no bytes.
@@ -19,6 +23,8 @@ KNOWN = {
     "3true": -4880158226897771312,
     "": -7286425919675154353,
 }
+
+
 USERS = ["alice", "bob", "", "42", "üñí", "a" * 100]
 
 
@@ -76,12 +82,12 @@ def test_ragged_sparse_and_masked_strings() -> None:
     assert mask.numpy().tolist() == [[True, False]]
 
 
-def job(**more: object) -> tuple[keras.Model, object]:
-    inputs = keras.Input((), dtype="string" if more.pop("strings", True) else "int64")
+def job(strings: bool = True) -> keras.Model:
+    inputs = keras.Input((), dtype="string" if strings else "int64")
     rows = et.Embedding(None, 4, name="users")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(rows))
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model, keras.Model
+    return model
 
 
 def test_training_on_strings_is_training_on_their_hashes() -> None:
@@ -89,7 +95,7 @@ def test_training_on_strings_is_training_on_their_hashes() -> None:
     y = np.arange(32, dtype=np.float32) / 32
     trained = []
     for x in (texts, et.hash_ids(texts)):
-        model, _ = job(strings=x is texts)
+        model = job(strings=x is texts)
         store = et.MemoryStore()
         et.fit(model, (x, y), epochs=2, batch_size=8, store=store, verbose=False)
         trained.append(store.lookup({"users": et.hash_ids(["alice", "bob", "42", "new"])})["users"])
@@ -99,13 +105,13 @@ def test_training_on_strings_is_training_on_their_hashes() -> None:
 
 def test_a_table_of_strings_is_not_one_of_integers() -> None:
     store, y = et.MemoryStore(), np.zeros(4, np.float32)
-    et.fit(job()[0], (np.array(USERS[:4], object), y), store=store, verbose=False)
+    et.fit(job(), (np.array(USERS[:4], object), y), store=store, verbose=False)
     with pytest.raises(BadInput, match="holds 4 rows of table 'users' already"):
-        et.fit(job(strings=False)[0], (np.arange(4), y), store=store, verbose=False)
+        et.fit(job(strings=False), (np.arange(4), y), store=store, verbose=False)
     empty = et.MemoryStore()
     empty.create_table(store.specs()["users"])
     with pytest.raises(SpecConflict, match=r"'users'.* ids"):
-        et.fit(job(strings=False)[0], (np.arange(4), y), store=empty, verbose=False)
+        et.fit(job(strings=False), (np.arange(4), y), store=empty, verbose=False)
     layer = et.Embedding(None, 2, name="both")
     layer(tf.constant(["a"]))
     with pytest.raises(BadIds, match="'both': called on strings and on integers"):
@@ -182,3 +188,123 @@ def test_weights_of_other_ids_are_refused(ids: object, weights: object, message:
 def test_booleans_are_no_ids() -> None:
     with pytest.raises(BadIds, match="'f': ids must be integers or strings, got bool"):
         et.Embedding(None, 2, name="f")(tf.constant([True]))
+
+
+IDS = np.array([[2**24 + 1, 2], [2**53 + 1, 2**62 + 1]], np.int64)
+
+
+def table() -> keras.layers.Layer:
+    return et.Embedding(None, 3, name="rows")
+
+
+def expected() -> Array:
+    return table().read_rows(IDS.reshape(-1)).reshape(2, 2, 3)
+
+
+MODELS = {
+    "nested": lambda: [keras.Input((2,), dtype="int64"), keras.Sequential([table()])],
+    "nested twice": lambda: [keras.Input((2,), dtype="int64"), keras.Sequential([keras.Sequential([table()])])],
+    "not built": lambda: [table()],
+    "not built, nested": lambda: [keras.Sequential([table()])],
+    "an input of no dtype": lambda: [keras.Input((2,)), table()],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ids_are_exact(name: str, tmp_path: Path) -> None:
+    model = keras.Sequential(MODELS[name]())
+    np.testing.assert_array_equal(model(IDS), expected())
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected())
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras").predict(IDS, verbose=0), expected())
+
+
+def test_it_trains() -> None:
+    inner = keras.Sequential([table(), keras.layers.Flatten()])
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), inner, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    et.fit(model, (IDS, np.ones((2, 1), np.float32)), verbose=False)
+    assert inner.layers[0].source.row_count("rows") == 4
+
+
+def test_an_input_that_others_share_stays_what_it_was_declared() -> None:
+    numbers = keras.Input((2,))
+    model = keras.Model(numbers, [keras.layers.Dense(1)(numbers), table()(numbers)])
+    assert model.input.dtype == "float32"
+    np.testing.assert_array_equal(model(np.ones((1, 2), np.float32))[1], table().read_rows([[1, 1]]))
+    with pytest.raises(BadIds, match=r"'rows': id 0.5 of record 0 .*no integer"):
+        model(np.full((1, 2), 0.5, np.float32))
+
+
+def test_an_embedding_behind_another_layer_is_left_alone() -> None:
+    with pytest.raises(BadIds, match="no integer"):
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), table()])(np.ones((1, 2), np.float32))
+
+
+ADMISSION, EVICTION = et.AdmissionSpec(2, 1 << 12), et.EvictionSpec(max_age=3, every=2)
+
+
+def model_of(*layers: et.Embedding) -> keras.Model:
+    ids = keras.Input((1,), dtype="int64", name="ids")
+    rows = [keras.layers.Flatten()(layer(ids)) for layer in layers]
+    joined = rows[0] if len(rows) == 1 else keras.layers.Concatenate()(rows)
+    return keras.Model(ids, keras.layers.Dense(1)(joined))
+
+
+def test_the_table_is_made_as_the_layer_says() -> None:
+    model = model_of(et.Embedding(None, 4, admission=ADMISSION, eviction=EVICTION, table="t"))
+    spec = discover_tables(model, 0, OptimizerSpec())["t"]
+    assert (spec.admission, spec.eviction) == (ADMISSION, EVICTION)
+    plain = discover_tables(model_of(et.Embedding(None, 4, table="t")), 0, OptimizerSpec())["t"]
+    assert (plain.admission, plain.eviction) == (None, None)
+
+
+def test_layers_that_share_a_table_want_the_same() -> None:
+    model = model_of(et.Embedding(None, 4, eviction=EVICTION, table="t"), et.Embedding(None, 4, table="t"))
+    with pytest.raises(SpecConflict, match="eviction"):
+        discover_tables(model, 0, OptimizerSpec())
+
+
+@pytest.mark.parametrize("admission", [None, ADMISSION])
+@pytest.mark.parametrize("eviction", [None, EVICTION, et.EvictionSpec(ttl=3600)])
+def test_config_goes_round(admission: et.AdmissionSpec | None, eviction: et.EvictionSpec | None) -> None:
+    layer = et.Embedding(None, 4, admission=admission, eviction=eviction)
+    again = et.Embedding.from_config(layer.get_config())
+    assert (again.admission, again.eviction) == (admission, eviction)
+    model = keras.models.model_from_json(model_of(layer).to_json())
+    found = next(layer for layer in model.layers if isinstance(layer, et.Embedding))
+    assert found.table_spec() == layer.table_spec()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"admission": ADMISSION, "input_dim": 10}, "'e': admission is for tables of any ids.*10"),
+        ({"eviction": EVICTION, "input_dim": 10}, "'e': eviction is for tables of any ids.*10"),
+        ({"admission": 3}, "'e': admission must be None or an et.AdmissionSpec, got 3"),
+        ({"eviction": ADMISSION}, "'e': eviction must be None or an et.EvictionSpec"),
+        ({"eviction": {"max_size": 4}}, "'e': eviction.*max_size"),
+        ({"admission": {"sightings": 0}}, "sightings must lie from 1 to 255"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(arguments: Keywords, message: str) -> None:
+    with pytest.raises(BadSpec, match=message):
+        et.Embedding(**{"input_dim": None, "output_dim": 4, **arguments}, name="e")
+
+
+@pytest.mark.parametrize("place", ["memory", pytest.param("redis", marks=pytest.mark.process)])
+def test_a_model_trains_with_them(place: str, request: pytest.FixtureRequest) -> None:
+    """Ids that come once are never admitted, those that stay away are evicted, and what reads them goes on."""
+    model = model_of(et.Embedding(None, 4, admission=ADMISSION, eviction=EVICTION, table="t"))
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    often, once, early = np.tile([1, 2], 32), np.arange(100, 132), np.tile([7, 8], 16)
+    # Eight versions of sixteen records: the early ids come in the first two of them alone.
+    ids = np.concatenate([early, often, once]).reshape(-1, 1).astype(np.int64)
+    with et.open_store(place if place == "memory" else request.getfixturevalue("redis_url")) as store:
+        et.fit(model, (ids, np.ones(len(ids))), batch_size=16, shuffle=False, store=store, verbose=False)
+        kept = store.table_statistics("t")
+        found = sorted(one for block in store.scan("t") for one in block.ids.tolist())
+        assert store.version() == 8
+    assert found == [1, 2]
+    assert kept.evicted == 2  # 7 and 8, not seen after version 2
+    assert kept.refused == 2 + 2 + 32

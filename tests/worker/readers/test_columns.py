@@ -188,7 +188,6 @@ def test_a_column_that_a_file_lacks_does_not_matter_where_nothing_wants_it(tmp_p
 
 
 def text(folder: Path, content: bytes | str, want: str = "", **options: Keyword) -> Batch:
-    """All records of a CSV file with a column "c"."""
     (folder / "t.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     reader = CsvReader(folder / "t.csv", **options)
     read = reader.for_inputs(ModelInputs({"c": want}, own_step=False)) if want else reader

@@ -34,18 +34,14 @@ def _halves(table: Table) -> list[Table]:
     return [{name: values[part] for name, values in table.items()} for part in (slice(0, cut), slice(cut, records))]
 
 
-def parquet(folder: Path, table: Table, inputs: Mapping[str, str], files: int = 1, **options: Keyword) -> Reader:
+def parquet(
+    folder: Path, table: Table, inputs: Mapping[str, str], files: int = 1, coded: bool = False, **options: Keyword
+) -> Reader:
     for number, part in enumerate(_halves(table) if files == 2 else [table]):
         made = {name: pa.array(values) for name, values in part.items()}
-        pq.write_table(pa.table(made), folder / f"part-{number}.parquet", row_group_size=3)
-    return ParquetReader(folder / "*.parquet", **options).for_inputs(ModelInputs(inputs))
-
-
-def parquet_of_dictionaries(folder: Path, table: Table, inputs: Mapping[str, str], **options: Keyword) -> Reader:
-    plain, coded = _halves(table)
-    pq.write_table(pa.table({name: pa.array(values) for name, values in plain.items()}), folder / "part-0.parquet")
-    made = {name: pa.array(values).dictionary_encode() for name, values in coded.items()}
-    pq.write_table(pa.table(made), folder / "part-1.parquet", row_group_size=2)
+        if coded and number:
+            made = {name: column.dictionary_encode() for name, column in made.items()}
+        pq.write_table(pa.table(made), folder / f"part-{number}.parquet", row_group_size=3 - number)
     return ParquetReader(folder / "*.parquet", **options).for_inputs(ModelInputs(inputs))
 
 
@@ -97,7 +93,7 @@ def _feature(tf: Any, value: Any) -> Any:
 FILES: dict[str, Make] = {
     "parquet": parquet,
     "parquet files": partial(parquet, files=2),
-    "parquet and dictionaries": parquet_of_dictionaries,
+    "parquet and dictionaries": partial(parquet, files=2, coded=True),
     "csv": csv_files,
     "csv files": partial(csv_files, files=2),
     "csv crlf bom": partial(csv_files, end="\r\n", encoding="utf-8-sig"),

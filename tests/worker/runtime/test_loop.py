@@ -102,8 +102,6 @@ class Life:
 
 
 class Working:
-    """A worker at work in a thread."""
-
     def __init__(self, worker: Worker, client: MasterClient, source: RowSource) -> None:
         self.failures: list[ElastableError] = []
         self.worker, self._client, self._source = worker, client, source

@@ -8,10 +8,12 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import TableNotFound, Unsupported
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import IdPlan, plan_ids
+from elastable.worker.step.id_set import make_id_sets
 
 Y = tf.zeros([1])
 
@@ -112,3 +114,9 @@ def test_a_model_without_planned_calls_has_an_empty_plan() -> None:
     plan = _plan(model, tf.zeros([1, 2]))
     assert plan.layers == ()
     assert plan.ids((tf.zeros([1, 2]), Y)) == []
+
+
+def test_a_table_that_the_store_has_lost_is_named() -> None:
+    specs = {"b": TableSpec("b", 2, None)}
+    with pytest.raises(TableNotFound, match=r"no table 'a' in the job's store \(tables: b\)"):
+        make_id_sets(["b", "a"], [np.array([1]), np.array([2])], specs)
