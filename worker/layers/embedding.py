@@ -124,7 +124,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     def build(self, input_shape: object = None) -> None:
         """Checks the table's spec; its rows are made when they are used."""
         self.table_spec()
-        self.name_variable()
+        self.begin_as_variable()
         self.built = True
 
     def __call__(self, inputs: TensorLike, *args: object, **kwargs: object) -> tf.Tensor | tf.RaggedTensor:

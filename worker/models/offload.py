@@ -52,7 +52,7 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
 
     def build(self, input_shape: object = None) -> None:
         """Creates no variable: the rows are the store's."""
-        self.name_variable()
+        self.begin_as_variable()
         self.built = True
 
     def call(self, inputs: TensorLike, training: bool | None = None) -> tf.Tensor:
@@ -154,7 +154,8 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
         Table name -> float32 `[vocabulary, dim]`: their values, for the store.
     """
     values = {}
-    for layer in layers_of(model):
+    layers = layers_of(model)
+    for layer in layers:
         if type(layer) is keras.layers.Embedding and layer.built and _elements(layer) > above > 0:
             _refuse_unsupported(layer)
             _refuse_held_elsewhere(model, layer)
@@ -171,6 +172,11 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
             layer.variable_path = variable.path
             object.__setattr__(layer, "_replaced", (variable.value.name, variable.value._unique_id))
             _tie(model, variable, layer.embeddings)
+            # What was traced before, as a `tf.function` of the program, reads the variable on: no rows of old.
+            variable.assign(np.full(tuple(variable.shape), np.nan))
+    for part in layers if values else ():
+        if isinstance(part, keras.Model):
+            part.predict_function = part.test_function = None
     return values
 
 

@@ -402,7 +402,7 @@ def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     return method
 
 
-class WholeTable:
+class WholeTable(tf.train.experimental.PythonState):  # type: ignore[misc]
     """All rows of a table as a weight of its layer: `layer.embeddings`, listed in `weights`.
 
     Each reading is a lookup of every id at the current version. In a step that trains, gradients reach every row, e.g.
@@ -410,6 +410,8 @@ class WholeTable:
     slots are the store's.
 
     A table of any id has no matrix: its weight counts the rows that are there, and is neither read nor assigned.
+
+    A `tf.train.Checkpoint` of weights, as `Checkpoint(v=model.weights)`, holds its rows.
 
     Args:
         layer: A layer whose table is in a store.
@@ -468,6 +470,20 @@ class WholeTable:
     @constraint.setter
     def constraint(self, value: keras.constraints.Constraint | None) -> None:
         self.layer.embeddings_constraint = keras.constraints.get(value)
+
+    def serialize(self) -> bytes:
+        """The rows, as bytes; nothing in a SavedModel, whose graph holds them."""
+        return b"" if export_format() is not None else self.numpy().tobytes()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Assigns what `serialize` returned. Raises `BadInput` for rows of another shape."""
+        if string_value:
+            self.assign(np.frombuffer(string_value, np.float32).reshape(-1, self.layer.output_dim))
+
+    @property
+    def _shared_name(self) -> str:
+        # How TensorFlow's checkpoints name what acts as a variable.
+        return self.path
 
     @property
     def _unique_id(self) -> str:

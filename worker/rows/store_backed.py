@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -137,8 +138,16 @@ class StoreBacked:
         """What Keras optimizers keep of the variable that the table replaces, in lists of variables."""
         return f"elastable_{id(self)}" if self._replaced is None else self._replaced[1]
 
-    def name_variable(self) -> None:
-        """Lets Keras make a scalar where `build` would make the variable: its name depends on where and when."""
+    def begin_as_variable(self) -> None:
+        """What `build` of a layer with a variable does: copies the rows that are given, and names it.
+
+        Keras makes a scalar: a variable's name depends on where and when it is made. Arrays in files are not copied.
+        """
+        if self.pretrained is not None:
+            self.pretrained = _own(self.pretrained)
+        elif isinstance(getattr(self.embeddings_initializer, "value", None), np.ndarray):
+            self.embeddings_initializer = copy.copy(self.embeddings_initializer)
+            self.embeddings_initializer.value = _own(self.embeddings_initializer.value)
         stand_in = keras.Variable("zeros", shape=(), dtype="int32", trainable=False, name="embeddings")
         object.__setattr__(self, "_stand_in", stand_in)  # past Keras' tracking: it is no weight
 
@@ -465,3 +474,7 @@ def _is_text(values: npt.ArrayLike) -> bool:
 
 wrap_model_methods()
 wrap_reading_methods()
+
+
+def _own(array: np.ndarray) -> np.ndarray:
+    return array if isinstance(array, np.memmap) or not array.flags.writeable else array.copy()

@@ -401,3 +401,37 @@ def test_a_callback_that_zeroes_the_variables_of_the_optimizer_is_refused() -> N
 
     with pytest.raises(Unsupported, match=r"a callback assigned the variables of the optimizer"):
         one_table.train(model, epochs=2, callbacks=[Restart()])
+
+
+@pytest.mark.parametrize("given", ["weights", "constant"])
+def test_rows_that_are_given_are_copied_as_the_layer_is_built(given: str) -> None:
+    rows = MATRIX.copy()
+    start = {"weights": [rows]} if given == "weights" else {"embeddings_initializer": keras.initializers.Constant(rows)}
+    model = model_of(et.Embedding(ROWS, DIM, **start))
+    rows[:] = 0.0
+    np.testing.assert_array_equal(model.get_weights()[0], MATRIX)
+
+
+def test_a_checkpoint_of_a_list_of_weights_has_the_rows(tmp_path: Path) -> None:
+    model = model_of(et.Embedding(ROWS, DIM, weights=[MATRIX]))
+    checkpoint = tf.train.Checkpoint(weights=model.trainable_variables, one=model.layers[1].embeddings)
+    path = checkpoint.write(str(tmp_path / "weights"))
+    fit(model)
+    checkpoint.read(path).assert_consumed()
+    np.testing.assert_array_equal(model.get_weights()[0], MATRIX)
+
+
+@pytest.mark.parametrize("before", ["predict", "evaluate", "predict_on_batch", "test_on_batch"])
+def test_what_was_traced_before_offloading_reads_the_rows_after_it(before: str) -> None:
+    model = model_of(keras.layers.Embedding(ROWS, DIM))
+    by_hand = tf.function(model.layers[1])
+    by_hand(IDS)
+    use = getattr(model, before)
+    arguments = (IDS,) if before.startswith("predict") else (IDS, Y)
+    old = use(*arguments)
+    et.fit(model, (IDS, Y), batch_size=8, offload_embeddings_above=1)
+    new = use(*arguments)
+    assert not np.allclose(old, new)
+    expected = np.asarray(model(IDS)) if before.startswith("predict") else np.mean((np.asarray(model(IDS)) - Y) ** 2)
+    np.testing.assert_allclose(new, expected, rtol=1e-5)
+    assert np.isnan(by_hand(IDS)).all()  # a trace of the program's own: not the rows of old
