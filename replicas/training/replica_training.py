@@ -1,6 +1,7 @@
 """The training state of one model over replicas, and the step that all replicas take together."""
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import keras
@@ -9,9 +10,10 @@ import tensorflow as tf
 
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.replicas.groups.agreement import require_same
+from elastable.embedding_store.errors import BadSpec, CheckpointError, ModelError, Unsupported
+from elastable.replicas.groups.agreement import require_same, run_at_root
 from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.grouping import ReplicaGrouping
 from elastable.replicas.training.feed import BatchPart
 from elastable.replicas.training.model_refusals import refuse_own_changes
 from elastable.replicas.training.step import GradientStep
@@ -23,10 +25,305 @@ from elastable.replicas.training.variables.optimizer import (
     refuse_parts,
     slots_of,
 )
-from elastable.replicas.training.variables.placement import DenseVariable, plan_variables, update_domains
-from elastable.replicas.training.variables.weights import ReplicaWeights, WholeTensors, held_bytes, put, value_of
+from elastable.replicas.training.variables.placement import (
+    DenseVariable,
+    VariablePlacement,
+    plan_variables,
+    update_domains,
+)
+from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
+
+
+def value_of(variable: keras.Variable) -> Array:
+    """The variable's values, read-only."""
+    value = variable.value
+    # No copy: TensorFlow copies a shared buffer only when it changes.
+    array: Array = np.asarray(tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype))
+    view = array.view()
+    view.setflags(write=False)
+    return view
+
+
+def put(variable: keras.Variable, array: Array) -> None:
+    """Replaces the values of a variable, which may have been freed, with as many elements."""
+    value = variable.value
+    tensor = tf.convert_to_tensor(array.reshape(tuple(variable.shape)), value.dtype)
+    tf.raw_ops.AssignVariableOp(resource=value.handle, value=tensor, validate_shape=False)
+
+
+def give_back(variable: keras.Variable) -> None:
+    """Frees a variable's memory; it must not be read until the next `put`."""
+    value = variable.value
+    nothing = tf.zeros([0], value.dtype)
+    # Graphs keep the static shape; only the resource behind the handle becomes empty.
+    tf.raw_ops.AssignVariableOp(resource=value.handle, value=nothing, validate_shape=False)
+
+
+def held_bytes(variable: keras.Variable) -> int:
+    """Bytes of the variable's values now, measured on its buffer."""
+    return int(value_of(variable).nbytes)
+
+
+_MARK = "_elastable_sharded_by"
+
+
+class ReplicaWeights:
+    """Trainable variables, of which replicas may hold or update only parts.
+
+    A variable with a sharded weight is gathered before the forward pass and freed after the backward pass (after the
+    update, if its state is not sharded and every replica updates all of it). One with only its state sharded is whole
+    everywhere: each replica copies its part into a buffer, updates it, and the parts are gathered at once.
+
+    Args:
+        variables: The model's variables, in order.
+        plan: From `plan_variables`.
+        group: All replicas; each creates this.
+
+    Attributes:
+        layouts: How each variable is updated.
+        targets: What is updated for each variable: a flat buffer, or itself.
+
+    Raises:
+        BadSpec: another trainer shards a variable already.
+    """
+
+    def __init__(
+        self, variables: Sequence[keras.Variable], plan: Sequence[VariablePlacement], group: ReplicaGroup
+    ) -> None:
+        weights = {line.variable: line.domain for line in plan if line.kind == "weight"}
+        updates = update_domains(plan)
+        self.variables = list(variables)
+        self._refuse_marked()
+        self.layouts = [_layout(variable, updates[variable.path]) for variable in variables]
+        self._kept = [_layout(variable, weights[variable.path]) for variable in variables]
+        every = [*self.layouts, *self._kept]
+        self.exchange = Exchange(group, [layout.domain for layout in every if layout.domain is not None])
+        updated = [place for place, layout in enumerate(self.layouts) if layout.split is not None]
+        # Of the variables that are updated in parts: those with a sharded weight, and those with a whole one.
+        self._apart = [place for place in updated if self._kept[place].split is not None]
+        self._copied = [place for place in updated if self._kept[place].split is None]
+        self.targets = [
+            variable if layout.split is None else _buffer(variable, self._part(layout, value_of(variable)))
+            for variable, layout in zip(variables, self.layouts, strict=True)
+        ]
+        # This replica's parts of sharded weights: the update target, or a copy of its part of what is updated whole.
+        self._parts = {
+            place: self.targets[place]
+            if self.layouts[place].split is not None
+            else _buffer(variable, self._part(kept, value_of(variable)))
+            for place, (variable, kept) in enumerate(zip(variables, self._kept, strict=True))
+            if kept.split is not None
+        }
+        self._whole = True
+        for place, variable in enumerate(variables):
+            if place in self._parts or self.layouts[place].split is not None:
+                setattr(variable, _MARK, weakref.ref(self))
+
+    def part_of(self, place: int, array: Array) -> Array:
+        """This replica's part of an array with the elements of a variable that is updated in parts."""
+        return self._part(self.layouts[place], array)
+
+    def make_whole(self) -> None:
+        """Gathers sharded weights that are not gathered yet; every replica calls it."""
+        if not self._whole:
+            self._gather(list(self._parts), self._parts, self._kept)
+            self._whole = True
+
+    def give_back(self) -> None:
+        """Frees the gathered copies of weights that are updated in parts."""
+        for place in self._apart:
+            give_back(self.variables[place])
+            self._whole = False
+
+    def take_back(self) -> None:
+        """Copies the parts from the whole variables, which the user may have changed."""
+        if self._whole:
+            for place, part in self._parts.items():
+                put(part, self._part(self._kept[place], value_of(self.variables[place])))
+
+    def taken(self) -> None:
+        """Call after replacing all variables: their parts are copied from them."""
+        self._whole = True
+        self.take_back()
+
+    def forget_buffers(self) -> None:
+        """Frees the buffers that only copy whole variables."""
+        for place in self._copied:
+            give_back(self.targets[place])
+
+    def begin_update(self) -> None:
+        """Copies the variables into the buffers; call before updating `targets`."""
+        for place in self._copied:
+            put(self.targets[place], self.part_of(place, value_of(self.variables[place])))
+
+    def end_update(self, constrained: Sequence[bool] | None = None) -> None:
+        """Gathers what was updated in parts and frees sharded weights updated whole; every replica calls it.
+
+        Args:
+            constrained: For every variable, whether its constraint applies now: Keras applies those of variables that
+                an optimizer step has updated.
+        """
+        self._gather(self._copied, self.targets, self.layouts)
+        self.forget_buffers()
+        for place in self._copied:
+            variable = self.variables[place]
+            if variable.constraint is not None and (constrained is None or constrained[place]):
+                variable.assign(variable.constraint(variable.value))
+        for place, part in self._parts.items():
+            if self.layouts[place].split is None:
+                put(part, self._part(self._kept[place], value_of(self.variables[place])))
+                give_back(self.variables[place])
+            self._whole = False
+
+    def close(self) -> None:
+        """Makes the variables whole and ordinary again; every replica calls it."""
+        self.make_whole()
+        for variable in self.variables:
+            if hasattr(variable, _MARK):
+                delattr(variable, _MARK)
+
+    def bytes(self) -> tuple[int, int]:
+        """(bytes of the model's variables, of the buffers), now."""
+        updated = {place: target for place, target in enumerate(self.targets) if self.layouts[place].split is not None}
+        buffers = {**updated, **self._parts}
+        return sum(map(held_bytes, self.variables)), sum(map(held_bytes, buffers.values()))
+
+    def _part(self, layout: Layout, array: Array) -> Array:
+        assert layout.split is not None
+        assert layout.domain is not None
+        return layout.split.take(self.exchange.part(layout.domain), array)
+
+    def _gather(
+        self,
+        places: Sequence[int],
+        parts: Mapping[int, keras.Variable] | Sequence[keras.Variable],
+        layouts: Sequence[Layout],
+    ) -> None:
+        """Gathers variables from everyone's parts."""
+        if not places:
+            return
+        buffers = [value_of(parts[place]) for place in places]
+        found = self.exchange.gather(buffers, [layouts[place] for place in places])
+        for place, array in zip(places, found, strict=True):
+            put(self.variables[place], array)
+
+    def _refuse_marked(self) -> None:
+        for variable in self.variables:
+            held = getattr(variable, _MARK, None)
+            if held is not None and held() is not None:
+                raise BadSpec(
+                    f"variable {variable.path!r} is sharded already, by another et.ReplicaTrainer; close() that first"
+                )
+
+
+def _layout(variable: keras.Variable, domain: ReplicaGrouping | None) -> Layout:
+    return Layout(None if domain is None else VariableSplit(int(np.prod(variable.shape)), domain.group_size), domain)
+
+
+def _buffer(variable: keras.Variable, part: Array) -> keras.Variable:
+    return keras.Variable(part, name=variable.path.replace("/", "_"), dtype=variable.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor: the variable that holds it, and the position of the variable it is split like (None: it is whole)."""
+
+    name: str
+    shape: tuple[int, ...]
+    variable: keras.Variable
+    place: int | None = None
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return value_of(self.variable).dtype
+
+    @property
+    def kind(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+class WholeTensors:
+    """Trainable variables, states and optimizer variables by kind and index ("variables/00000").
+
+    Keys, shapes and order are those of an unsharded model and a Keras
+    optimizer built on it, whatever the replicas and the sharding.
+
+    Args:
+        weights: The model's trainable variables.
+        states: Its other variables, those of frozen layers included.
+    """
+
+    def __init__(self, weights: ReplicaWeights, states: Sequence[keras.Variable], optimizer: PartOptimizer) -> None:
+        self._weights = weights
+        self._group = weights.exchange.group
+        slots = {id(slot): (place, name) for slot, place, name in optimizer.slots}
+        entries: dict[str, _Entry] = {}
+        for place, variable in enumerate(weights.variables):
+            entries[f"variables/{place:05d}"] = _Entry(variable.path, tuple(variable.shape), variable)
+        for place, variable in enumerate(states):
+            entries[f"states/{place:05d}"] = _Entry(variable.path, tuple(variable.shape), variable)
+        for place, variable in enumerate(optimizer.keras.variables):
+            key = f"optimizer/{place:05d}"
+            if id(variable) not in slots:
+                entries[key] = _Entry(variable.path, tuple(variable.shape), variable)
+                continue
+            of, name = slots[id(variable)]
+            whole = weights.variables[of]
+            split = weights.layouts[of].split is not None
+            entries[key] = _Entry(f"{whole.path}/{name}", tuple(whole.shape), variable, of if split else None)
+        self._entries = entries
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        """(key, tensor) one after another; every replica iterates to the end."""
+        self._weights.make_whole()
+        for key, entry in self._entries.items():
+            value = value_of(entry.variable)
+            if entry.place is not None:
+                (value,) = self._weights.exchange.gather([value], [self._weights.layouts[entry.place]])
+            yield key, value.reshape(entry.shape)
+
+    def restore(self, tensors: Mapping[str, Array] | None) -> None:
+        """Restores what `tensors` gave, of any number of replicas; every replica calls it.
+
+        Args:
+            tensors: Tensors by key; only rank 0's are used.
+
+        Raises:
+            CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing has changed.
+        """
+        given = dict(tensors or {})
+        self.check(given)
+        for key, entry in self._entries.items():
+            mine = np.ascontiguousarray(given[key]) if self._group.rank == 0 else np.empty(entry.shape, entry.dtype)
+            array = self._group.broadcast(mine.reshape(entry.shape))
+            put(entry.variable, array if entry.place is None else self._weights.part_of(entry.place, array))
+        self._weights.taken()
+
+    def check(self, tensors: Mapping[str, Array]) -> None:
+        """Raises what `restore` would raise; every replica calls it."""
+        run_at_root(self._group, lambda: self._checked(tensors))
+
+    def _checked(self, tensors: Mapping[str, Array]) -> str:
+        for key, tensor in tensors.items():
+            if key not in self._entries:
+                raise CheckpointError(
+                    f"the checkpoint has {key} ({tensor.dtype} {list(tensor.shape)}), and the model has no such "
+                    "variable: it is of another model or optimizer"
+                )
+        for key, entry in self._entries.items():
+            found = tensors.get(key)
+            if found is None:
+                raise CheckpointError(
+                    f"the checkpoint lacks {key} ({entry.name}, {entry.kind}): it is of another model or optimizer"
+                )
+            if tuple(found.shape) != entry.shape or found.dtype != entry.dtype:
+                raise CheckpointError(
+                    f"{key} ({entry.name}) is {found.dtype} {list(found.shape)} in the checkpoint and {entry.kind} in "
+                    "the model"
+                )
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,3 @@
 """Variables and optimizer state that replicas share in parts."""
 
-__all__ = ["exchange", "optimizer", "placement", "split", "weights"]
+__all__ = ["exchange", "optimizer", "placement", "split"]

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from elastable.replicas.host_embeddings.embedding import HostTableOptions
 from elastable.replicas.host_embeddings.embedding import create_host_table as create
 from elastable.replicas.host_embeddings.host_table import HostTable
-from elastable.replicas.host_embeddings.options import HostTableOptions
 from tests.untyped import Keyword
 
 _PLACEMENT = ("group", "store", "enable_remote_buffer_embedding", "threads")

@@ -30,6 +30,7 @@ from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.host_embeddings.embedding import bytes_per_step, choose_strategy, seconds_per_step
 from elastable.replicas.host_embeddings.exchanges import Callbacks, EncodingBuffers, TokenBuffers
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
 from elastable.replicas.host_embeddings.host_table import HostTable
@@ -37,7 +38,6 @@ from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingOptimizerSpec,
     HostEmbeddingSGDGAOptimizerSpec,
 )
-from elastable.replicas.host_embeddings.options import bytes_per_step, choose_strategy, seconds_per_step
 from tests.contracts.host_table_contract import HostTableContract, Steps, Way, random_steps, train
 from tests.replicas.host_embeddings.tables import create_host_table
 from tests.untyped import Keywords

@@ -11,6 +11,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.training.replica_training import ReplicaWeights, value_of
 from elastable.replicas.training.variables.optimizer import (
     PartOptimizer,
     clip_parts,
@@ -19,7 +20,6 @@ from elastable.replicas.training.variables.optimizer import (
     slots_of,
 )
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables
-from elastable.replicas.training.variables.weights import ReplicaWeights, value_of
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS
 
 kinds = keras.optimizers
