@@ -126,6 +126,8 @@ class _Freezing:
     def state(self) -> str:
         return ""
 
+    def note_steps(self) -> None: ...
+
     def look(self) -> None: ...
 
 
