@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from elastable.embedding_store.broken_store import OnBroken, broken_store
 from elastable.embedding_store.composite.partitioned_store import PartitionedSource, PartitionedStore
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -114,7 +114,7 @@ def open_store(
     check_store_url(url)
     if url.startswith(SERVERS):
         deadline = _or(deadline_s, GRPC_DEADLINE_S)
-        return _of_all((ShardClient(each, deadline, credentials) for each in server_addresses(url)), ShardedStore)
+        return _of_all((ShardClient(each, deadline, credentials) for each in server_addresses(url)), StoreServers)
     strategy, shards = shard_urls(url)
     if strategy:
         opening = (open_store(shard, threads, deadline_s=deadline_s, on_broken=on_broken) for shard in shards)

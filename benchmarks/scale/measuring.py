@@ -18,7 +18,7 @@ from benchmarks.jobs.stores import running_redis
 from benchmarks.processes import busy_s, moved_bytes, processor_s
 from benchmarks.scale.processes import TABLE, drawn_ids, run_master, run_worker, table_spec
 from benchmarks.scale.setting import Run, Setting
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -84,7 +84,7 @@ def shares(setting: Setting) -> tuple[float, float]:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
         stores, _ = held.enter_context(_stores(setting, home))
         store = held.enter_context(open_store(stores.url))
-        assert isinstance(store, ShardedStore)
+        assert isinstance(store, StoreServers)
         store.create_table(table_spec(setting))
         store.begin_job("scale", False)
         pushes = [

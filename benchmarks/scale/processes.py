@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from benchmarks.scale.setting import Setting
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
@@ -75,7 +75,7 @@ def run_worker(setting: Setting, master: str, number: int) -> None:
     client = MasterClient(master, deadline_s=_DEADLINE_S)
     identity = WorkerIdentity(uuid.uuid4().hex, "stub", number)
     session = client.join(identity)
-    servers = ShardedStore([ShardClient(each, _DEADLINE_S) for each in server_addresses(session.job.store_url)])
+    servers = StoreServers([ShardClient(each, _DEADLINE_S) for each in server_addresses(session.job.store_url)])
     computer = cast(MicroBatchComputer, _Pauses(setting, servers.specs(), number))
     keep_collections_short()
     Worker(client, computer, servers, session, identity, deadline_s=_DEADLINE_S, rows_to=servers).run()

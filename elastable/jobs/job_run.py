@@ -17,7 +17,7 @@ from elastable.callbacks.averages import finalize_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.pins import PinKeeper
@@ -309,7 +309,7 @@ class JobRun:
 
     def _finish(self, hooks: JobHooks, checkpoint: str, status: JobStatus, total_seconds: float) -> None:
         job, store, exported = self._prepared.job, self._prepared.store, self._export()
-        servers = store.watch if isinstance(store, ShardedStore) else None
+        servers = store.watch if isinstance(store, StoreServers) else None
         if servers is not None:
             servers.look()
         trained = max(0, status.records_trained - self._prepared.progress.records)

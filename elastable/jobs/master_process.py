@@ -10,7 +10,7 @@ from typing import Self
 
 from rich.console import Console
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.url import redacted
@@ -107,7 +107,7 @@ def run_job(options: JobOptions, console: Console) -> int:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
             worker = _worker_options(options, server.address)
             job.workers = held.enter_context(LocalWorkers(options.local_workers, worker, run.path, environment))
-        if isinstance(servers := prepared.store, ShardedStore):
+        if isinstance(servers := prepared.store, StoreServers):
             if stores is None:  # one that is not reached is looked for where `--stores` says that it is by now
                 servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
             held.enter_context(repeating(servers.watch.look, _LOOK_EVERY_S, "elastable-server-watch"))

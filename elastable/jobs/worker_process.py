@@ -11,7 +11,7 @@ from types import FrameType
 from rich.console import Console
 
 from elastable.embedding_store.composite.partitioned_store import PartitionedSource
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
     ElastableError,
@@ -155,11 +155,11 @@ def _source(
     return SharedSource(client.store(), required=transport == "shared", ahead=True), None
 
 
-def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSource, ShardedStore]:
+def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSource, StoreServers]:
     """The job's store servers: from memory where they are on this host, else over gRPC."""
     deadline_s, credentials = deadline_s or GRPC_DEADLINE_S, Credentials.for_store_servers()
     clients = [ShardClient(address, deadline_s, credentials) for address in server_addresses(url)]
-    store = ShardedStore(clients)
+    store = StoreServers(clients)
     if transport == "grpc":
         return store, store
     for each in clients:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store.composite.composite_store import CompositeSource
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.measures import Counts, Histogram, LookupCounts
 from elastable.embedding_store.shards import ServerStatus, Shard
@@ -292,7 +292,7 @@ def servers_source(statuses: Callable[[], Sequence[ServerStatus]]) -> Iterator[S
 
 def shard_lookups_source(source: object, servers: object) -> Iterator[Sample]:
     """Of the lookups of this process, where `source` splits them over the servers of the store `servers`."""
-    if not isinstance(source, CompositeSource) or not isinstance(servers, ShardedStore):
+    if not isinstance(source, CompositeSource) or not isinstance(servers, StoreServers):
         return
     addresses = servers.addresses()
     for metric, counted in ((_SHARD_LOOKUPS, source.lookups.lookups), (_SHARD_LOOKED_UP, source.lookups.rows)):

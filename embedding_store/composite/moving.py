@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -163,7 +163,7 @@ class _Moving:
 
     def copy(self, progress: Progress | None) -> dict[str, int]:
         """Brings everything to the new servers, which say that they do not count yet."""
-        source = ShardedStore(list(self._old.values()))
+        source = StoreServers(list(self._old.values()))
         source.recover()
         version, record = source.version(), source.record()
         if record is None:
@@ -179,7 +179,7 @@ class _Moving:
                     for table, rows in copy_tables(here, there, progress).items():
                         copied[table] = copied.get(table, 0) + rows
         else:
-            copied = copy_tables(source, ShardedStore(list(self._new.values())), progress)
+            copied = copy_tables(source, StoreServers(list(self._new.values())), progress)
         for address in reversed(self._coming):
             self._new[address].reset_version(version, coming if address == self._first else None)
         if source.version() != version:

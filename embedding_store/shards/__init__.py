@@ -1,8 +1,7 @@
 """The shard of a store server: pushes of workers, kept until the master of their job says how they make a version."""
 
 from elastable.embedding_store.shards.ownership import Claim, Move, position_of, refuse_moved
-from elastable.embedding_store.shards.shard import Shard
-from elastable.embedding_store.shards.shard_store import (
+from elastable.embedding_store.shards.server_contract import (
     FEW_VERSIONS,
     ChangedTable,
     Committed,
@@ -30,6 +29,7 @@ from elastable.embedding_store.shards.shard_store import (
     TakenChanges,
     cut_of,
 )
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.version_sums import (
     Pushes,
     VersionSums,

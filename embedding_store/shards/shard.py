@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.shards import shard_store
+from elastable.embedding_store.shards import server_contract
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
 from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
 from elastable.embedding_store.tables.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
@@ -23,7 +23,7 @@ _Name = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    push: shard_store.RowPush
+    push: server_contract.RowPush
     size: int
     since: int  # version of the store when it came
 
@@ -54,15 +54,15 @@ class PushBuffer:
         """Of what is kept."""
         return self._bytes
 
-    def holds(self, push: shard_store.RowPush) -> bool:
+    def holds(self, push: server_contract.RowPush) -> bool:
         """Whether a push of that name is here."""
         return (push.sender != "" or push.version == self._version) and _name_of(push) in self._held
 
-    def has_later(self, push: shard_store.RowPush) -> bool:
+    def has_later(self, push: server_contract.RowPush) -> bool:
         """Whether the sender of an asynchronous push has sent another one since."""
         return push.sender != "" and self._last.get(push.sender, push.micro_batch) > push.micro_batch
 
-    def add(self, push: shard_store.RowPush, version: int) -> None:
+    def add(self, push: server_contract.RowPush, version: int) -> None:
         """Keeps a push that is not here. Raises `NotReady` where there is no room for it now.
 
         Args:
@@ -91,7 +91,7 @@ class PushBuffer:
         self._held[_name_of(push)] = _Held(push, size, version)
         self._bytes += size
 
-    def _replaced_by(self, push: shard_store.RowPush) -> list[_Name]:
+    def _replaced_by(self, push: server_contract.RowPush) -> list[_Name]:
         if push.sender:
             before = (push.sender, self._last.get(push.sender, 0))
             return [before] if before in self._held else []
@@ -112,13 +112,13 @@ class PushBuffer:
             self._bytes -= self._held.pop(name).size
             self._last.pop(name[0], None)
 
-    def missing(self, sums: shard_store.RowSums) -> tuple[int, ...]:
+    def missing(self, sums: server_contract.RowSums) -> tuple[int, ...]:
         """Those of the pushes in a sum, each once, that are not here."""
         there = bool(sums.sender) or sums.version == self._version
         numbers = dict.fromkeys(term.micro_batch for term in sums.terms)
         return tuple(number for number in numbers if not there or (sums.sender, number) not in self._held)
 
-    def parts(self, sender: str) -> Mapping[int, Sequence[Mapping[str, shard_store.Slices]]]:
+    def parts(self, sender: str) -> Mapping[int, Sequence[Mapping[str, server_contract.Slices]]]:
         """The parts of every push of a sender ("": of synchronous pushes), by micro-batch or sequence."""
         return {name[1]: held.push.parts for name, held in self._held.items() if name[0] == sender}
 
@@ -127,7 +127,7 @@ class PushBuffer:
         self._version, self._held, self._last, self._bytes = -1, {}, {}, 0
 
 
-def _name_of(push: shard_store.RowPush) -> _Name:
+def _name_of(push: server_contract.RowPush) -> _Name:
     return push.sender, push.micro_batch
 
 
@@ -148,7 +148,7 @@ class Shard:
     """
 
     def __init__(
-        self, store: EmbeddingStore, most_bytes: int, saver: shard_store.RowSaver | None = None, url: str = ""
+        self, store: EmbeddingStore, most_bytes: int, saver: server_contract.RowSaver | None = None, url: str = ""
     ) -> None:
         self.store, self.url = store, url
         self._saver = saver
@@ -163,12 +163,12 @@ class Shard:
         """Of pushes that are kept."""
         return self._buffer.bytes
 
-    def status(self) -> shard_store.ShardStatus:
+    def status(self) -> server_contract.ShardStatus:
         """What it says of itself. Raises `ElastableError`: the store cannot be asked."""
         store = self.store
         tables = [store.table_statistics(name) for name in store.specs()]
         measures, flush = store.measures(), store.flush_status()
-        return shard_store.ShardStatus(
+        return server_contract.ShardStatus(
             version=store.version(),
             rows=sum(table.rows for table in tables),
             bytes=sum(table.bytes or 0 for table in tables),
@@ -202,7 +202,7 @@ class Shard:
                 if self._saver is not None:
                     self._saver.abandon()
 
-    def push_rows(self, push: shard_store.RowPush) -> shard_store.RowPushOutcome:
+    def push_rows(self, push: server_contract.RowPush) -> server_contract.RowPushOutcome:
         """As `ShardStore.push_rows`."""
         if (judged := self._judge(push)) is not None:
             return judged
@@ -212,9 +212,9 @@ class Shard:
             if (judged := self._judge(push)) is not None:
                 return judged
             self._buffer.add(push, self.store.version())
-        return shard_store.RowPushOutcome.ACCEPTED
+        return server_contract.RowPushOutcome.ACCEPTED
 
-    def _judge(self, push: shard_store.RowPush) -> shard_store.RowPushOutcome | None:
+    def _judge(self, push: server_contract.RowPush) -> server_contract.RowPushOutcome | None:
         claim = self.ownership.claim
         if claim is None or not claim.job:
             raise errors.NotReady("no job has claimed the store server since it was started")
@@ -223,12 +223,12 @@ class Shard:
         version = self.store.version()
         # Whether an asynchronous push is too late, its master says, who knows what else is on its way.
         if (push.version < version and not push.sender) or self._buffer.has_later(push):
-            return shard_store.RowPushOutcome.STALE
+            return server_contract.RowPushOutcome.STALE
         if push.version > version:
             raise errors.FutureVersion(f"push for version {push.version}; the store server is at version {version}")
-        return shard_store.RowPushOutcome.DUPLICATE if self._buffer.holds(push) else None
+        return server_contract.RowPushOutcome.DUPLICATE if self._buffer.holds(push) else None
 
-    def _check(self, push: shard_store.RowPush) -> None:
+    def _check(self, push: server_contract.RowPush) -> None:
         if not 0 <= push.micro_batch <= MAX_VERSION or not 0 < len(push.parts) <= MOST_PARTS:
             raise errors.BadGradient(
                 f"a push of micro-batch {push.micro_batch} with {len(push.parts)} parts: at most 65"
@@ -246,43 +246,43 @@ class Shard:
                     raise errors.TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
                 _check_slices(specs[table], slices, finite)
 
-    def measure(self, sums: shard_store.RowSums) -> shard_store.Measured:
+    def measure(self, sums: server_contract.RowSums) -> server_contract.Measured:
         """As `ShardStore.measure`."""
         with self._alone():
             refuse_other_version(self.store.version(), sums.version)
             if missing := self._missing(sums):
-                return shard_store.Measured(missing=missing)
+                return server_contract.Measured(missing=missing)
             return self._sums.measured(sums)
 
     def offer_rows(
-        self, commit: shard_store.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
-    ) -> shard_store.RowOffers:
+        self, commit: server_contract.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
+    ) -> server_contract.RowOffers:
         """As `ShardServer.offer_rows`."""
         with self._alone():
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
-                return shard_store.RowOffers(missing=missing)
+                return server_contract.RowOffers(missing=missing)
             left = self.store.staying_rows(self._sums.to_commit(commit, clipped=False))
-        return shard_store.RowOffers(
-            {table: shard_store.offer_of(rows, most, ids.get(table)) for table, rows in left.items()}
+        return server_contract.RowOffers(
+            {table: server_contract.offer_of(rows, most, ids.get(table)) for table, rows in left.items()}
         )
 
-    def commit(self, commit: shard_store.PushedCommit, secret: bytes) -> shard_store.Committed:
+    def commit(self, commit: server_contract.PushedCommit, secret: bytes) -> server_contract.Committed:
         """As `ShardStore.commit_pushed`, for the owner with that secret."""
         with self._alone():
             self.ownership.require(secret)  # here: another one may have claimed the server while this call waited
             if self.store.version() == commit.version:
-                return shard_store.Committed(repeated=True)
+                return server_contract.Committed(repeated=True)
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
-                return shard_store.Committed(missing)
+                return server_contract.Committed(missing)
             rows = self._sums.to_commit(commit)
             if self._saver is not None:
                 self._saver.rows_changed(rows.updates)
             # In two halves: a version that has been staged and finished can be taken back.
             self.store.stage(rows)()
             self._sums.forget()
-        return shard_store.Committed(tables=tuple(rows.updates))
+        return server_contract.Committed(tables=tuple(rows.updates))
 
     def take_back(self, version: int | None, secret: bytes) -> int:
         """As `EmbeddingStore.recover`, for the owner with that secret. Pushes of that version are kept."""
@@ -297,21 +297,23 @@ class Shard:
             self._sums.forget()
             self.store.reset_version(version, record)
 
-    def take_changes(self, mark: bytes, base: bytes) -> shard_store.TakenChanges:
+    def take_changes(self, mark: bytes, base: bytes) -> server_contract.TakenChanges:
         """As `ShardStore.take_changes`."""
         with self._alone():
             return self._require_saver().take(mark, base)
 
-    def save_rows(self, save: shard_store.RowSave, source: Snapshot, wait_s: float) -> shard_store.SavedRows | None:
+    def save_rows(
+        self, save: server_contract.RowSave, source: Snapshot, wait_s: float
+    ) -> server_contract.SavedRows | None:
         """As `RowSaver.save`."""
         return self._require_saver().save(save, source, wait_s)
 
-    def _require_saver(self) -> shard_store.RowSaver:
+    def _require_saver(self) -> server_contract.RowSaver:
         if self._saver is None:
             raise errors.Unsupported("this store server was started without a way to write checkpoints")
         return self._saver
 
-    def _missing(self, sums: shard_store.RowSums) -> tuple[int, ...]:
+    def _missing(self, sums: server_contract.RowSums) -> tuple[int, ...]:
         with self._pushing:
             missing = self._buffer.missing(sums)
             if missing:
@@ -324,7 +326,7 @@ class Shard:
                 )
         return ()
 
-    def _pushes(self, sums: shard_store.RowSums) -> Pushes:
+    def _pushes(self, sums: server_contract.RowSums) -> Pushes:
         with self._pushing:
             return self._buffer.parts(sums.sender)
 
@@ -339,7 +341,7 @@ class Shard:
             self._committing.release()
 
 
-def _check_slices(spec: TableSpec, slices: shard_store.Slices, finite: bool) -> None:
+def _check_slices(spec: TableSpec, slices: server_contract.Slices, finite: bool) -> None:
     require_gradients(spec, len(require_ids(spec, slices.indices)), slices.values)
     if not finite:
         return

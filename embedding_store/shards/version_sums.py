@@ -8,7 +8,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.shards.shard_store import Measured, PushedCommit, RowSums, Slices, TableClip
+from elastable.embedding_store.shards.server_contract import Measured, PushedCommit, RowSums, Slices, TableClip
 from elastable.embedding_store.tables.grouping import coalesce_many
 
 # Sums of squares without rounding: the same number however the values are ordered, and whoever holds which of them.

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
 from elastable.embedding_store.shards import ShardStore
@@ -85,7 +85,7 @@ class Master(ServedMaster):
         self._changed, self._ended = threading.Condition(), Future[JobStatus]()
         self._state = JobState(job, self._options, start, time.monotonic)
         self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
-        self._servers = store.watch.statuses if isinstance(store, ShardedStore) else tuple
+        self._servers = store.watch.statuses if isinstance(store, StoreServers) else tuple
         self._waits = Waits(self._state, self._changed)
         self._driver = Driver(
             self._state, self._waits, self._changed, store, dense, self._metrics, self._options, self.measures

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -113,7 +113,7 @@ def fill_store(
     overwrite = options.overwrite
     if not options.take_over:
         refuse_live_owner(store.other_writer)
-    if isinstance(store, ShardedStore) and not overwrite:
+    if isinstance(store, StoreServers) and not overwrite:
         store.refuse_moved()
     if options.resume:
         beginning, overwrite = _resumed(store, tables, dense, job, options, checkpoint)

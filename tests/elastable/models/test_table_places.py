@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
@@ -44,7 +44,7 @@ def test_tables_on_the_workers_leave_the_others_to_the_store_servers(tmp_path: P
         url = f"servers:{store.address}"
         prepared = prepare_job(JobOptions(CLICK_JOB, store=url, locations=file))
         with prepared.store:
-            assert isinstance(prepared.store, ShardedStore)
+            assert isinstance(prepared.store, StoreServers)
             assert (prepared.job.on_worker, prepared.job.store_url) == (("users",), url)
             assert list(prepared.tables) == list(prepared.store.specs()) == ["words"]
             assert all(list(server.store.specs()) == ["words"] for server in servers)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import elastable as et
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput, NotInstalled
 from elastable.embedding_store.measures import PROCESS, Durations, VersionTrace, carried, span
 from elastable.embedding_store.wire.channels.server_connection import TracedChannel, channel
@@ -78,7 +78,7 @@ def traced() -> Iterator[Traced]:
         yield Traced(collector.spans(), *measures)
 
 
-def _run(store: ShardedStore, addresses: list[str]) -> tuple[Durations, Durations, Durations]:
+def _run(store: StoreServers, addresses: list[str]) -> tuple[Durations, Durations, Durations]:
     model = _model()
     build_model(model, SAMPLE)
     create_tables(store, discover_tables(model, 0))
@@ -99,7 +99,7 @@ def _work(address: str, addresses: list[str]) -> WorkerMeasures:
     build_model(model, SAMPLE)
     with (
         MasterClient(address, deadline_s=LIMIT_S) as client,
-        ShardedStore([ShardClient(each, LIMIT_S) for each in addresses], LIMIT_S) as rows,
+        StoreServers([ShardClient(each, LIMIT_S) for each in addresses], LIMIT_S) as rows,
     ):
         session = client.join(identity)
         computer = MicroBatchComputer(model, session.job, {TaskKind.TRAIN: READER}, SAMPLE, rows, rows.specs())

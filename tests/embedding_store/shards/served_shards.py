@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elastable.embedding_store import EmbeddingStore
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import Shard
 from elastable.embedding_store.wire.access.credentials import Role
@@ -51,12 +51,12 @@ class ServedShard:
 @contextmanager
 def served(
     count: int, folder: Path | None = None, most_bytes: int = 1 << 26
-) -> Iterator[tuple[list[ServedShard], ShardedStore]]:
+) -> Iterator[tuple[list[ServedShard], StoreServers]]:
     """Some store servers, with a log each if there is a folder; and all of them as one store."""
     urls = ["memory" if folder is None else f"memory?log={folder}/{n}" for n in range(count)]
     servers = [ServedShard(url, most_bytes) for url in urls]
     try:
-        with ShardedStore([ShardClient(it.address, _DEADLINE_S) for it in servers], _DEADLINE_S) as store:
+        with StoreServers([ShardClient(it.address, _DEADLINE_S) for it in servers], _DEADLINE_S) as store:
             yield servers, store
     finally:
         for server in servers:

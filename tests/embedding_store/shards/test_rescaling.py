@@ -8,7 +8,7 @@ import pytest
 
 from elastable.embedding_store import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.composite.moving import MovedRows, move_job
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from tests.embedding_store.shards.served_shards import ServedShard
 from tests.embedding_store.shards.test_store_servers import assert_same_rows, begin, commit, push_all
@@ -37,8 +37,8 @@ def start(tmp_path: Path) -> Iterator[Callable[[int], list[ServedShard]]]:
 
 
 @contextmanager
-def opened(servers: Sequence[ServedShard]) -> Iterator[ShardedStore]:
-    with ShardedStore([ShardClient(server.address, 60.0) for server in servers]) as store:
+def opened(servers: Sequence[ServedShard]) -> Iterator[StoreServers]:
+    with StoreServers([ShardClient(server.address, 60.0) for server in servers]) as store:
         yield store
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store import TableSpec
-from elastable.embedding_store.composite.sharded_store import ServerWatch
+from elastable.embedding_store.composite.store_servers import ServerWatch
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import Shard, ShardStatus

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store import BadInput, EvictionSpec, MemoryStore, OptimizerSpec, StoreFailed, TableSpec, shards
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
-from elastable.embedding_store.shards.shard_store import offer_of
+from elastable.embedding_store.shards.server_contract import offer_of
 from tests.contracts.store_samples import create_tables
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
@@ -34,8 +34,8 @@ def test_the_cut_leaves_those_touched_last_and_of_equal_ones_the_smaller_ids(dat
         held = (np.array([each[place] for place in own], np.int64) for each in (versions, ids))
         rows.append(StayingRows(*held))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shards.shard_store, "FEW_VERSIONS", most)
-        patched.setattr(shards.shard_store, "_MORE", 2)
+        patched.setattr(shards.server_contract, "FEW_VERSIONS", most)
+        patched.setattr(shards.server_contract, "_MORE", 2)
 
         def ask(more: int, wanted: tuple[int, int] | None) -> list[shards.RowOffer]:
             return [offer_of(each, more, wanted) for each in rows]
@@ -70,7 +70,7 @@ def commit(version: int) -> shards.PushedCommit:
     return shards.PushedCommit(shards.RowSums(version, (shards.SumTerm(0, 0, 1.0),)), version, {"few": 0.1})
 
 
-def assert_as_alone(store: ShardedStore, versions: int) -> None:
+def assert_as_alone(store: StoreServers, versions: int) -> None:
     with create_tables(MemoryStore(1), FEW) as alone:
         for version in range(versions):
             updates = shards.sum_pushes(commit(version).sums, {0: push(version).parts})
@@ -86,7 +86,7 @@ def assert_as_alone(store: ShardedStore, versions: int) -> None:
             assert len(theirs.ids) == 11
 
 
-def begin(store: ShardedStore, versions: int) -> None:
+def begin(store: StoreServers, versions: int) -> None:
     store.create_table(FEW)
     store.begin_job("job", may_overflow=False)
     for version in range(versions):

@@ -11,7 +11,7 @@ import pytest
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RemoteStore, RowBlock, TableSpec, errors
 from elastable.embedding_store.composite.partitions import partition
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.shards import (
     PushedCommit,
@@ -71,7 +71,7 @@ def alone(versions: int) -> MemoryStore:
     return store
 
 
-def begin(store: ShardedStore, versions: int = 0) -> None:
+def begin(store: StoreServers, versions: int = 0) -> None:
     create_tables(store, *(FIXED, ANY))
     store.begin_job(JOB, may_overflow=False)
     for version in range(versions):
@@ -79,12 +79,12 @@ def begin(store: ShardedStore, versions: int = 0) -> None:
         assert store.commit_pushed(commit(version)).missing == ()
 
 
-def push_all(store: ShardedStore, version: int) -> None:
+def push_all(store: StoreServers, version: int) -> None:
     for number in (1, 0):  # in which order they come does not matter
         store.push_rows(push(version, number))
 
 
-def assert_same_rows(store: ShardedStore, versions: int) -> None:
+def assert_same_rows(store: StoreServers, versions: int) -> None:
     assert store.version() == versions
     with alone(versions) as expected:
         for table in ("fixed", "any"):
@@ -171,7 +171,7 @@ def test_a_server_that_lost_its_pushes_has_the_others_take_the_version_back(tmp_
 def test_a_server_without_a_log_cannot_go_back_and_says_so(tmp_path: Path) -> None:
     servers = [ServedShard("memory"), ServedShard(f"memory?log={tmp_path}/log")]
     try:
-        with ShardedStore([ShardClient(server.address, 60.0) for server in servers]) as store:
+        with StoreServers([ShardClient(server.address, 60.0) for server in servers]) as store:
             begin(store)
             push_all(store, 0)
             stopped_with(servers, 1)
@@ -202,7 +202,7 @@ def test_a_server_that_lost_its_rows_is_lost() -> None:
     ],
     ids=["record", "owner", "other writer", "records", "wait", "commit"],
 )
-def test_a_server_that_is_away_is_named_whatever_is_asked(number: int, asked: Callable[[ShardedStore], object]) -> None:
+def test_a_server_that_is_away_is_named_whatever_is_asked(number: int, asked: Callable[[StoreServers], object]) -> None:
     with served(2) as (servers, store):
         begin(store)
         push_all(store, 0)
@@ -225,11 +225,11 @@ def test_whoever_comes_after_a_master_that_died_in_mid_commit_finds_one_version(
         store.commit_pushed(commit(0, b"first"))
         push_all(store, 1)
         # Only one of them heard of the commit.
-        ShardedStore.commit_pushed(store, commit(0, b"first"))
+        StoreServers.commit_pushed(store, commit(0, b"first"))
         first = store._servers[0]
         assert first.commit_pushed(commit(1, b"second")).missing == ()
         assert [server.store.version() for server in servers] == [2, 1]
-        with ShardedStore([ShardClient(server.address, 60.0) for server in servers]) as later:
+        with StoreServers([ShardClient(server.address, 60.0) for server in servers]) as later:
             assert later.keeps_records
             assert later.recover() > 0
             assert later.record() == b"first"
@@ -399,12 +399,12 @@ def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_
     with served(2) as (servers, store):
         begin(store, 1)
         clients = [ShardClient(server.address, 60.0) for server in servers]
-        with ShardedStore(clients[::-1]) as swapped:
+        with StoreServers(clients[::-1]) as swapped:
             name = rf"shard 0 of 2: store server {servers[1].address}: .* 1 of 2 by its tables \(any, fixed\)"
             with pytest.raises(errors.BadInput, match=rf"{name}, and is named as number 0 of 2: .* order of before"):
                 swapped.begin_job(JOB, may_overflow=False)
         with (
-            ShardedStore([ShardClient(servers[0].address, 60.0)]) as fewer,
+            StoreServers([ShardClient(servers[0].address, 60.0)]) as fewer,
             pytest.raises(
                 errors.BadInput,
                 match=r"is store server 0 of 2 .*, and is named as number 0 of 1: .*elastable store rescale",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -44,7 +44,7 @@ WRITE = "elastable.master.checkpoints.row_saver.write_blocks"
 class Job:
     """A job on store servers, and the same one in the memory of this process."""
 
-    def __init__(self, store: ShardedStore, place: str | Path | LocalFiles, full_every: int = 4) -> None:
+    def __init__(self, store: StoreServers, place: str | Path | LocalFiles, full_every: int = 4) -> None:
         self.store, self.alone = store, created(MemoryStore(1))
         created(store)
         store.begin_job("small", may_overflow=False)
@@ -291,7 +291,7 @@ def test_a_new_owner_ends_what_the_one_before_had_begun(tmp_path: Path, monkeypa
         thread = threading.Thread(target=writing)
         thread.start()
         assert began.wait(DEADLINE_S)
-        with ShardedStore([ShardClient(servers[0].address, DEADLINE_S)]) as other:
+        with StoreServers([ShardClient(servers[0].address, DEADLINE_S)]) as other:
             claiming = threading.Thread(target=other.begin_job, args=("another", False))
             saver: Any = servers[0].shard._saver
             attempt = saver._attempt

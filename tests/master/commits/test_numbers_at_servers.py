@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -125,7 +125,7 @@ def trained(
     times = iter(range(1_000, 1_000 + 11 * VERSIONS, 11))
     job = api.JobSpec(job="j", mode=mode)
     committer = Committer(store, dense, job, 60.0, clock=lambda: float(next(times)), ahead=mode == "sync")
-    servers = RowPushes(store, job, 60.0) if isinstance(store, ShardedStore) else None
+    servers = RowPushes(store, job, 60.0) if isinstance(store, StoreServers) else None
     changed: list[set[str]] = []
     for version in range(VERSIONS):
         dense.frozen_tables = ("follows", "aged", "tied") if version == 3 else ()

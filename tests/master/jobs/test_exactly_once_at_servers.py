@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.master.api import JobSpec, Push, PushReply, Task
@@ -36,8 +36,8 @@ from tests.master.jobs.test_exactly_once import (
 from tests.tcp_proxy import TcpProxy, tcp_proxy
 
 
-def _clients(servers: Sequence[ServedShard]) -> ShardedStore:
-    return ShardedStore([ShardClient(server.address, 60.0) for server in servers])
+def _clients(servers: Sequence[ServedShard]) -> StoreServers:
+    return StoreServers([ShardClient(server.address, 60.0) for server in servers])
 
 
 class ServersLife(Life):
@@ -81,7 +81,7 @@ class ServersLife(Life):
 class Worker(Clumsy):
     """Hands the rows' part of its pushes to the store servers; what is left may be said twice, late or never."""
 
-    def __init__(self, job: JobSpec, address: str, post: Post, seed: int, servers: ShardedStore) -> None:
+    def __init__(self, job: JobSpec, address: str, post: Post, seed: int, servers: StoreServers) -> None:
         super().__init__(job, address, post, seed)
         self.rows = RowPushes(servers, job, 60.0)
 

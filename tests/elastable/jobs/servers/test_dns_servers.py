@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastable.embedding_store.composite.sharded_store import ShardedStore
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.store_url import server_addresses
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
@@ -48,7 +48,7 @@ def test_servers_are_found_in_the_order_that_their_tables_say(servers: list[Serv
     found = addresses(stores, resolve)
     assert (found, seen) == ([f"{host}:{port}" for host in HOSTS], ["stores.example"] * 2)
     trained = [found[2], found[0], found[1]]
-    with ShardedStore([ShardClient(address, 60.0) for address in trained]) as store:
+    with StoreServers([ShardClient(address, 60.0) for address in trained]) as store:
         begin(store)
         push_all(store, 0)
         store.commit_pushed(commit(0))
@@ -60,7 +60,7 @@ def test_servers_are_found_in_the_order_that_their_tables_say(servers: list[Serv
 def test_a_server_that_moved_is_known_by_its_tables(servers: list[ServedShard]) -> None:
     port = servers[0].address.rpartition(":")[2]
     stores, places = [f"dns://stores.example:{port}?count=2"], [f"{host}:{port}" for host in HOSTS]
-    with ShardedStore([ShardClient(address, 60.0) for address in (places[2], places[0])]) as store:
+    with StoreServers([ShardClient(address, 60.0) for address in (places[2], places[0])]) as store:
         begin(store)
     # Number 0 was known at another address; the one in the middle has no tables.
     known = ["127.0.0.9:1", places[0]]

@@ -116,7 +116,7 @@ class PushedCommit:
         sums: What the gradient is made of.
         clips: Table name -> how its gradient is clipped; absent: not at all.
         dropped: Whether the gradient overflowed, and is left out for that.
-        cuts: As of `Commit`; `ShardedStore` decides them.
+        cuts: As of `Commit`; `StoreServers` decides them.
     """
 
     sums: RowSums

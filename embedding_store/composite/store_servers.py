@@ -52,7 +52,7 @@ class ServersSnapshot(CompositeSnapshot, ServedRows):
         return _save_rows(self.group, save)
 
 
-class ShardedStore(PartitionedStore, ShardStore):
+class StoreServers(PartitionedStore, ShardStore):
     """Store servers as one store, each of which holds every n-th id of every table.
 
     A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
