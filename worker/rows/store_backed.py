@@ -183,6 +183,11 @@ class StoreBacked:
         """Whether the table was trained in this process, or loaded with trained rows."""
         return self._trained_by is not None or self._steps is not None
 
+    @property
+    def was_loaded(self) -> bool:
+        """Whether its rows were loaded, with their slots, since training began."""
+        return self._steps is not None
+
     def trained_by(self, optimizer: keras.optimizers.Optimizer) -> bool:
         """Whether this very optimizer trained the table last, so that it can continue with the rows' slots.
 
