@@ -19,7 +19,7 @@ from elastable.embedding_store.support.store_url import byte_count, url_of_serve
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.access.credentials import Credentials, Role
-from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
@@ -166,7 +166,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         not_ready = serving.health.not_ready
         shard = Shard(store, byte_count(options.gradient_bytes), CheckpointRowSaver(store), redacted(url))
         credentials = Credentials.from_environment()
-        services = shard_services(shard, channels, serving.lookups, not_ready)
+        services = [shard_service(shard, channels, serving.lookups, not_ready)]
         # Where nobody set a token or a role, whoever reaches the port may claim the server: as a Redis without one.
         anonymous = None if credentials.tokens or credentials.roles_of_names else Role.ADMINISTRATOR
         server = held.enter_context(serving.server(services, credentials, anonymous))

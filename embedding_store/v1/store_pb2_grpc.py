@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class EmbeddingStoreStub:
+class StoreStub:
     """Roles are those of the caller's token or certificate (docs/security.md):
     reader, worker, administrator, each of which may do what those before it may.
     """
@@ -37,123 +37,188 @@ class EmbeddingStoreStub:
             channel: A grpc.Channel.
         """
         self.ListTables = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/ListTables',
+                '/elastable.embedding_store.v1.Store/ListTables',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesReply.FromString,
                 _registered_method=True)
         self.GetVersion = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/GetVersion',
+                '/elastable.embedding_store.v1.Store/GetVersion',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionReply.FromString,
                 _registered_method=True)
         self.Lookup = channel.stream_stream(
-                '/elastable.embedding_store.v1.EmbeddingStore/Lookup',
+                '/elastable.embedding_store.v1.Store/Lookup',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
                 _registered_method=True)
         self.LookupSmall = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/LookupSmall',
+                '/elastable.embedding_store.v1.Store/LookupSmall',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
                 _registered_method=True)
         self.CountRows = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/CountRows',
+                '/elastable.embedding_store.v1.Store/CountRows',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
                 _registered_method=True)
         self.TableStatistics = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/TableStatistics',
+                '/elastable.embedding_store.v1.Store/TableStatistics',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.FromString,
                 _registered_method=True)
         self.ReadTableState = channel.unary_stream(
-                '/elastable.embedding_store.v1.EmbeddingStore/ReadTableState',
+                '/elastable.embedding_store.v1.Store/ReadTableState',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
                 _registered_method=True)
         self.Scan = channel.unary_stream(
-                '/elastable.embedding_store.v1.EmbeddingStore/Scan',
+                '/elastable.embedding_store.v1.Store/Scan',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
                 _registered_method=True)
         self.ReadRows = channel.stream_stream(
-                '/elastable.embedding_store.v1.EmbeddingStore/ReadRows',
+                '/elastable.embedding_store.v1.Store/ReadRows',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
                 _registered_method=True)
         self.Attach = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/Attach',
+                '/elastable.embedding_store.v1.Store/Attach',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
                 _registered_method=True)
         self.Pin = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/Pin',
+                '/elastable.embedding_store.v1.Store/Pin',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinReply.FromString,
                 _registered_method=True)
         self.RenewPin = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/RenewPin',
+                '/elastable.embedding_store.v1.Store/RenewPin',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinReply.FromString,
                 _registered_method=True)
         self.ReleasePin = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/ReleasePin',
+                '/elastable.embedding_store.v1.Store/ReleasePin',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.FromString,
                 _registered_method=True)
         self.ListPins = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/ListPins',
+                '/elastable.embedding_store.v1.Store/ListPins',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsReply.FromString,
                 _registered_method=True)
         self.CreateTable = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/CreateTable',
+                '/elastable.embedding_store.v1.Store/CreateTable',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
                 _registered_method=True)
         self.Commit = channel.stream_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/Commit',
+                '/elastable.embedding_store.v1.Store/Commit',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
                 _registered_method=True)
         self.CommitStaged = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/CommitStaged',
+                '/elastable.embedding_store.v1.Store/CommitStaged',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
                 _registered_method=True)
         self.Put = channel.stream_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/Put',
+                '/elastable.embedding_store.v1.Store/Put',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
                 _registered_method=True)
         self.PutTableState = channel.stream_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/PutTableState',
+                '/elastable.embedding_store.v1.Store/PutTableState',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
                 _registered_method=True)
         self.Delete = channel.stream_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/Delete',
+                '/elastable.embedding_store.v1.Store/Delete',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
                 _registered_method=True)
         self.ClearTable = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/ClearTable',
+                '/elastable.embedding_store.v1.Store/ClearTable',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
                 _registered_method=True)
         self.DropTable = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/DropTable',
+                '/elastable.embedding_store.v1.Store/DropTable',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
                 _registered_method=True)
         self.ResetVersion = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/ResetVersion',
+                '/elastable.embedding_store.v1.Store/ResetVersion',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
                 _registered_method=True)
+        self.GetOwner = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/GetOwner',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
+                _registered_method=True)
+        self.GetShardStatus = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/GetShardStatus',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.FromString,
+                _registered_method=True)
+        self.PushRows = channel.stream_unary(
+                '/elastable.embedding_store.v1.Store/PushRows',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.FromString,
+                _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/Renew',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.FromString,
+                _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/Measure',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
+                _registered_method=True)
+        self.OfferRows = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/OfferRows',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.FromString,
+                _registered_method=True)
+        self.CommitPushed = channel.stream_unary(
+                '/elastable.embedding_store.v1.Store/CommitPushed',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.FromString,
+                _registered_method=True)
+        self.TakeBack = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/TakeBack',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.FromString,
+                _registered_method=True)
+        self.ReadRecord = channel.unary_stream(
+                '/elastable.embedding_store.v1.Store/ReadRecord',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
+                _registered_method=True)
+        self.KeepRecord = channel.stream_unary(
+                '/elastable.embedding_store.v1.Store/KeepRecord',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.FromString,
+                _registered_method=True)
+        self.TakeChanges = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/TakeChanges',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesReply.FromString,
+                _registered_method=True)
+        self.SaveRows = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/SaveRows',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsReply.FromString,
+                _registered_method=True)
+        self.Claim = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/Claim',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimReply.FromString,
+                _registered_method=True)
 
 
-class EmbeddingStoreServicer:
+class StoreServicer:
     """Roles are those of the caller's token or certificate (docs/security.md):
     reader, worker, administrator, each of which may do what those before it may.
     """
@@ -249,7 +314,8 @@ class EmbeddingStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateTable(self, request, context):
-        """Only where the server allows writing.  The master of a job does not.
+        """Only where the server allows writing: a parameter server does, a store
+        server its owner, the master of a job nobody.
         For workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -305,8 +371,92 @@ class EmbeddingStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetOwner(self, request, context):
+        """Only at store servers, which refuse Commit and CommitStaged.
+        For readers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
-def add_EmbeddingStoreServicer_to_server(servicer, server):
+    def GetShardStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PushRows(self, request_iterator, context):
+        """For workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """For the owner, who has claimed the server as an administrator.
+        says that the owner is there
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Measure(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OfferRows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitPushed(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeBack(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadRecord(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KeepRecord(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeChanges(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveRows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Claim(self, request, context):
+        """For administrators; logged (elastable.audit).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ListTables': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTables,
@@ -423,889 +573,6 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.SerializeToString,
             ),
-    }
-    generic_handler = grpc.method_handlers_generic_handler(
-            'elastable.embedding_store.v1.EmbeddingStore', rpc_method_handlers)
-    server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('elastable.embedding_store.v1.EmbeddingStore', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class EmbeddingStore:
-    """Roles are those of the caller's token or certificate (docs/security.md):
-    reader, worker, administrator, each of which may do what those before it may.
-    """
-
-    @staticmethod
-    def ListTables(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/ListTables',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetVersion(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/GetVersion',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Lookup(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/Lookup',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LookupSmall(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/LookupSmall',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CountRows(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/CountRows',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TableStatistics(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/TableStatistics',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadTableState(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/ReadTableState',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Scan(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/Scan',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadRows(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/ReadRows',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Attach(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/Attach',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Pin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/Pin',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RenewPin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/RenewPin',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleasePin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/ReleasePin',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPins(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/ListPins',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CreateTable(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/CreateTable',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Commit(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/Commit',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CommitStaged(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/CommitStaged',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Put(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/Put',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PutTableState(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/PutTableState',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Delete(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/Delete',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ClearTable(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/ClearTable',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DropTable(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/DropTable',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ResetVersion(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/ResetVersion',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-
-class StoreServerStub:
-    """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, GetOwner and
-    GetShardStatus are the owner's alone.
-    """
-
-    def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
-        self.GetOwner = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/GetOwner',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
-                _registered_method=True)
-        self.GetShardStatus = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/GetShardStatus',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.FromString,
-                _registered_method=True)
-        self.PushRows = channel.stream_unary(
-                '/elastable.embedding_store.v1.StoreServer/PushRows',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.FromString,
-                _registered_method=True)
-        self.Renew = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/Renew',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.FromString,
-                _registered_method=True)
-        self.Measure = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/Measure',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
-                _registered_method=True)
-        self.OfferRows = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/OfferRows',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.FromString,
-                _registered_method=True)
-        self.CommitPushed = channel.stream_unary(
-                '/elastable.embedding_store.v1.StoreServer/CommitPushed',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.FromString,
-                _registered_method=True)
-        self.TakeBack = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/TakeBack',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.FromString,
-                _registered_method=True)
-        self.ReadRecord = channel.unary_stream(
-                '/elastable.embedding_store.v1.StoreServer/ReadRecord',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
-                _registered_method=True)
-        self.KeepRecord = channel.stream_unary(
-                '/elastable.embedding_store.v1.StoreServer/KeepRecord',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.FromString,
-                _registered_method=True)
-        self.TakeChanges = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/TakeChanges',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesReply.FromString,
-                _registered_method=True)
-        self.SaveRows = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/SaveRows',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsReply.FromString,
-                _registered_method=True)
-        self.CreateTable = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/CreateTable',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
-                _registered_method=True)
-        self.Put = channel.stream_unary(
-                '/elastable.embedding_store.v1.StoreServer/Put',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
-                _registered_method=True)
-        self.PutTableState = channel.stream_unary(
-                '/elastable.embedding_store.v1.StoreServer/PutTableState',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
-                _registered_method=True)
-        self.Delete = channel.stream_unary(
-                '/elastable.embedding_store.v1.StoreServer/Delete',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
-                _registered_method=True)
-        self.ClearTable = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/ClearTable',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
-                _registered_method=True)
-        self.DropTable = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/DropTable',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
-                _registered_method=True)
-        self.ResetVersion = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/ResetVersion',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
-                _registered_method=True)
-        self.Claim = channel.unary_unary(
-                '/elastable.embedding_store.v1.StoreServer/Claim',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimReply.FromString,
-                _registered_method=True)
-
-
-class StoreServerServicer:
-    """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, GetOwner and
-    GetShardStatus are the owner's alone.
-    """
-
-    def GetOwner(self, request, context):
-        """For readers.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetShardStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PushRows(self, request_iterator, context):
-        """For workers.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Renew(self, request, context):
-        """For the owner, who has claimed the server as an administrator.
-        says that the owner is there
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Measure(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def OfferRows(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CommitPushed(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def TakeBack(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReadRecord(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def KeepRecord(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def TakeChanges(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SaveRows(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CreateTable(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Put(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PutTableState(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Delete(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ClearTable(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DropTable(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ResetVersion(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Claim(self, request, context):
-        """For administrators; logged (elastable.audit).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-
-def add_StoreServerServicer_to_server(servicer, server):
-    rpc_method_handlers = {
             'GetOwner': grpc.unary_unary_rpc_method_handler(
                     servicer.GetOwner,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.FromString,
@@ -1366,41 +633,6 @@ def add_StoreServerServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsReply.SerializeToString,
             ),
-            'CreateTable': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateTable,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.SerializeToString,
-            ),
-            'Put': grpc.stream_unary_rpc_method_handler(
-                    servicer.Put,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
-            ),
-            'PutTableState': grpc.stream_unary_rpc_method_handler(
-                    servicer.PutTableState,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
-            ),
-            'Delete': grpc.stream_unary_rpc_method_handler(
-                    servicer.Delete,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.SerializeToString,
-            ),
-            'ClearTable': grpc.unary_unary_rpc_method_handler(
-                    servicer.ClearTable,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.SerializeToString,
-            ),
-            'DropTable': grpc.unary_unary_rpc_method_handler(
-                    servicer.DropTable,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.SerializeToString,
-            ),
-            'ResetVersion': grpc.unary_unary_rpc_method_handler(
-                    servicer.ResetVersion,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.SerializeToString,
-            ),
             'Claim': grpc.unary_unary_rpc_method_handler(
                     servicer.Claim,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimRequest.FromString,
@@ -1408,20 +640,19 @@ def add_StoreServerServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'elastable.embedding_store.v1.StoreServer', rpc_method_handlers)
+            'elastable.embedding_store.v1.Store', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('elastable.embedding_store.v1.StoreServer', rpc_method_handlers)
+    server.add_registered_method_handlers('elastable.embedding_store.v1.Store', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class StoreServer:
-    """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, GetOwner and
-    GetShardStatus are the owner's alone.
+class Store:
+    """Roles are those of the caller's token or certificate (docs/security.md):
+    reader, worker, administrator, each of which may do what those before it may.
     """
 
     @staticmethod
-    def GetOwner(request,
+    def ListTables(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1434,9 +665,9 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/GetOwner',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
+            '/elastable.embedding_store.v1.Store/ListTables',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1448,7 +679,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def GetShardStatus(request,
+    def GetVersion(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1461,9 +692,9 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/GetShardStatus',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.FromString,
+            '/elastable.embedding_store.v1.Store/GetVersion',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1475,7 +706,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def PushRows(request_iterator,
+    def Lookup(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -1485,12 +716,12 @@ class StoreServer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/elastable.embedding_store.v1.StoreServer/PushRows',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.FromString,
+            '/elastable.embedding_store.v1.Store/Lookup',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1502,7 +733,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def Renew(request,
+    def LookupSmall(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1515,9 +746,9 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/Renew',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.FromString,
+            '/elastable.embedding_store.v1.Store/LookupSmall',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1529,7 +760,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def Measure(request,
+    def CountRows(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1542,9 +773,9 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/Measure',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
+            '/elastable.embedding_store.v1.Store/CountRows',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1556,7 +787,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def OfferRows(request,
+    def TableStatistics(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1569,9 +800,9 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/OfferRows',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.FromString,
+            '/elastable.embedding_store.v1.Store/TableStatistics',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1583,61 +814,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def CommitPushed(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.StoreServer/CommitPushed',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TakeBack(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.StoreServer/TakeBack',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadRecord(request,
+    def ReadTableState(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1650,9 +827,9 @@ class StoreServer:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/ReadRecord',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
+            '/elastable.embedding_store.v1.Store/ReadTableState',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1664,7 +841,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def KeepRecord(request_iterator,
+    def Scan(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1674,12 +851,39 @@ class StoreServer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/Scan',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRows(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/elastable.embedding_store.v1.StoreServer/KeepRecord',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.FromString,
+            '/elastable.embedding_store.v1.Store/ReadRows',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1691,7 +895,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def TakeChanges(request,
+    def Attach(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1704,9 +908,9 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/TakeChanges',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesReply.FromString,
+            '/elastable.embedding_store.v1.Store/Attach',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1718,7 +922,7 @@ class StoreServer:
             _registered_method=True)
 
     @staticmethod
-    def SaveRows(request,
+    def Pin(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1731,9 +935,90 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/SaveRows',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsReply.FromString,
+            '/elastable.embedding_store.v1.Store/Pin',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewPin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/RenewPin',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleasePin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/ReleasePin',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/ListPins',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1758,9 +1043,63 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/CreateTable',
+            '/elastable.embedding_store.v1.Store/CreateTable',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Commit(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.Store/Commit',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitStaged(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/CommitStaged',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1785,7 +1124,7 @@ class StoreServer:
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/elastable.embedding_store.v1.StoreServer/Put',
+            '/elastable.embedding_store.v1.Store/Put',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
             options,
@@ -1812,7 +1151,7 @@ class StoreServer:
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/elastable.embedding_store.v1.StoreServer/PutTableState',
+            '/elastable.embedding_store.v1.Store/PutTableState',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
             options,
@@ -1839,7 +1178,7 @@ class StoreServer:
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/elastable.embedding_store.v1.StoreServer/Delete',
+            '/elastable.embedding_store.v1.Store/Delete',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
             options,
@@ -1866,7 +1205,7 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/ClearTable',
+            '/elastable.embedding_store.v1.Store/ClearTable',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
             options,
@@ -1893,7 +1232,7 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/DropTable',
+            '/elastable.embedding_store.v1.Store/DropTable',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
             options,
@@ -1920,9 +1259,333 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/ResetVersion',
+            '/elastable.embedding_store.v1.Store/ResetVersion',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/GetOwner',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShardStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/GetShardStatus',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushRows(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.Store/PushRows',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/Renew',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/Measure',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/OfferRows',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitPushed(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.Store/CommitPushed',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/TakeBack',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/ReadRecord',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepRecord(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.Store/KeepRecord',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/TakeChanges',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeChangesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/SaveRows',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.SaveRowsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1947,7 +1610,7 @@ class StoreServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.StoreServer/Claim',
+            '/elastable.embedding_store.v1.Store/Claim',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClaimReply.FromString,
             options,

@@ -32,7 +32,7 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class EmbeddingStoreStub:
+class StoreStub:
     """Roles are those of the caller's token or certificate (docs/security.md):
     reader, worker, administrator, each of which may do what those before it may.
     """
@@ -40,7 +40,7 @@ class EmbeddingStoreStub:
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> EmbeddingStoreAsyncStub: ...
+    def __new__(cls, channel: _aio.Channel) -> StoreAsyncStub: ...
     ListTables: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListTablesRequest, _store_pb2.ListTablesReply]
     """For readers."""
     GetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetVersionRequest, _store_pb2.GetVersionReply]
@@ -63,7 +63,8 @@ class EmbeddingStoreStub:
     ReleasePin: _grpc.UnaryUnaryMultiCallable[_store_pb2.ReleasePinRequest, _store_pb2.ReleasePinReply]
     ListPins: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListPinsRequest, _store_pb2.ListPinsReply]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
-    """Only where the server allows writing.  The master of a job does not.
+    """Only where the server allows writing: a parameter server does, a store
+    server its owner, the master of a job nobody.
     For workers.
     """
     Commit: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]
@@ -75,9 +76,30 @@ class EmbeddingStoreStub:
     ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
     ResetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]
+    GetOwner: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]
+    """Only at store servers, which refuse Commit and CommitStaged.
+    For readers.
+    """
+    GetShardStatus: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]
+    PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
+    """For workers."""
+    Renew: _grpc.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]
+    """For the owner, who has claimed the server as an administrator.
+    says that the owner is there
+    """
+    Measure: _grpc.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]
+    OfferRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]
+    CommitPushed: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]
+    TakeBack: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]
+    ReadRecord: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]
+    KeepRecord: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.KeepRecordReply]
+    TakeChanges: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]
+    SaveRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]
+    Claim: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]
+    """For administrators; logged (elastable.audit)."""
 
 @_typing.type_check_only
-class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
+class StoreAsyncStub(StoreStub):
     """Roles are those of the caller's token or certificate (docs/security.md):
     reader, worker, administrator, each of which may do what those before it may.
     """
@@ -105,7 +127,8 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     ReleasePin: _aio.UnaryUnaryMultiCallable[_store_pb2.ReleasePinRequest, _store_pb2.ReleasePinReply]  # type: ignore[assignment]
     ListPins: _aio.UnaryUnaryMultiCallable[_store_pb2.ListPinsRequest, _store_pb2.ListPinsReply]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
-    """Only where the server allows writing.  The master of a job does not.
+    """Only where the server allows writing: a parameter server does, a store
+    server its owner, the master of a job nobody.
     For workers.
     """
     Commit: _aio.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]  # type: ignore[assignment]
@@ -117,8 +140,29 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
     ResetVersion: _aio.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
+    GetOwner: _aio.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]  # type: ignore[assignment]
+    """Only at store servers, which refuse Commit and CommitStaged.
+    For readers.
+    """
+    GetShardStatus: _aio.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]  # type: ignore[assignment]
+    PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
+    """For workers."""
+    Renew: _aio.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]  # type: ignore[assignment]
+    """For the owner, who has claimed the server as an administrator.
+    says that the owner is there
+    """
+    Measure: _aio.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]  # type: ignore[assignment]
+    OfferRows: _aio.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]  # type: ignore[assignment]
+    CommitPushed: _aio.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]  # type: ignore[assignment]
+    TakeBack: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]  # type: ignore[assignment]
+    ReadRecord: _aio.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]  # type: ignore[assignment]
+    KeepRecord: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.KeepRecordReply]  # type: ignore[assignment]
+    TakeChanges: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]  # type: ignore[assignment]
+    SaveRows: _aio.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]  # type: ignore[assignment]
+    Claim: _aio.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]  # type: ignore[assignment]
+    """For administrators; logged (elastable.audit)."""
 
-class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
+class StoreServicer(metaclass=_abc_1.ABCMeta):
     """Roles are those of the caller's token or certificate (docs/security.md):
     reader, worker, administrator, each of which may do what those before it may.
     """
@@ -234,7 +278,8 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.CreateTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.CreateTableReply, _abc.Awaitable[_store_pb2.CreateTableReply]]:
-        """Only where the server allows writing.  The master of a job does not.
+        """Only where the server allows writing: a parameter server does, a store
+        server its owner, the master of a job nobody.
         For workers.
         """
 
@@ -295,93 +340,15 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.ResetVersionReply, _abc.Awaitable[_store_pb2.ResetVersionReply]]: ...
 
-def add_EmbeddingStoreServicer_to_server(servicer: EmbeddingStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
-
-class StoreServerStub:
-    """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, GetOwner and
-    GetShardStatus are the owner's alone.
-    """
-
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> StoreServerAsyncStub: ...
-    GetOwner: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]
-    """For readers."""
-    GetShardStatus: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]
-    PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
-    """For workers."""
-    Renew: _grpc.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]
-    """For the owner, who has claimed the server as an administrator.
-    says that the owner is there
-    """
-    Measure: _grpc.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]
-    OfferRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]
-    CommitPushed: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]
-    TakeBack: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]
-    ReadRecord: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]
-    KeepRecord: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.KeepRecordReply]
-    TakeChanges: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]
-    SaveRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]
-    CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
-    Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
-    PutTableState: _grpc.StreamUnaryMultiCallable[_store_pb2.TableStateFrame, _store_pb2.PutReply]
-    Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
-    ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
-    DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
-    ResetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]
-    Claim: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]
-    """For administrators; logged (elastable.audit)."""
-
-@_typing.type_check_only
-class StoreServerAsyncStub(StoreServerStub):
-    """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, GetOwner and
-    GetShardStatus are the owner's alone.
-    """
-
-    def __init__(self, channel: _aio.Channel) -> None: ...
-    GetOwner: _aio.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]  # type: ignore[assignment]
-    """For readers."""
-    GetShardStatus: _aio.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]  # type: ignore[assignment]
-    PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
-    """For workers."""
-    Renew: _aio.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]  # type: ignore[assignment]
-    """For the owner, who has claimed the server as an administrator.
-    says that the owner is there
-    """
-    Measure: _aio.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]  # type: ignore[assignment]
-    OfferRows: _aio.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]  # type: ignore[assignment]
-    CommitPushed: _aio.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]  # type: ignore[assignment]
-    TakeBack: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]  # type: ignore[assignment]
-    ReadRecord: _aio.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]  # type: ignore[assignment]
-    KeepRecord: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.KeepRecordReply]  # type: ignore[assignment]
-    TakeChanges: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]  # type: ignore[assignment]
-    SaveRows: _aio.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]  # type: ignore[assignment]
-    CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
-    Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
-    PutTableState: _aio.StreamUnaryMultiCallable[_store_pb2.TableStateFrame, _store_pb2.PutReply]  # type: ignore[assignment]
-    Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
-    ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
-    DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
-    ResetVersion: _aio.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
-    Claim: _aio.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]  # type: ignore[assignment]
-    """For administrators; logged (elastable.audit)."""
-
-class StoreServerServicer(metaclass=_abc_1.ABCMeta):
-    """What a store server does besides EmbeddingStore, whose calls that change
-    something it refuses.  Roles as above; all but PushRows, GetOwner and
-    GetShardStatus are the owner's alone.
-    """
-
     @_abc_1.abstractmethod
     def GetOwner(
         self,
         request: _store_pb2.GetOwnerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.GetOwnerReply, _abc.Awaitable[_store_pb2.GetOwnerReply]]:
-        """For readers."""
+        """Only at store servers, which refuse Commit and CommitStaged.
+        For readers.
+        """
 
     @_abc_1.abstractmethod
     def GetShardStatus(
@@ -465,55 +432,6 @@ class StoreServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.SaveRowsReply, _abc.Awaitable[_store_pb2.SaveRowsReply]]: ...
 
     @_abc_1.abstractmethod
-    def CreateTable(
-        self,
-        request: _store_pb2.CreateTableRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.CreateTableReply, _abc.Awaitable[_store_pb2.CreateTableReply]]: ...
-
-    @_abc_1.abstractmethod
-    def Put(
-        self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.RowBlockFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
-
-    @_abc_1.abstractmethod
-    def PutTableState(
-        self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.TableStateFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
-
-    @_abc_1.abstractmethod
-    def Delete(
-        self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.RowIdsFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.DeleteReply, _abc.Awaitable[_store_pb2.DeleteReply]]: ...
-
-    @_abc_1.abstractmethod
-    def ClearTable(
-        self,
-        request: _store_pb2.ClearTableRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ClearTableReply, _abc.Awaitable[_store_pb2.ClearTableReply]]: ...
-
-    @_abc_1.abstractmethod
-    def DropTable(
-        self,
-        request: _store_pb2.DropTableRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.DropTableReply, _abc.Awaitable[_store_pb2.DropTableReply]]: ...
-
-    @_abc_1.abstractmethod
-    def ResetVersion(
-        self,
-        request: _store_pb2.ResetVersionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ResetVersionReply, _abc.Awaitable[_store_pb2.ResetVersionReply]]: ...
-
-    @_abc_1.abstractmethod
     def Claim(
         self,
         request: _store_pb2.ClaimRequest,
@@ -521,4 +439,4 @@ class StoreServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.ClaimReply, _abc.Awaitable[_store_pb2.ClaimReply]]:
         """For administrators; logged (elastable.audit)."""
 
-def add_StoreServerServicer_to_server(servicer: StoreServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_StoreServicer_to_server(servicer: StoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

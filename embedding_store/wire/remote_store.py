@@ -35,9 +35,6 @@ from elastable.embedding_store.wire.messages.frames import (
 )
 
 Answer = TypeVar("Answer")
-WriteStub = store_pb2_grpc.EmbeddingStoreStub | store_pb2_grpc.StoreServerStub
-"""Both have the same small calls that change a store."""
-
 _FLOAT32 = np.dtype(np.float32)
 _FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
 
@@ -56,7 +53,7 @@ class RemoteReads(BaseSource):
     def __init__(self, connection: ServerConnection, token: bytes = b"") -> None:
         self.connection, self._token = connection, token
         channel, path = connection.channel, f"/{messages.STORE_SERVICE}"
-        self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
+        self._stub = store_pb2_grpc.StoreStub(channel)
         self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
         self._lookup: Upload[Iterable[bytes]] = Upload(channel, f"{path}/Lookup", None)
         self._read_state = channel.unary_stream(
@@ -254,14 +251,13 @@ class WriteCalls:
 
     Attributes:
         channel: That they go by.
-        path: `/package.Service` of all of them.
-        stub: The small ones.
+        stub: The small calls by it.
     """
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
-        self.channel, self.path = connection.channel, f"/{messages.STORE_SERVICE}"
-        self.stub: WriteStub = store_pb2_grpc.EmbeddingStoreStub(self.channel)
+        self.channel = connection.channel
+        self.stub = store_pb2_grpc.StoreStub(self.channel)
 
     def call(self, attempt: Callable[[float], Answer]) -> Answer:
         """Makes a call, as `ServerConnection.call` does."""
@@ -280,7 +276,7 @@ class RemoteStore(RemoteSource, BaseStore):
 
     Args:
         target, deadline_s, credentials: As of `RemoteSource`.
-        writes: The calls that change the store; None: those of the EmbeddingStore service.
+        writes: How the calls that change the store are made; None: as all others.
 
     `delete`, `clear`, `drop_table` and `reset_version` are for administrators (docs/security.md); others get
     `PermissionDenied`.
@@ -295,7 +291,7 @@ class RemoteStore(RemoteSource, BaseStore):
     ) -> None:
         super().__init__(target, deadline_s, credentials)
         self._writes = WriteCalls(self.connection) if writes is None else writes
-        channel, path = self._writes.channel, self._writes.path
+        channel, path = self._writes.channel, f"/{messages.STORE_SERVICE}"
         self._commit = Upload(
             self.connection.channel, f"/{messages.STORE_SERVICE}/Commit", store_pb2.CommitReply.FromString
         )

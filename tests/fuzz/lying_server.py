@@ -17,7 +17,7 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -174,7 +174,7 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
 
 class StoreReplies(_Replies):
     name = "store-replies"
-    service = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"]
+    service = store_pb2.DESCRIPTOR.services_by_name["Store"]
     questions = STORE_QUESTIONS
 
     def connect(self) -> RemoteStore:
@@ -241,11 +241,11 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
 
 class ShardReplies(_Replies):
     name = "shard-replies"
-    service = store_pb2.DESCRIPTOR.services_by_name["StoreServer"]
+    service = store_pb2.DESCRIPTOR.services_by_name["Store"]
     questions = SHARD_QUESTIONS
 
     def services(self, store: SharedMemoryStore) -> list[Service]:
-        return shard_services(Shard(store, 1 << 20), channels_of(store))
+        return [shard_service(Shard(store, 1 << 20), channels_of(store))]
 
     def connect(self) -> ShardClient:
         return self.held.enter_context(ShardClient(self.address, _DEADLINE_S))

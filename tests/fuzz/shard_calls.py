@@ -1,4 +1,4 @@
-"""The calls of the StoreServer service."""
+"""The calls of the Store service that store servers have."""
 
 import time
 
@@ -15,7 +15,7 @@ from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
 from elastable.embedding_store.wire.pushes.push_messages import pushed_commit_frames, record_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
@@ -117,7 +117,7 @@ class ShardCalls(CallTarget):
 
     name = "shard-calls"
     share = 200
-    service = store_pb2.DESCRIPTOR.services_by_name["StoreServer"]
+    service = store_pb2.DESCRIPTOR.services_by_name["Store"]
     metadata = ((OWNER_KEY, SECRET),)
     rare = frozenset({"Claim", "DropTable"})
 
@@ -125,7 +125,7 @@ class ShardCalls(CallTarget):
         self.calls = SHARD_CALLS
         self.store = self.held.enter_context(SharedMemoryStore(2))
         self.shard = Shard(self.store, PUSH_BYTES, CheckpointRowSaver(self.store))
-        services = shard_services(self.shard, channels_of(self.store))
+        services = [shard_service(self.shard, channels_of(self.store))]
         self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
         self._begin_anew()

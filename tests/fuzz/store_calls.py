@@ -1,4 +1,4 @@
-"""The calls of the EmbeddingStore service."""
+"""The calls of the Store service."""
 
 import time
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ class StoreCalls(CallTarget):
 
     name = "store-calls"
     share = 300
-    service = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"]
+    service = store_pb2.DESCRIPTOR.services_by_name["Store"]
 
     def open(self) -> None:
         self.calls = STORE_CALLS
@@ -265,4 +265,4 @@ STORE_CALLS: dict[str, Call] = {
 """Name of a call -> how it is made."""
 
 OF_SERVERS = ("CreateTable", "Put", "PutTableState", "Delete", "ClearTable", "DropTable", "ResetVersion")
-"""Those that the StoreServer service has, too."""
+"""Those that change a store, which the owner of a store server makes, too."""

@@ -20,8 +20,7 @@ from tests.fuzz.target import Campaign, Target
 
 FILES: tuple[FileDescriptor, ...] = (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR)
 SERVICES: dict[str, tuple[Mapping[str, Call], Mapping[str, Callable[..., object]]]] = {
-    "EmbeddingStore": (STORE_CALLS, STORE_QUESTIONS),
-    "StoreServer": (SHARD_CALLS, SHARD_QUESTIONS),
+    "Store": ({**STORE_CALLS, **SHARD_CALLS}, {**STORE_QUESTIONS, **SHARD_QUESTIONS}),
     "Master": (MASTER_CALLS, MASTER_QUESTIONS),
 }
 SECONDS = 0.5  # the nightly workflow runs `make fuzz` with the seed of the day

@@ -243,7 +243,7 @@ class ServedInputs(WrongInputs):
         service = store_service(self.store, writable=True)
         server = self.held.enter_context(GrpcServer("127.0.0.1:0", [service], anonymous=Role.ADMINISTRATOR))
         channel = self.held.enter_context(grpc.insecure_channel(server.address))
-        path = f"/{store_pb2.DESCRIPTOR.services_by_name['EmbeddingStore'].full_name}"
+        path = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}"
         self._commits = channel.stream_unary(f"{path}/Commit", None, None)
         self._lookups = channel.stream_stream(f"{path}/Lookup", None, None)
 

@@ -172,7 +172,7 @@ def repeated_push(home: Path) -> Arrays:
 
     for life, numbers in enumerate(((0, 1, 2), (2, 3, 3))):
         with elastable(home, *command, name=f"serve-{life}"), grpc.insecure_channel(address) as channel:
-            stub = store_pb2_grpc.EmbeddingStoreStub(channel)
+            stub = store_pb2_grpc.StoreStub(channel)
             stub.CreateTable(store_pb2.CreateTableRequest(spec=spec), timeout=60, wait_for_ready=True)
             for number in numbers:
                 push(channel, number)

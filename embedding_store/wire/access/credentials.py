@@ -20,8 +20,7 @@ from elastable.embedding_store.support.checked_files import read_secret
 # Roles of callers, and the least role that each call needs: the one table of who may do what
 
 
-_STORE = "/elastable.embedding_store.v1.EmbeddingStore/"
-_SERVER = "/elastable.embedding_store.v1.StoreServer/"
+_STORE = "/elastable.embedding_store.v1.Store/"
 _MASTER = "/elastable.master.v1.Master/"
 _REFLECTION = "/grpc.reflection."
 
@@ -50,18 +49,15 @@ LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
                 _STORE,
                 Role.READER,
                 "ListTables GetVersion Lookup LookupSmall CountRows TableStatistics ReadTableState Scan ReadRows "
-                "Attach Pin RenewPin ReleasePin ListPins",
+                "Attach Pin RenewPin ReleasePin ListPins GetOwner GetShardStatus",
             ),
-            (_STORE, Role.WORKER, "CreateTable Commit CommitStaged Put PutTableState"),
-            (_STORE, Role.ADMINISTRATOR, "Delete ClearTable DropTable ResetVersion"),
-            (_SERVER, Role.READER, "GetOwner GetShardStatus"),
+            (_STORE, Role.WORKER, "CreateTable Commit CommitStaged Put PutTableState PushRows"),
             (
-                _SERVER,
-                Role.WORKER,  # all but PushRows for the owner alone, whose claim was an administrator's
-                "PushRows Renew Measure OfferRows CommitPushed TakeBack ReadRecord KeepRecord "
-                "TakeChanges SaveRows CreateTable Put PutTableState Delete ClearTable DropTable ResetVersion",
+                _STORE,
+                Role.WORKER,  # for the owner alone, whose claim was an administrator's
+                "Renew Measure OfferRows CommitPushed TakeBack ReadRecord KeepRecord TakeChanges SaveRows",
             ),
-            (_SERVER, Role.ADMINISTRATOR, "Claim"),
+            (_STORE, Role.ADMINISTRATOR, "Delete ClearTable DropTable ResetVersion Claim"),
             (_MASTER, Role.READER, "GetStatus"),
             (_MASTER, Role.WORKER, "Join LeaseTasks PullDense ReportGradient ReportEvaluation ReportFailure"),
             (_MASTER, Role.ADMINISTRATOR, "StopJob"),

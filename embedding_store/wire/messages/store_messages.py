@@ -233,10 +233,8 @@ def _require_rows(table: str, what: str, values: object, count: int, error: type
 # Table specs as protobuf messages, and back
 
 
-STORE_SERVICE: str = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"].full_name
-"""Full name of the service on the wire; of a store server's own calls `SERVER_SERVICE`."""
-
-SERVER_SERVICE: str = store_pb2.DESCRIPTOR.services_by_name["StoreServer"].full_name
+STORE_SERVICE: str = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
+"""Full name of the service on the wire."""
 
 OWNER_KEY = "elastable-owner-bin"
 """Metadata in which the owner of a store server shows the secret of its claim."""

@@ -16,7 +16,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
 from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore, WriteCalls
@@ -48,9 +48,9 @@ class ShardClient(RemoteStore, shards.ShardServer):
         super().__init__(target, writes=self._owner)
         self._server = self._owner.stub
         self._keeps_records: bool | None = None
-        push = Upload(target.channel, f"/{SERVER_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
+        push = Upload(target.channel, f"/{STORE_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
         self._pushes = SharedUpload(target, push, messages.row_push_frames, self)
-        channel, path = self._owner.channel, self._owner.path
+        channel, path = self._owner.channel, f"/{STORE_SERVICE}"
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
         self._keep_record = Upload(channel, f"{path}/KeepRecord", store_pb2.KeepRecordReply.FromString)
         self._record_frames = channel.unary_stream(
@@ -178,18 +178,14 @@ class OwnerCalls(WriteCalls):
     """The calls of the owner of a store server: claims it with the first, and again where it was started again.
 
     Attributes:
-        stub: All small calls of the server, with the owner's secret.
         claim: What the next claim says.
         claimed: Whether the server has been claimed.
     """
 
-    stub: store_pb2_grpc.StoreServerStub
-
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
         self.channel = MetadataChannel(connection.channel, OWNER_KEY, secrets.token_bytes(16))
-        self.path = f"/{SERVER_SERVICE}"
-        self.stub = store_pb2_grpc.StoreServerStub(self.channel)
+        self.stub = store_pb2_grpc.StoreStub(self.channel)
         self.claim = store_pb2.ClaimRequest(owner=f"{socket.gethostname()}:{os.getpid()}")
         self.claimed = False
         self._claiming = threading.Lock()

@@ -1,4 +1,4 @@
-"""The StoreServer service: pushes of workers, versions of them, and what only the owner of a store server changes."""
+"""The Store service of a store server: pushes of workers, versions of them, and what only its owner changes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.shards import Claim, Shard
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import (
@@ -28,12 +28,12 @@ from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 _NOT_SERVED = ("Commit", "CommitStaged")  # versions are made of pushes
 
 
-def shard_services(
+def shard_service(
     shard: Shard,
     channels: SharedChannels | None = None,
     lookups: LookupCounts | None = None,
     not_ready: NotReady = lambda: None,
-) -> list[Service]:
+) -> Service:
     """What a store server serves: its rows to be read by all, and its owner's calls.
 
     Args:
@@ -43,7 +43,9 @@ def shard_services(
     """
     rows = StoreServicer(shard.store, lookups)
     servicer = _ShardServicer(shard, channels, rows.pins)
-    writes = write_handlers(shard.store, True, rows.pins, rows.forget_specs)
+    writes, refused = (
+        write_handlers(shard.store, writable, rows.pins, rows.forget_specs) for writable in (True, False)
+    )
     owned = {
         "Renew": control(servicer.renew, store_pb2.RenewRequest),
         "Measure": control(servicer.measure, store_pb2.MeasureRequest),
@@ -56,14 +58,15 @@ def shard_services(
         "SaveRows": control(servicer.save_rows, store_pb2.SaveRowsRequest),
         **{call: handler for call, handler in writes.items() if call not in _NOT_SERVED},
     }
-    handlers = {
+    changing = {
         "GetOwner": control(servicer.get_owner, store_pb2.GetOwnerRequest, _secret),
         "GetShardStatus": control(servicer.get_shard_status, store_pb2.GetShardStatusRequest),
         "PushRows": upload(servicer.push_rows),
         "Claim": control(servicer.claim, store_pb2.ClaimRequest, _secret),
         **{call: _owned(handler, shard) for call, handler in owned.items()},
+        **{call: refused[call] for call in _NOT_SERVED},
     }
-    return [rows.service(False, not_ready), Service(SERVER_SERVICE, handlers)]
+    return rows.service(changing, not_ready)
 
 
 class _ShardServicer:

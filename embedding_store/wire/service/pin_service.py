@@ -1,4 +1,4 @@
-"""The calls of the EmbeddingStore service that are about pins, and what other calls read of a pin."""
+"""The calls of the Store service that are about pins, and what other calls read of a pin."""
 
 import threading
 import time

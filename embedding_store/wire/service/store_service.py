@@ -1,4 +1,4 @@
-"""The EmbeddingStore service: decodes calls, hands them to a store, encodes the answers."""
+"""The Store service: decodes calls, hands them to a store, encodes the answers."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ from elastable.embedding_store.wire.messages.frames import (
 )
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import Answer, Later, both_ways, control, stream
+from elastable.embedding_store.wire.server.handlers import Answer, Handler, Later, both_ways, control, stream
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
@@ -56,7 +56,8 @@ def store_service(
         lookups: Counts what clients look up; None: nobody wants to know.
         not_ready: As of `Service`.
     """
-    return StoreServicer(store, lookups).service(writable, not_ready)
+    servicer = StoreServicer(store, lookups)
+    return servicer.service(write_handlers(store, writable, servicer.pins, servicer.forget_specs), not_ready)
 
 
 class StoreServicer:
@@ -77,8 +78,8 @@ class StoreServicer:
         self._versions = VersionWaits(store)
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
-    def service(self, writable: bool, not_ready: NotReady) -> Service:
-        """The service with all calls."""
+    def service(self, changing: Mapping[str, Handler], not_ready: NotReady) -> Service:
+        """The service, with the calls that change the store."""
         handlers = {
             "ListTables": control(self.list_tables, store_pb2.ListTablesRequest),
             "GetVersion": control(self.get_version, store_pb2.GetVersionRequest),
@@ -91,7 +92,7 @@ class StoreServicer:
             "Scan": stream(self.scan, store_pb2.ScanRequest),
             "ReadRows": both_ways(self.read_rows),
             **self.pins.handlers(),
-            **write_handlers(self._store, writable, self.pins, self.forget_specs),
+            **changing,
         }
         waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
         return Service(messages.STORE_SERVICE, handlers, self.close, waiting=waiting, not_ready=not_ready)

@@ -1,4 +1,4 @@
-"""The calls of the EmbeddingStore service that change the store, where the server allows it."""
+"""The calls of the Store service that change the store, where the server allows it."""
 
 import threading
 from collections.abc import Callable, Iterator

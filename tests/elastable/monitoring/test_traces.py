@@ -142,7 +142,7 @@ def test_the_calls_of_a_micro_batch_and_of_a_commit_are_spans_of_the_servers(tra
         assert Counter(traced.inside(push)) == {"PushRows": SERVERS, "ReportGradient": 1}
     for commit in traced.named("CommitPushed"):
         assert traced.inside(commit) == ["append", "apply", "prepare"]
-        assert commit.attributes["rpc.service"] == "elastable.embedding_store.v1.StoreServer"
+        assert commit.attributes["rpc.service"] == "elastable.embedding_store.v1.Store"
     looked_up = {each.id for name in ("lookup", "lookup ahead") for each in traced.named(name)}
     lookups = [each for each in traced.spans if each.name.startswith("Lookup")]
     assert len(lookups) >= VERSIONS * TO_A_VERSION
@@ -228,7 +228,7 @@ def test_what_a_client_shows_as_its_span_may_be_anything() -> None:
         served(1) as ((server,), _),
         grpc.insecure_channel(server.address) as plain,
     ):
-        call = plain.unary_unary("/elastable.embedding_store.v1.EmbeddingStore/GetVersion", None, None)
+        call = plain.unary_unary("/elastable.embedding_store.v1.Store/GetVersion", None, None)
         for shown in hostile:
             call(b"", metadata=(("traceparent", shown),), timeout=60)
         call(b"", metadata=(("traceparent", "a"), ("traceparent", "b")), timeout=60)

@@ -10,7 +10,7 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import Shard
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
@@ -28,7 +28,7 @@ class ServedShard:
         """Serves at the address of before, from what its log holds."""
         self.store: EmbeddingStore = open_store(self._url, threads=1, shared=True)
         self.shard = Shard(self.store, self._most_bytes, CheckpointRowSaver(self.store))
-        services = shard_services(self.shard, channels_of(self.store))
+        services = [shard_service(self.shard, channels_of(self.store))]
         self._server = GrpcServer(self._listen, services, anonymous=Role.ADMINISTRATOR)
         self.address = self._listen = self._server.address
 

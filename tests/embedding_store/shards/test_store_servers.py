@@ -30,7 +30,7 @@ from elastable.embedding_store.shards.ownership import refuse_other_position
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, SERVER_SERVICE, block_frames
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE, block_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from tests.contracts.store_samples import create_tables
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
@@ -356,14 +356,14 @@ def test_only_the_owner_changes_a_server() -> None:
                 store.require_owner()
             with pytest.raises(errors.NotReady, match="no job has claimed"):
                 later.push_rows(push(0, 0))
-        with RemoteStore(address, 60.0) as stranger, pytest.raises(errors.Unsupported, match="only read from"):
+        with RemoteStore(address, 60.0) as stranger, pytest.raises(errors.BadInput, match="for the owner"):
             stranger.create_table(TableSpec("theirs", 2, 10))
         with ShardClient(address, 60.0) as liar:
             liar._owner.claimed = True
             with pytest.raises(errors.TakenOver):
                 liar.reset_version(7)
         with channel(address) as opened, pytest.raises(grpc.RpcError, match="show the secret of a claim"):
-            store_pb2_grpc.StoreServerStub(opened).ResetVersion(store_pb2.ResetVersionRequest(version=7), timeout=60)
+            store_pb2_grpc.StoreStub(opened).ResetVersion(store_pb2.ResetVersionRequest(version=7), timeout=60)
         assert servers[0].store.version() == 0
 
 
@@ -381,9 +381,9 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
     with served(1) as ((server,), _):
         server.store.create_table(TableSpec("t", 2, 50))
         with channel(server.address) as opened:
-            stub = store_pb2_grpc.StoreServerStub(opened)
+            stub = store_pb2_grpc.StoreStub(opened)
             stub.Claim(store_pb2.ClaimRequest(owner="a:1", first=True), timeout=60, metadata=shown(b"a" * 16))
-            put = opened.stream_unary(f"/{SERVER_SERVICE}/Put", None, None)
+            put = opened.stream_unary(f"/{STORE_SERVICE}/Put", None, None)
             answer = put.future(iter(frames.get, None), timeout=60, metadata=shown(b"a" * 16))
             send(1)
             until(lambda: server.store.row_count("t") == 1)

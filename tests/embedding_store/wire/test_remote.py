@@ -52,9 +52,9 @@ def remote(server: GrpcServer) -> Iterator[RemoteSource]:
 
 
 @pytest.fixture
-def stub(server: GrpcServer) -> Iterator[store_pb2_grpc.EmbeddingStoreStub]:
+def stub(server: GrpcServer) -> Iterator[store_pb2_grpc.StoreStub]:
     with grpc.insecure_channel(server.address) as channel:
-        yield store_pb2_grpc.EmbeddingStoreStub(channel)
+        yield store_pb2_grpc.StoreStub(channel)
 
 
 def assert_same_rows(remote: RemoteSource, store: MemoryStore, ids: dict[str, np.ndarray]) -> None:
@@ -86,7 +86,7 @@ def test_thousands_of_tables_take_one_call() -> None:
             for _ in range(2):  # the second time their dims are known
                 assert_same_rows(remote, many, ids)
         with grpc.insecure_channel(server.address) as channel:
-            stub = store_pb2_grpc.EmbeddingStoreStub(channel)
+            stub = store_pb2_grpc.StoreStub(channel)
             with pytest.raises(grpc.RpcError, match="call Lookup"):
                 stub.LookupSmall(request, timeout=60)
 
@@ -108,7 +108,7 @@ def test_a_lookup_waits_at_the_server_for_its_version() -> None:
 
 
 @pytest.mark.parametrize("wait_ms", [-1, 60_001])
-def test_a_wait_that_is_too_long_is_refused(stub: store_pb2_grpc.EmbeddingStoreStub, wait_ms: int) -> None:
+def test_a_wait_that_is_too_long_is_refused(stub: store_pb2_grpc.StoreStub, wait_ms: int) -> None:
     request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(version=1, wait_ms=wait_ms))
     with pytest.raises(grpc.RpcError, match="wait from 0 to 60000") as caught:
         stub.LookupSmall(request, timeout=60)
@@ -127,7 +127,7 @@ def test_the_stores_errors_arrive_with_class_and_message(remote: RemoteSource, s
         remote.lookup({"wide": np.arange(count), "absent": np.arange(count)})
 
 
-def test_a_client_of_generated_stubs_is_answered(stub: store_pb2_grpc.EmbeddingStoreStub, store: MemoryStore) -> None:
+def test_a_client_of_generated_stubs_is_answered(stub: store_pb2_grpc.StoreStub, store: MemoryStore) -> None:
     ids = np.arange(20_000)
     header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="wide", count=len(ids))])
     asked = [

@@ -98,7 +98,7 @@ def test_leases_and_tokens_that_cannot_be(held: ExitStack) -> None:
     remote = held.enter_context(RemoteStore(server.address))
     with pytest.raises(BadInput, match="3600"):
         remote.pin(lease_s=7200)
-    stub = store_pb2_grpc.EmbeddingStoreStub(remote.connection.channel)
+    stub = store_pb2_grpc.StoreStub(remote.connection.channel)
     for request in (
         store_pb2.PinRequest(lease_s=5, token=b"short"),
         store_pb2.PinRequest(lease_s=0, token=uuid.uuid4().bytes),

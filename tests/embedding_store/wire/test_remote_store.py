@@ -98,7 +98,7 @@ def test_another_commit_of_a_version_that_stands_is_refused(held: ExitStack) -> 
 def test_tokens_are_of_one_version_and_empty_ones_of_none(held: ExitStack) -> None:
     store, server = serve(held)
     store.create_table(fixed())
-    stub = store_pb2_grpc.EmbeddingStoreStub(held.enter_context(grpc.insecure_channel(server.address)))
+    stub = store_pb2_grpc.StoreStub(held.enter_context(grpc.insecure_channel(server.address)))
 
     def send(version: int, token: bytes) -> bool:
         one = Commit(version, {"cities": update(int64(1), 4)}, 0, {})

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from elastable.embedding_store.shards import Shard
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import LEAST_ROLE, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import channel
-from elastable.embedding_store.wire.pushes.shard_service import shard_services
+from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server import grpc_server
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -47,8 +48,9 @@ def serve(held: ExitStack, credentials: Credentials, anonymous: Role | None = No
     """A parameter server, as `elastable serve` has it, with one table that was trained once; and its owner's calls."""
     store = create_tables(held.enter_context(MemoryStore(1)), dynamic())
     commit(store, {TABLE: update(int64(1, 2), 5)})
-    _, owned = shard_services(Shard(store, 1 << 20))
-    services = [store_service(store, writable=True), owned, master_service(BareMaster(store))]
+    rows, owned = store_service(store, writable=True), shard_service(Shard(store, 1 << 20))
+    rows = replace(rows, handlers={**owned.handlers, **rows.handlers})
+    services = [rows, master_service(BareMaster(store))]
     server = GrpcServer("127.0.0.1:0", services, credentials=credentials, anonymous=anonymous)
     return store, held.enter_context(server).address
 
@@ -141,7 +143,7 @@ def test_a_message_is_not_read_before_the_role_is_known(held: ExitStack) -> None
                 yield bytes(1 << 20)
 
         with pytest.raises(grpc.RpcError) as caught:
-            opened.stream_unary("/elastable.embedding_store.v1.EmbeddingStore/Commit", None, None)(frames(), timeout=60)
+            opened.stream_unary("/elastable.embedding_store.v1.Store/Commit", None, None)(frames(), timeout=60)
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert sent < 64
 
@@ -283,7 +285,7 @@ def test_the_log_says_who_did_what_and_the_outcome(held: ExitStack, lines: Calla
 
 def test_refused_calls_do_not_fill_the_log(held: ExitStack, lines: Callable[[], list[tuple[str, str]]]) -> None:
     _, address = serve(held, SERVER)
-    stub = store_pb2_grpc.EmbeddingStoreStub(held.enter_context(channel(address, as_role(Role.READER))))
+    stub = store_pb2_grpc.StoreStub(held.enter_context(channel(address, as_role(Role.READER))))
     for _ in range(300):
         with pytest.raises(grpc.RpcError):
             stub.DropTable(store_pb2.DropTableRequest(table=TABLE), timeout=60)
