@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
+from elastable.embedding_store.errors import BadIds, BadInput, ElastableError, ModelError, Unsupported
 from elastable.master.api import JobSpec
 from elastable.worker.keras.same_optimizer import changed_value, traced_values
 from elastable.worker.keras.seeds import draws_kept, layers_of
@@ -22,6 +22,7 @@ from elastable.worker.losses.origins import changes_of, dtype_of
 from elastable.worker.models.offload import keep_on_worker, offloading
 from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.records.reader import ModelInputs, Reader
+from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
 from elastable.worker.rows.saved_rows import rows_unlisted
 from elastable.worker.rows.scope import PlanScope, entered
@@ -162,6 +163,8 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
     except ElastableError:
         raise
     except Exception as error:
+        if isinstance(error, tf.errors.InvalidArgumentError) and (message := assertion_of(error)):
+            raise BadIds(message) from error
         raise ModelError(
             f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
         ) from error
