@@ -1,13 +1,132 @@
 """`model.fit` and `model.train_on_batch` of models with tables in a store."""
 
+import uuid
 from collections.abc import Mapping
 
 import keras
+import numpy as np
 
+from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.errors import Unsupported
 from elastable.in_process.fit_data import FitArguments, fit_data, is_fit_stream
+from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.fitting import fit
-from elastable.in_process.on_batch import train_batch
+from elastable.in_process.in_process_stores import FitTables
+from elastable.master.api import JobSpec, Push, SyncPushId
+from elastable.master.commits.accumulate import add_metrics
+from elastable.master.commits.committer import Committer
+from elastable.master.keras.dense import dense_part
+from elastable.master.keras.keras_optimizer import accumulation_of
+from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.push_check import Expected, check_finite
+from elastable.master.tasks.progress import Progress
+from elastable.models.tables_in_store import optimizer_of_layer
+from elastable.worker.keras.same_optimizer import require_same_optimizer
+from elastable.worker.keras.seeds import global_seed
+from elastable.worker.keras.structures import TensorBatch
+from elastable.worker.layers.model_tables import store_layers
+from elastable.worker.models.build import as_tensors, build_model
 from elastable.worker.readers.records.reader import Reader
+from elastable.worker.step.batch_checks import batch_spec
+from elastable.worker.step.id_plan import plan_ids
+from elastable.worker.step.id_set import make_id_sets
+from elastable.worker.step.traced.step_plan import plan_step, planned_optimizers
+from elastable.worker.step.train_step import OwnTrainStep, TrainStep
+
+_DEADLINE_S = 30.0
+_KEPT = "_elastable_batch_trainers"
+
+
+def train_batch(model: keras.Model, reader: Reader) -> dict[str, float]:
+    """Trains one batch; metrics by name.
+
+    The tables are as `model.fit` makes them, and go on from call to call.
+
+    Args:
+        model: A compiled model.
+
+    Raises:
+        ElastableError: data or a model that cannot be used.
+        NotFinite: a gradient with NaN or Inf; nothing has been changed.
+    """
+    batch = as_tensors(reader.take(np.arange(len(reader), dtype=np.int64)), "train_on_batch", model)
+    kept: dict[str, _BatchTrainer] | None = getattr(model, _KEPT, None)
+    if kept is None:
+        kept = {}
+        object.__setattr__(model, _KEPT, kept)  # past Keras' tracking: it lives as long as the model does
+    form = repr(batch_spec(batch))
+    if form not in kept or not kept[form].is_current():
+        kept[form] = _BatchTrainer(model, batch)
+    return kept[form].train(batch, len(reader))
+
+
+class _BatchTrainer:
+    """Trains batches of one form, while the model stays compiled as it is and reads from the same store."""
+
+    def __init__(self, model: keras.Model, sample: TensorBatch) -> None:
+        if accumulation_of(model.optimizer):
+            raise Unsupported(
+                f"model {model.name!r}: train_on_batch with gradient_accumulation_steps="
+                f"{accumulation_of(model.optimizer)}, where an update has batches of several calls; leave it out, or "
+                "use model.fit"
+            )
+        self._model, self._compiled = model, (model.optimizer, model._compile_loss)
+        build_model(model, sample)
+        spec, seed = batch_spec(sample), global_seed()
+        steps = plan_step(model, spec)
+        self._planned = planned_optimizers(steps)
+        require_same_optimizer(model, self._planned)
+        tables = FitTables(model, seeds=FitSeeds(seed, seed, keras=True), lazy=None, steps=steps)
+        self._store, self._specs = tables.store, tables.specs
+        self._trained = [(layer, optimizer_of_layer(layer, model, tables.optimizers)) for layer in store_layers(model)]
+        self._dense = dense_part(model, steps)
+        self._form = repr(spec)
+        self._freezing = Freezing(model, self._dense)
+        self._freezing.begin()
+        self._book = ModelMetrics(model)
+        self._expected = Expected(
+            self._dense.variables, self._dense.states, self._book.specs, self._specs, self._dense.may_overflow
+        )
+        self._committer = Committer(self._store, self._dense, JobSpec(job=uuid.uuid4().hex[:12]), _DEADLINE_S)
+        self._plan = plan_ids(model, spec, training=True)
+        given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None)
+        self._step = (TrainStep if steps is None else OwnTrainStep)(*given, steps=steps)
+        self._steps = 0
+
+    def is_current(self) -> bool:
+        """Whether the model is still compiled and attached as it was, and nothing else has trained its tables since."""
+        same = all(
+            layer.source is self._store and layer.goes_on_with(optimizer, self._specs[layer.table_name])
+            for layer, optimizer in self._trained
+        )
+        assigned = int(self._model.optimizer.iterations) < self._steps
+        return same and not assigned and (self._model.optimizer, self._model._compile_loss) == self._compiled
+
+    def train(self, batch: TensorBatch, records: int) -> dict[str, float]:
+        """One step; metrics by name."""
+        require_same_optimizer(self._model, self._planned)
+        self._model.make_train_function()
+        self._freezing.look(f"train_on_batch of {records} x {self._form}")
+        ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._specs)
+        version = self._store.version()
+        self._step.hold(self._dense.snapshot(version).trainable)
+        rows = self._store.lookup(ids.unique) if ids.unique else {}
+        result = self._step(batch, rows, ids, 0)
+        push = Push(
+            SyncPushId(version, 0), records, result.dense, result.slices, result.states, result.metrics,
+            parts=result.parts,
+        )  # fmt: skip
+        try:
+            check_finite(push, self._expected)
+        except BaseException:
+            self._dense.rewind()  # the step has moved the states of the model itself
+            raise
+        self._committer.commit(version + 1, [push], lambda made: Progress())
+        self._steps = int(self._model.optimizer.iterations)
+        total = add_metrics((), [result.metrics])
+        for variable, value in zip(self._model.metrics_variables, total, strict=True):
+            variable.assign(value.astype(variable.dtype))
+        return self._book.results(total)
 
 
 def model_fit(

@@ -20,7 +20,16 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import layers_of
 
 _LIBRARIES = ("keras", "tensorflow", "elastable", "numpy")
-_SKIPPED = (keras.Layer, keras.Variable, keras.Optimizer, keras.KerasTensor, keras.Initializer, types.ModuleType, type)
+_SKIPPED = (
+    keras.Layer,
+    keras.Variable,
+    tf.Variable,
+    keras.Optimizer,
+    keras.KerasTensor,
+    keras.Initializer,
+    types.ModuleType,
+    type,
+)
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic, enum.Enum)
 _MOST_ELEMENTS = 1000  # of a list; of a longer one its length counts
 
@@ -31,6 +40,12 @@ def traced_values(model: keras.Model) -> dict[str, object]:
     for name, part in _parts(model):
         _read(name, part, found, set())
     return found
+
+
+def changed_value(model: keras.Model, before: Mapping[str, object]) -> str | None:
+    """The name of a value that is not what it was."""
+    now = traced_values(model) if before else {}
+    return next((name for name, value in before.items() if name in now and now[name] != value), None)
 
 
 def _parts(model: keras.Model) -> Iterator[tuple[str, object]]:
@@ -248,15 +263,12 @@ def require_same_values(model: keras.Model) -> None:
     began: _Began | None = getattr(model, _BEGAN, None)
     if began is None or (model.run_eagerly and not began.values):
         return
-    now = traced_values(model)
-    for name, before in began.values.items():
-        if name in now and now[name] != before:
-            old, new = (getattr(each, "__name__", each) for each in (before, now[name]))
-            raise Unsupported(
-                f"model {model.name!r}: {name} was changed from {old} to {new} after training began, and Keras would "
-                f"train on with {old}: call model.compile(...) again before the next fit, with this optimizer or a new "
-                "one"
-            )
+    if name := changed_value(model, began.values):
+        old, new = (getattr(each, "__name__", each) for each in (began.values[name], traced_values(model)[name]))
+        raise Unsupported(
+            f"model {model.name!r}: {name} was changed from {old} to {new} after training began, and Keras would train "
+            f"on with {old}: call model.compile(...) again before the next fit, with this optimizer or a new one"
+        )
     _note_values(model)
 
 

@@ -1,6 +1,8 @@
 """Random numbers that depend on the micro-batch, not on the process."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -24,6 +26,17 @@ def global_draws() -> list[keras.Variable]:
     """The state of Keras' global generator of this thread; empty: nothing has been drawn from it yet."""
     generator = global_state.get_global_attribute(_GENERATOR)
     return [] if generator is None else [generator.state]
+
+
+@contextmanager
+def draws_kept() -> Iterator[None]:
+    """Restores the state of `random` and `numpy.random` after the block, which traces code of the user."""
+    ours, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(numpy)
 
 
 def layers_of(model: keras.Model) -> list[keras.Layer]:

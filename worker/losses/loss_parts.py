@@ -7,11 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.losses.loss_terms import LossTerm, LossTerms
 from elastable.worker.losses.origin_rules import Holds
-from elastable.worker.losses.origins import Origins, operation_named
+from elastable.worker.losses.origins import Origins, changes_of, operation_named
 from elastable.worker.losses.recording import MetricUpdate, Recording, keras_metric
 
 
@@ -197,20 +198,24 @@ class LossPart:
     where: str = ""
 
 
-def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], average: str) -> list[LossPart]:
+def loss_parts(
+    model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], average: str, updates: Sequence[MetricUpdate]
+) -> list[LossPart]:
     """The parts of a loss, those that depend on the batch first.
 
     Args:
         model: For messages.
         average: How the job combines micro-batches; see `JobSpec`.
+        updates: Of metrics, before.
 
     Raises:
-        Unsupported: with "mean", a term with an unknown divisor.
+        Unsupported: with "mean", a term with an unknown divisor, or a variable of the program's own that changes.
     """
     if average == "records":
         return [LossPart(DivisorKind.RECORDS, None, loss)]
     if average == "mean":
         _refuse_unknown(model, terms)
+        _refuse_assigned(model, updates)
     groups: dict[tuple[DivisorKind | None, Hashable], list[LossTerm]] = {}
     for term in sorted(terms, key=lambda term: not term.of_batch):
         groups.setdefault(_group(term, average), []).append(term)
@@ -243,6 +248,21 @@ def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
                 "keras.ops.sum over the records; or mark it with et.averaged(term) or et.summed(term); or use "
                 "grads_to_wait=1 (--grads-to-wait 1), which trains it as it is; or weight micro-batches by their "
                 "records: average='records' (--average records)"
+            )
+
+
+def _refuse_assigned(model: keras.Model, updates: Sequence[MetricUpdate]) -> None:
+    """Refuses a change of a variable that is neither of the model nor of a metric: it counts micro-batches."""
+    metrics = [variable for update in updates for variable in update.metric.variables]
+    known = {id(each.value.handle) for each in (*variables_of(model.variables), *model.metrics_variables, *metrics)}
+    for operation, handle in changes_of(tf.compat.v1.get_default_graph()):
+        # Keras' generators of random numbers may go on from each micro-batch.
+        if id(handle) not in known and "seed_generator_state" not in str(handle):
+            raise Unsupported(
+                f"model {model.name!r}: operation {operation_named(operation)} changes a variable that is neither a "
+                "weight of the model nor a state of a metric. With grads_to_wait above 1 a loss or metric function "
+                "runs once for each micro-batch, and so does the change, once for a batch with Keras: use "
+                "grads_to_wait=1 (--grads-to-wait 1), or change it in a callback"
             )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.losses.origin_rules import CONSTANT, RECORD, Holds, Origin, rule_of
@@ -46,6 +47,22 @@ def _own_folders() -> tuple[str, ...]:
 
 def _is_of_python(file: str) -> bool:
     return file.startswith(sysconfig.get_path("stdlib")) and "-packages" not in file
+
+
+def changes_of(graph: tf.Graph) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
+    """(operation, handle outside the graph) of each change of a variable, also within loops and functions."""
+    outside = {inner.ref(): outer for outer, inner in graph.captures}
+    for operation in graph.get_operations():
+        for inner in get_read_write_resource_inputs(operation)[1]:
+            handle = outside.get(inner.ref())
+            if handle is not None and dtype_of(handle) is not None:
+                yield operation, handle
+
+
+def dtype_of(handle: tf.Tensor) -> tf.DType | None:
+    """The dtype of the variable that a handle is of; None: it is of something else, such as a lookup table."""
+    data = getattr(handle, "_handle_data", None)
+    return tf.as_dtype(data.shape_and_type[0].dtype) if data is not None and data.is_set else None
 
 
 class Origins:

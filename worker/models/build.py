@@ -4,24 +4,25 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeAlias
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
+from elastable.embedding_store.errors import BadIds, BadInput, ElastableError, ModelError, Unsupported
 from elastable.master.api import JobSpec
-from elastable.worker.keras.patched import patched
-from elastable.worker.keras.seeds import global_draws, layers_of
+from elastable.worker.keras.same_optimizer import changed_value, traced_values
+from elastable.worker.keras.seeds import draws_kept, layers_of
 from elastable.worker.keras.structures import TensorBatch, TensorLike
 from elastable.worker.layers.model_tables import store_layers
+from elastable.worker.losses.loss_parts import all_metrics
+from elastable.worker.losses.origins import changes_of, dtype_of
 from elastable.worker.models.offload import keep_on_worker, offloading
 from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.records.reader import ModelInputs, Reader
+from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
 from elastable.worker.rows.saved_rows import rows_unlisted
 from elastable.worker.rows.scope import PlanScope, entered
@@ -30,8 +31,6 @@ from elastable.worker.step.forward import Forward, forward, update_metrics, warn
 from elastable.worker.step.traced.step_plan import overrides, rehearse
 
 _log = logging.getLogger(__name__)
-
-_States: TypeAlias = "list[tuple[keras.Variable, keras.Initializer | npt.NDArray[np.generic]]]"
 
 
 def as_tensors(
@@ -135,7 +134,7 @@ def needs_sample(model: keras.Model) -> bool:
 
 
 def build_model(model: keras.Model, sample: TensorBatch) -> None:
-    """Runs the model once on `sample`, so that all variables exist.
+    """Runs the model once on `sample`, so that all variables exist, and puts back what that changes.
 
     Raises:
         ModelError, Unsupported: a model that is not compiled, fails on its own data, or uses unsupported features.
@@ -143,23 +142,40 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
     _refuse_unsupported(model)
     x = exact_inputs(model, sample[0])
     sample = tf.nest.map_structure(_as_single, (x, *sample[1:]), expand_composites=True)
-    try:
+
+    def run() -> list[list[tf.Tensor]]:
         if overrides(model, "train_step"):
-            # In a graph, so that nothing is computed: the step may change states and metrics.
-            with entered(PlanScope()), rows_unlisted():
-                tf.function(lambda: rehearse(model, sample), autograph=False).get_concrete_function()
-        else:
-            with _states_kept(model):
-                done = forward(model, sample, training=False)
-            warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
-            _require_sums(model, done)
+            rehearse(model, sample)
+            return []
+        done = forward(model, sample, training=False)
+        warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
+        return _states_of_updates(model, _own_metrics(model), done)
+
+    values = {} if needs_sample(model) else traced_values(model)
+    try:
+        # A graph shows what it changes before it does.
+        with entered(PlanScope()), rows_unlisted(), draws_kept():
+            traced = tf.function(run, autograph=False).get_concrete_function()
+        if not overrides(model, "train_step"):
+            with _changes_kept(model, traced.graph):
+                states = traced()
+            _require_sums(_own_metrics(model), states)
     except ElastableError:
         raise
     except Exception as error:
+        if isinstance(error, tf.errors.InvalidArgumentError) and (message := assertion_of(error)):
+            raise BadIds(message) from error
         raise ModelError(
             f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
         ) from error
     model.reset_metrics()
+    if name := changed_value(model, values):
+        _log.warning(
+            "model %r: its own code changes %s, and is called here before training, too, so the numbers are not those "
+            "of Keras: keep it in a tf.Variable or a keras.Variable, which is put back",
+            model.name,
+            name,
+        )
 
 
 def _as_single(tensor: tf.Tensor) -> tf.Tensor:
@@ -205,49 +221,21 @@ def _refuse_unsupported(model: keras.Model) -> None:
 
 
 @contextmanager
-def _states_kept(model: keras.Model) -> Iterator[None]:
-    """Restores the layers' states after the block; those of layers built meanwhile to their initial values.
+def _changes_kept(model: keras.Model, graph: tf.Graph) -> Iterator[None]:
+    """Restores, after the block, every variable that the graph changes, and names the weights among them.
 
-    A layer may count its calls, update an average or draw a number; this call must not count.
+    A layer, a loss or a metric may count its calls, update an average or draw a number; this call must not count.
     """
-    states = [*variables_of(model.non_trainable_variables), *global_draws()]
-    values: _States = [(variable, np.array(variable)) for variable in states]
-
-    def initial(variable: keras.Variable) -> keras.Initializer | npt.NDArray[np.generic]:
-        # Where Keras builds a model by calling it on shapes, a variable has no value yet.
-        return variable._initializer if variable._value is None else np.array(variable)
-
-    def notes(plain_add_weight: Callable[..., keras.Variable]) -> Callable[..., keras.Variable]:
-        def add_weight(self: keras.Layer, *arguments: object, **options: object) -> keras.Variable:
-            variable = plain_add_weight(self, *arguments, **options)
-            if not variable.trainable:
-                values.append((variable, initial(variable)))
-            return variable
-
-        return add_weight
-
-    def notes_seeds(plain_init: Callable[..., object]) -> Callable[..., object]:
-        def init(self: keras.random.SeedGenerator, *arguments: object, **options: object) -> None:
-            plain_init(self, *arguments, **options)
-            values.append((self.state, initial(self.state)))
-
-        return init
-
-    try:
-        with patched(keras.Layer, "add_weight", notes), patched(keras.random.SeedGenerator, "__init__", notes_seeds):
-            yield
-    finally:
-        _restore(model, values)
-
-
-def _restore(model: keras.Model, values: _States) -> None:
-    """Assigns the values, and names the weights that inference has changed: metrics and seeds may be."""
-    weights, changed = {id(weight) for weight in model.weights}, []
-    for variable, value in values:
-        before = np.array(value(variable.shape, dtype=variable.dtype) if callable(value) else value)
-        if id(variable) in weights and not np.array_equal(np.array(variable), before):
-            changed.append(variable.path)
-        variable.assign(before)
+    handles = {id(handle): handle for _, handle in changes_of(graph)}.values()
+    before = [(handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype_of(handle))) for handle in handles]
+    yield
+    paths = {id(weight.value.handle): weight.path for weight in variables_of(model.weights)}
+    changed = []
+    for handle, value in before:
+        after = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+        if id(handle) in paths and not np.array_equal(after, value):
+            changed.append(paths[id(handle)])
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     if changed:
         _log.warning(
             "model %r: %s changes in inference, too (training=False). Keras keeps what an evaluation during training "
@@ -257,29 +245,38 @@ def _restore(model: keras.Model, values: _States) -> None:
         )
 
 
-def _require_sums(model: keras.Model, done: Forward) -> None:
-    """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged."""
-    metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", None) or [metric]]
-    own = [metric for metric in metrics if type(metric).__module__.split(".")[0] != "keras"]
+def _own_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    return [metric for metric in all_metrics(model) if type(metric).__module__.split(".")[0] != "keras"]
+
+
+def _states_of_updates(model: keras.Model, own: Sequence[keras.metrics.Metric], done: Forward) -> list[list[tf.Tensor]]:
+    """The states of metrics that have seen a batch once, and twice."""
     if not own:
-        return
+        return []
     # An untrained model may predict zeros, for which every state looks like a sum.
     seen = replace(done, predicted=tf.nest.map_structure(_between_zero_and_one, done.predicted))
     model.reset_metrics()
-    update_metrics(model, seen, seen.loss)
-    once = [[np.array(variable) for variable in metric.variables] for metric in own]
-    update_metrics(model, seen, seen.loss)
-    for metric, values in zip(own, once, strict=True):
-        for variable, value in zip(metric.variables, values, strict=True):
-            if not np.allclose(np.array(variable), 2 * value, rtol=1e-3, atol=1e-6):
-                raise Unsupported(
-                    f"metric {metric.name!r} ({type(metric).__name__}): its state {variable.path!r} is no sum over "
-                    "records (seeing the same batch twice does not double it), so micro-batches cannot be merged; "
-                    "keep sums and counts in the state and compute from them in result(), or use a callback"
-                )
+    states = []
+    for _ in range(2):
+        update_metrics(model, seen, seen.loss)
+        states.append([tf.identity(variable.value) for metric in own for variable in metric.variables])
+    return states
+
+
+def _require_sums(own: Sequence[keras.metrics.Metric], states: Sequence[Sequence[tf.Tensor]]) -> None:
+    """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged."""
+    variables = [(metric, variable) for metric in own for variable in metric.variables]
+    for (metric, variable), *values in zip(variables, *states, strict=True) if own else ():
+        once, twice = map(np.array, values)
+        if not np.allclose(twice, 2 * once, rtol=1e-3, atol=1e-6):
+            raise Unsupported(
+                f"metric {metric.name!r} ({type(metric).__name__}): its state {variable.path!r} is no sum over "
+                "records (seeing the same batch twice does not double it), so micro-batches cannot be merged; "
+                "keep sums and counts in the state and compute from them in result(), or use a callback"
+            )
 
 
 def _between_zero_and_one(value: TensorLike) -> TensorLike:
     if not tf.is_tensor(value) or isinstance(value, tf.RaggedTensor) or not value.dtype.is_floating:
         return value
-    return tf.cast(np.random.default_rng(0).uniform(0.1, 0.9, value.shape), value.dtype)
+    return tf.cast(0.1 + 0.8 * tf.random.stateless_uniform(tf.shape(value), (0, 0)), value.dtype)

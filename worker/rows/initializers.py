@@ -41,7 +41,8 @@ def initializer_spec(
     name = getattr(initializer, "__name__", type(initializer).__name__)
     raise Unsupported(
         f"embedding layer {layer!r}: initializer {name} cannot be computed row by row; use zeros, ones, "
-        "Constant, RandomUniform, RandomNormal, TruncatedNormal or a Glorot, He, LeCun or VarianceScaling one"
+        "Constant, RandomUniform, RandomNormal, TruncatedNormal or a Glorot, He, LeCun or VarianceScaling one; give a "
+        "matrix of all rows as keras.initializers.Constant(matrix)"
     )
 
 

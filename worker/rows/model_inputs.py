@@ -162,6 +162,11 @@ def exact_leaf(
     name, dtype = given.name, given.dtype
     if isinstance(leaf, RaggedArray):
         _require_length(np.diff(leaf.splits), source, given, numbers)
+    if dtype == "string" and isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iufb":
+        raise BadInput(
+            f"{source}: input {name!r} is given {leaf.dtype}, and takes strings; give it the digits, as .astype(str) "
+            "makes them, or make the input one of integers"
+        )
     if "int" not in dtype:
         return leaf
     if not isinstance(leaf, np.ndarray | RaggedArray | SparseArray):

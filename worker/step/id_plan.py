@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadIds, ModelError
-from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.seeds import draws_kept, layers_of
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.losses.origins import ancestors
 from elastable.worker.readers.records.pytrees import named_parts
@@ -126,7 +126,8 @@ def _traced(model: keras.Model, spec: BatchSpec, training: bool) -> tuple[PlanSc
                 update_metrics(model, done, done.loss)
         return []
 
-    return scope, tf.compat.v1.wrap_function(trace, flat_spec(spec))
+    with draws_kept():
+        return scope, tf.compat.v1.wrap_function(trace, flat_spec(spec))
 
 
 def _is_constant(model: keras.Model, layer: StoreLayer) -> bool:

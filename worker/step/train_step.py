@@ -360,7 +360,7 @@ class TrainStep(ModelStep):
             parts = [LossPart(self._plain_kind(), None, loss)]
         else:
             terms, _ = self._terms(recorded, batch, scope)
-            parts = loss_parts(self._model, loss, terms.of(loss), self._average)
+            parts = loss_parts(self._model, loss, terms.of(loss), self._average, recorded.updates)
         if penalty is None:
             return parts
         recorded.losses.append(RecordedLoss(penalty, (), DivisorKind.ROWS))

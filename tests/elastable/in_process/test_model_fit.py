@@ -20,7 +20,9 @@ ROWS, DIM, BATCH = 50, 4, 16
 Layer = Callable[..., keras.layers.Layer]
 
 
-def program(layer: Layer, dropout: float = 0.0, loss: str = "binary_crossentropy", **compiled: object) -> keras.Model:
+def program(
+    layer: Layer, dropout: float = 0.0, loss: object = "binary_crossentropy", **compiled: object
+) -> keras.Model:
     """The same program for either layer: one seed, nothing else given."""
     keras.utils.set_random_seed(7)
     model = keras.Sequential([
@@ -223,6 +225,55 @@ def test_what_an_evaluation_changes_in_a_state_is_dropped_and_logged(caplog: pyt
     assert "counting/calls' changes in inference, too" in caplog.text
     assert "moving_mean" not in caplog.text
     assert "seen" not in caplog.text
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_variables_and_draws_of_the_program_change_as_often_as_in_keras(eager: bool) -> None:
+    class Noise(keras.layers.Layer):
+        def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+            return x + np.float32(np.random.normal()) if training and eager else x
+
+    def fit(layer: Layer) -> list[np.ndarray]:
+        keras.utils.set_random_seed(7)
+        losses, metrics = tf.Variable(0.0), keras.Variable(0.0)
+
+        def loss(y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+            losses.assign_add(1.0)
+            return tf.reduce_mean((tf.cast(y, tf.float32) - tf.reduce_sum(predicted, axis=-1)) ** 2) / (1.0 + losses)
+
+        def metric(y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+            metrics.assign_add(1.0)
+            return tf.reduce_mean(predicted, axis=-1) + metrics.value
+
+        embedding = layer(ROWS, DIM, weights=[np.full((ROWS, DIM), 0.1, np.float32)])
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), embedding, keras.layers.Flatten(), Noise()])
+        model.compile(keras.optimizers.SGD(0.5), loss, metrics=[metric], run_eagerly=eager)
+        history = fitted(epochs=2)(model).history
+        model.train_on_batch(X, Y)
+        return [np.array(each) for each in (losses, metrics, history["loss"], history["metric"])]
+
+    for ours, theirs in zip(fit(et.Embedding), fit(keras.layers.Embedding), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_a_loss_that_changes_python_values_or_runs_for_micro_batches_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    calls, ran = [0], tf.Variable(0.0)
+
+    def counting(y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        calls[0] += 1
+        return (tf.cast(y, tf.float32) - predicted) ** 2
+
+    def running(y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        ran.assign_add(1.0)
+        return tf.cast(y, tf.float32) - predicted
+
+    fitted()(program(et.Embedding, loss=counting))
+    assert "its own code changes 'calls' in loss[0], and is called here before training" in caplog.text
+    for compiled in ({"loss": running}, {"metrics": [running]}):
+        with pytest.raises(
+            Unsupported, match=r"AssignAddVariableOp .*test_model_fit.py:\d+\) changes .*grads_to_wait=1"
+        ):
+            et.fit(program(et.Embedding, **compiled), X, Y, batch_size=BATCH, grads_to_wait=2, verbose=False)
 
 
 def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -> None:

@@ -161,7 +161,7 @@ REFUSED = {
     "float64 at 2**53": (arrow([5, 2.0**53]), "int64", {}, r"row 1: column 'c': .* below 2\*\*53"),
     "bits of lists unsaid": (UNSIGNED, "", {}, r"column_types=\{'c': 'uint64-bits'\}"),
     "a fraction by name": (arrow([1.0, 2.5]), "", {"column_types": {"c": "int64"}}, r"row 1: column 'c': 2\.5 where"),
-    "a type of no column": (arrow([1]), "", {"column_types": {"m": "int64"}}, "no column 'm'; its columns are c"),
+    "a type of no column": (arrow([1]), "", {"column_types": {"m": "int64"}}, "no column 'm'; its columns are 'c'"),
     "struct": (arrow([{"a": 1}]), "", {}, "column 'c': type struct"),
     "null ints": (arrow([1, None]), "", {}, r"row 1: column 'c': null, one of 1 nulls.*fill_null=\{'c'"),
     "a text target": (
@@ -283,7 +283,7 @@ def test_folder_values_are_read_as_the_input_wants_them(tmp_path: Path) -> None:
 def test_thousands_of_columns_are_refused_in_few_words(tmp_path: Path) -> None:
     names = ",".join(f"c{number}" for number in range(5_000))
     (tmp_path / "t.csv").write_text(f"{names}\n{'1,' * 4_999}1\n")
-    with pytest.raises(BadInput, match=r"no column 'y'; its columns are c0, .*, c19, \.\.\. \(5000\)$") as message:
+    with pytest.raises(BadInput, match=r"no column 'y'; its columns are 'c0', .*, 'c19', \.\.\. \(5000\)$") as message:
         CsvReader(tmp_path / "t.csv", label="y")
     assert len(str(message.value)) < 400
     reader = CsvReader(tmp_path / "t.csv", label="c7").for_inputs(ModelInputs({"c4999": "int64"}, own_step=False))

@@ -145,7 +145,7 @@ def test_what_is_taken_is_a_copy() -> None:
         ((None,), "x: a NoneType is no array"),
         ((np.array(["2013-01-01"], "datetime64[D]"),), r"x: dtype datetime64\[D\]"),
         ((np.array([[1], 2], object),), "x: record 1 is a int, and record 0 a list"),
-        ((np.array([b"a", 2], object),), "element 1 is a int; objects must all be strings"),
+        ((np.array([b"a", 2], object),), "element 1 is a int; objects must all be strings.*astype"),
         ((np.array([5, 2**63 + 1], np.uint64),), r"x: 9223372036854775809 at position 1 is above 2\*\*63 - 1"),
     ],
 )
@@ -204,7 +204,7 @@ def test_missing_files_and_columns_are_named(tmp_path: Path, reader: type[CsvRea
         reader(tmp_path / "absent.x")
     with pytest.raises(BadInput, match="no files given"):
         reader([])
-    with pytest.raises(BadInput, match="no column 'users'; its columns are user, price"):
+    with pytest.raises(BadInput, match="no column 'users'; its columns are 'user', 'price'"):
         reader(path, features=["users"])
     with pytest.raises(BadInput, match="without label"):
         reader(path, weight="weight")
@@ -279,7 +279,7 @@ def test_csv_columns_are_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("b,c,a\n3,4,5\n")
     x, y = CsvReader([tmp_path / "a.csv", tmp_path / "b.csv"], ["a"], "b").take(np.array([1, 0]))
     assert (x["a"].tolist(), y.tolist()) == ([5, 1], [3, 2])
-    with pytest.raises(BadInput, match=r"a\.csv: no column 'c'; its columns are a, b; .*b\.csv has it"):
+    with pytest.raises(BadInput, match=r"a\.csv: no column 'c'; its columns are 'a', 'b'; .*b\.csv has it"):
         CsvReader([tmp_path / "a.csv", tmp_path / "b.csv"]).take(np.array([0]))
     (tmp_path / "b.csv").write_text("b\n3\n")
     with pytest.raises(BadInput, match=r"b\.csv: no column 'a'"):

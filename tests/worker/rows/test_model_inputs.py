@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadIds, IdOutOfRange
+from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange, ModelError, Unsupported
 from elastable.worker.models.build import as_tensors, for_model
 from tests.untyped import Keyword
 
@@ -313,3 +313,13 @@ def test_what_is_no_number_is_refused_by_record_and_value(kind: str) -> None:
         ):
             call()
     np.testing.assert_array_equal(model(np.array([1, 2], object)), model(np.array([1, 2])))
+
+
+def test_messages_say_what_to_write_instead(model: keras.Model) -> None:
+    for numbers in (np.arange(4), np.ones(4)):
+        with pytest.raises(BadInput, match=rf"'item' is given {numbers.dtype}, and takes strings; .*astype\(str\)"):
+            made(dtype="string").fit({"item": numbers}, Y, verbose=0)
+    with pytest.raises(ModelError, match=r"et\.step\(model\)"):
+        model({"item": tf.range(4)}, training=True)
+    with pytest.raises(Unsupported, match=r"keras\.initializers\.Constant\(matrix\)"):
+        made(9, embeddings_initializer=lambda shape, dtype=None: np.ones(shape)).fit(np.arange(4), Y, verbose=0)

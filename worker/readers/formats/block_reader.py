@@ -225,7 +225,7 @@ def _lacking(
         for name in wanted:
             if not count[name]:
                 holder = next((other for other, names in zip(files, counts, strict=True) if names[name]), None)
-                shown = ", ".join(found[:20]) + (f", ... ({len(found)})" if len(found) > 20 else "")
+                shown = ", ".join(map(repr, found[:20])) + (f", ... ({len(found)})" if len(found) > 20 else "")
                 hint = f"; {holder} has it: all files need it, or leave it out by features=" if holder else ""
                 lacking.setdefault(name, f"{file}: no column {name!r}; its columns are {shown}{hint}")
             elif count[name] > 1:

@@ -187,7 +187,8 @@ def _refuse_objects(array: Array, name: str) -> None:
         if not isinstance(value, str | bytes):
             raise BadInput(
                 f"{name}: an object array whose element {place} is a {type(value).__name__}; "
-                "objects must all be strings, or all be lists or arrays of one rank, which make ragged records"
+                "objects must all be strings, or all be lists or arrays of one rank, which make ragged records; "
+                'numbers are no objects: .astype("int64") or .astype("float32")'
             )
 
 

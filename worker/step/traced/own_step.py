@@ -119,7 +119,8 @@ class Gathering:
                 "grads_to_wait above 1; leave run_eagerly out"
             )
         origins = Origins(self.batch, self.rows, self.recorded.calls)
-        parts = loss_parts(self.model, loss, LossTerms(self.recorded.losses, origins).of(loss), self.average)
+        terms = LossTerms(self.recorded.losses, origins).of(loss)
+        parts = loss_parts(self.model, loss, terms, self.average, self.recorded.updates)
         if len(parts) > 1:
             raise Unsupported(
                 f"model {self.model.name!r}: the loss given to step.apply has terms that are divided by different "
