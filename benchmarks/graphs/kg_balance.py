@@ -20,8 +20,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 

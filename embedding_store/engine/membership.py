@@ -6,9 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8, UInt32
-from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows, TableState, TableUpdate
-from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
-from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes
+from elastable.embedding_store.contract.row_data import (
+    NEXT_VERSION,
+    Commit,
+    EvictionCut,
+    StayingRows,
+    TableState,
+    TableUpdate,
+)
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, TableSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.kernel import kernel, prefetch
@@ -16,6 +22,328 @@ from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.tables.initial_values import table_key, whole_ids
+
+_NO_ROW = -1
+_NO_TIE = -2
+_CHUNK = 1 << 12  # rows that go at a time
+_DIGIT_BITS = 11
+
+
+class RowTouches:
+    """By position the version that last touched a row, and where frequency counts how often it was touched.
+
+    Positions are there once in every call.
+
+    Attributes:
+        unsettled: Whether rows may have been put without a version.
+    """
+
+    def __init__(self, eviction: EvictionSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
+        """Room for `rows` rows. Raises `MemoryError`."""
+        self._eviction = eviction
+        self._versions = new_slab("touched", rows, 1, np.int64)
+        # Without its rule nobody asks how often.
+        self._times = None if eviction.min_frequency is None else new_slab("frequency", rows, 1, np.uint32)
+        self._tally = np.zeros(1 << _DIGIT_BITS, np.int64)
+        self._doomed, self._doomed_ids = np.empty(_CHUNK, np.int64), np.empty(_CHUNK, np.int64)
+        self.unsettled = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that this takes of each row."""
+        return 8 if self._times is None else 12
+
+    def grow(self, rows: int) -> None:
+        """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
+        self._versions.grow(rows)
+        if self._times is not None:
+            self._times.grow(rows)
+
+    def touch(self, positions: Int64, fresh: Int64, version: int) -> None:
+        """Rows at `positions` int64 `[n]` are touched once more; those at `positions[fresh]` for the first time."""
+        self._versions.array[positions, 0] = version
+        if self._times is not None:
+            self._times.array[positions[fresh], 0] = 0
+            _once_more(self._times.array[:, 0], positions)
+
+    def read(self, positions: Int64) -> Int64:
+        """int64 `[n, 2]`: version and frequency (0 where nobody counts it)."""
+        touches = np.zeros((len(positions), 2), np.int64)
+        touches[:, 0] = self._versions.array[positions, 0]
+        if self._times is not None:
+            touches[:, 1] = self._times.array[positions, 0]
+        return touches
+
+    def write(self, positions: Int64, touches: Int64 | None) -> None:
+        """What `read` gave; None: touched once, at the version that is committed next."""
+        self._versions.array[positions, 0] = NEXT_VERSION if touches is None else touches[:, 0]
+        if self._times is not None:
+            self._times.array[positions, 0] = 1 if touches is None else touches[:, 1]
+        self.unsettled |= touches is None or bool((touches[:, 0] == NEXT_VERSION).any())
+
+    def frequencies(self, high: int) -> UInt32 | None:
+        """uint32 `[high]`, a copy of how often the rows below position `high` were touched; None: nobody counts."""
+        return None if self._times is None else self._times.array[:high, 0].copy()
+
+    def unsettled_positions(self, high: int) -> Int64:
+        """int64: positions below `high` of rows that were put without a version."""
+        return np.flatnonzero(self._versions.array[:high, 0] == NEXT_VERSION)
+
+    def counts_anew(self, version: int) -> bool:
+        """Whether `evict` at this version begins to count touches anew."""
+        return self._times is not None and not version % self._eviction.every
+
+    def forget(self, positions: Int64) -> None:
+        """There are no rows at `positions` any more."""
+        self._versions.array[positions, 0] = _NO_ROW
+
+    def settle(self, version: int, high: int) -> None:
+        """Rows below position `high` that were put without a version have this one now."""
+        if self.unsettled:
+            versions = self._versions.array[:high, 0]
+            versions[versions == NEXT_VERSION] = version
+            self.unsettled = False
+
+    def staying(
+        self, version: int, row_ids: Int64, touched: Int64, fresh_ids: Int64, oldest: int = 0
+    ) -> tuple[Int64, Int64]:
+        """The rows that `evict` would leave but for `max_rows`: versions that last touched them, and ids, int64 `[n]`.
+
+        Args:
+            version: That is to be committed, and looks at rows.
+            row_ids: As of `evict`.
+            touched: int64, positions of rows that it touches.
+            fresh_ids: int64, ids that it gives a row.
+            oldest: As of `evict`.
+        """
+        least_times = self._eviction.min_frequency or 0
+        versions = self._versions.array[: len(row_ids), 0].copy()
+        versions[versions == NEXT_VERSION] = version
+        versions[touched] = version
+        stays = versions >= max(0, self._oldest(version, oldest))
+        if self._times is not None and least_times:
+            times = self._times.array[: len(row_ids), 0].astype(np.int64)
+            times[touched] += 1
+            stays &= times >= least_times
+            fresh_ids = fresh_ids[: None if least_times == 1 else 0]
+        together = np.full(len(fresh_ids), version, np.int64)
+        return np.concatenate([versions[stays], together]), np.concatenate([row_ids[stays], fresh_ids])
+
+    def _oldest(self, version: int, oldest: int) -> int:
+        age = self._eviction.max_age
+        return oldest if age is None else max(oldest, version - age)
+
+    def evict(
+        self,
+        version: int,
+        row_ids: Int64,
+        count: int,
+        remove: Callable[[Int64], int],
+        oldest: int = 0,
+        cut: tuple[int, int | None] | None = None,
+    ) -> int:
+        """Lets go of rows as the eviction says, where it looks at this version.
+
+        Args:
+            version: That is being committed.
+            row_ids: int64 `[high]`, the id at each position.
+            count: Rows that there are.
+            remove: Takes rows away by their ids; is called with a few at a time, whose touches are there until then.
+            oldest: Rows that were last touched before this version go, whatever else the eviction says.
+            cut: What goes for `max_rows`, where others decide: rows touched before a version, and of those of that
+                version the ones with this id or a greater one (None: none). None: rows of this table alone count.
+
+        Returns:
+            How many rows went.
+        """
+        rule = self._eviction
+        if version % rule.every:
+            return 0
+        oldest = self._oldest(version, oldest)
+        gone = self._let_go(row_ids, oldest, _NO_TIE, 0, rule.min_frequency or 0, remove)
+        if cut is not None:
+            before, least = cut
+            gone += self._let_go(row_ids, before, _NO_TIE if least is None else before, least or 0, 0, remove)
+        elif rule.max_rows is not None and count - gone > rule.max_rows:
+            versions = self._versions.array[: len(row_ids), 0]
+            tied, of_it = _nth_oldest(versions, count - gone - rule.max_rows, self._tally)
+            least_id = _nth_greatest_id(versions, row_ids, int(tied), of_it, self._tally)
+            gone += self._let_go(row_ids, int(tied), int(tied), int(least_id), 0, remove)
+        self.count_anew(len(row_ids))
+        return gone
+
+    def count_anew(self, high: int) -> None:
+        """Forgets how often the rows below position `high` were touched."""
+        if self._times is not None:
+            self._times.array[:high] = 0
+
+    def _let_go(
+        self, row_ids: Int64, oldest: int, tied: int, least_id: int, least_times: int, remove: Callable[[Int64], int]
+    ) -> int:
+        versions = self._versions.array[: len(row_ids), 0]
+        times = _NO_TIMES if self._times is None else self._times.array[: len(row_ids), 0]
+        rule = (oldest, tied, least_id, least_times)
+        gone = position = 0
+        while position < len(row_ids):
+            found, position = _doomed(versions, times, row_ids, position, rule, self._doomed)
+            doomed, ids = self._doomed[:found], self._doomed_ids[:found]
+            np.take(row_ids, doomed, out=ids, mode="clip")
+            gone += remove(ids)
+            versions[doomed] = _NO_ROW
+        return gone
+
+
+_NO_TIMES: UInt32 = np.empty(0, np.uint32)
+
+
+@kernel
+def _once_more(times: UInt32, positions: Int64) -> None:
+    for position in positions:
+        if times[position] < np.uint32(0xFFFFFFFF):
+            times[position] += np.uint32(1)
+
+
+@kernel
+def _doomed(
+    versions: Int64, times: UInt32, row_ids: Int64, position: int, rule: tuple[int, int, int, int], doomed: Int64
+) -> tuple[int, int]:
+    """Positions of rows that go, from `position` on, until `doomed` is full; their number, and the next position.
+
+    Rows go that were last touched before version `oldest`, or at version `tied` with an id of `least_id` or above, or
+    fewer than `least_times` times.
+    """
+    oldest, tied, least_id, least_times = rule
+    count = 0
+    while position < len(versions) and count < len(doomed):
+        version = versions[position]
+        goes = version < oldest or (version == tied and row_ids[position] >= least_id)
+        if least_times > 0 and times[position] < least_times:
+            goes = True
+        if goes and version >= 0:
+            doomed[count] = position
+            count += 1
+        position += 1
+    return count, position
+
+
+@kernel
+def _nth_oldest(versions: Int64, n: int, tally: Int64) -> tuple[np.int64, int]:
+    """The version of the n-th oldest row, from 1, and how many of the rows of that version are among the n oldest."""
+    found = np.int64(0)
+    for shift in range(55, -1, -11):
+        tally[:] = 0
+        for version in versions:
+            if version >= 0 and (shift == 55 or (version >> (shift + 11)) == (found >> (shift + 11))):
+                tally[(version >> shift) & 2047] += 1
+        digit = 0
+        while tally[digit] < n:
+            n -= tally[digit]
+            digit += 1
+        found |= np.int64(digit) << shift
+    return found, n
+
+
+@kernel
+def _nth_greatest_id(versions: Int64, row_ids: Int64, tied: int, n: int, tally: Int64) -> np.int64:
+    """The n-th greatest id, from 1, of the rows last touched at version `tied`."""
+    flip = np.uint64(1) << np.uint64(63)  # as unsigned numbers, negative ids would come last
+    found = np.uint64(0)
+    for shift in range(55, -1, -11):
+        tally[:] = 0
+        for i in range(len(versions)):
+            if versions[i] == tied:
+                key = np.uint64(row_ids[i]) ^ flip
+                if shift == 55 or (key >> np.uint64(shift + 11)) == (found >> np.uint64(shift + 11)):
+                    tally[np.int64((key >> np.uint64(shift)) & np.uint64(2047))] += 1
+        digit = 2047
+        while tally[digit] < n:
+            n -= tally[digit]
+            digit -= 1
+        found |= np.uint64(digit) << np.uint64(shift)
+    return np.int64(found ^ flip)
+
+
+_SPANS = 1024  # into which the time that rows may stay is divided
+_MOST_SPANS = _SPANS + 8
+_MOST_MS = 1 << 62
+
+_Span = tuple[int, int, int]
+"""The last of some consecutive versions, and when the first and the last of them were committed, in milliseconds."""
+
+
+class TouchTimes:
+    """Times of versions. Rows keep the version that touched them, and no time: this says which versions are too old.
+
+    Versions that were committed within a 1024th of `ttl` count as committed with the last of them, so that it takes
+    some kilobytes whatever the pace of commits. A row therefore goes that much too late at most, and never too early.
+    """
+
+    def __init__(self, table: str, ttl: float) -> None:
+        """`ttl`: seconds that rows may stay untouched."""
+        self._table = table
+        self._ttl_ms = max(1, round(1000 * ttl))
+        self._span_ms = -(-self._ttl_ms // _SPANS)
+        self._spans: list[_Span] = []  # the oldest first; of those that are too old, one
+
+    def note(self, version: int, time: float) -> None:
+        """A version is committed at a time, in seconds since 1970; where the clock went back, when the last was.
+
+        Later versions are no more: the store was reset to an earlier one.
+        """
+        now = int(1000 * time)
+        if self._spans:
+            now = max(now, self._spans[-1][2])
+        self._forget_from(version)
+        if self._spans:
+            _, began, _ = self._spans[-1]
+            if now - began < self._span_ms:
+                self._spans[-1] = version, began, now
+                return
+        self._spans.append((version, now, now))
+        while len(self._spans) > 1 and self._spans[1][2] < now - self._ttl_ms:
+            del self._spans[0]
+
+    def _forget_from(self, version: int) -> None:
+        while self._spans and self._spans[-1][0] >= version:
+            _, began, last = self._spans.pop()
+            before = self._spans[-1][0] if self._spans else 0
+            if before < version - 1:
+                self._spans.append((version - 1, began, last))
+
+    @property
+    def oldest(self) -> int:
+        """Rows that no version from this one on has touched, were last touched more than `ttl` seconds ago."""
+        gone = [version for version, _, last in self._spans if last < self._spans[-1][2] - self._ttl_ms]
+        return gone[-1] + 1 if gone else 0
+
+    def oldest_at(self, version: int, time: float) -> int:
+        """What `oldest` would be, were a version committed at a time; notes nothing."""
+        then = TouchTimes(self._table, self._ttl_ms / 1000)
+        then._spans = self._spans.copy()
+        then.note(version, time)
+        return then.oldest
+
+    def read(self) -> Int64:
+        """`TableState.touch_times`, a copy."""
+        return np.array(self._spans, np.int64).reshape(-1, 3)
+
+    def write(self, times: Int64) -> None:
+        """Restores what `read` returned, of what `require` takes."""
+        self._spans = [(int(version), int(began), int(last)) for version, began, last in times]
+
+    def require(self, times: Int64) -> None:
+        """Raises `BadInput` for what no `read` returns."""
+        if not isinstance(times, np.ndarray) or times.dtype != np.int64 or times.shape != (len(times), 3):
+            got = f"{times.dtype} {list(times.shape)}" if isinstance(times, np.ndarray) else type(times)
+            raise BadInput(f"table {self._table!r}: touch times must be int64 [spans, 3], got {got}")
+        versions, spans = times[:, 0], times[:, 1:].reshape(-1)
+        ordered = bool((np.diff(versions) > 0).all() and (np.diff(spans) >= 0).all())
+        bounded = len(times) <= _MOST_SPANS and not ((times < 0) | (times > _MOST_MS)).any()
+        if not (ordered and bounded):
+            raise BadInput(
+                f"table {self._table!r}: touch times must be at most {_MOST_SPANS} rows of a version and two times, "
+                "none negative and in ascending order"
+            )
 
 
 class RowMembership:

@@ -16,15 +16,13 @@ from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriple
 from elastable.replicas.knowledge_graphs.losses import Loss, SampledSoftmax, loss_function, penalty_gradients
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import (
+from elastable.replicas.knowledge_graphs.sampling.samplers import (
     AugmentedNegatives,
     RandomNegatives,
-    TypedNegatives,
-)
-from elastable.replicas.knowledge_graphs.sampling.samplers import (
     RandomSampler,
     RigidSampler,
     ShardedSampler,
+    TypedNegatives,
     frequency_weights,
 )
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (

@@ -1,3 +1,3 @@
 """Batches of training triples, and the candidates that they are scored with."""
 
-__all__ = ["negatives", "random_negatives", "samplers"]
+__all__ = ["negatives", "samplers"]

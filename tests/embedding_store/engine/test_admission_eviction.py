@@ -12,8 +12,7 @@ from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSp
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableStatistics, TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.eviction import RowTouches, TouchTimes
-from elastable.embedding_store.engine.membership import AdmissionSketch
+from elastable.embedding_store.engine.membership import AdmissionSketch, RowTouches, TouchTimes
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from tests.contracts.store_pins import whole

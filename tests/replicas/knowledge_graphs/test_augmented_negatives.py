@@ -12,8 +12,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import AugmentedNegatives
-from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.samplers import AugmentedNegatives, RigidSampler
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
     Dropout,
     EmbeddingMoving,

@@ -11,8 +11,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corrupt
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples
 from elastable.replicas.knowledge_graphs.sampling.negatives import AllEntities, NegativeSampler, TripleNegatives
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, Scored, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, is_known, random_triples, typed_sharding

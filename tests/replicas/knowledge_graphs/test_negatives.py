@@ -13,8 +13,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corrupt
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import AllEntities, NegativeSampler, TripleNegatives
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
     RELATIONS,

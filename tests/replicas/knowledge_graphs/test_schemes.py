@@ -12,8 +12,7 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.losses import LogSigmoid
-from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
-from elastable.replicas.knowledge_graphs.sampling.samplers import RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
     EmbeddingMoving,
     Scheme,
