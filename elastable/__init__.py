@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from elastable.in_process.tape_step import step
     from elastable.models.saving import save
     from elastable.monitoring.tracing import exporting_traces
-    from elastable.replicas.groups.grouping import CommGroup
-    from elastable.replicas.host_embeddings.embedding import HostEmbedding, create_host_embedding
+    from elastable.replicas.groups.replica_grouping import CommGroup
     from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
+    from elastable.replicas.host_embeddings.host_embedding import HostEmbedding, create_host_embedding
     from elastable.replicas.host_embeddings.optimizer_spec import (
         HostEmbeddingOptimizerSpec,
         HostEmbeddingSGDGAOptimizerSpec,
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
     from elastable.worker.layers.distributed_embedding import DistributedEmbedding, FeatureConfig, TableConfig
     from elastable.worker.layers.embedding import EdlEmbedding, Embedding
     from elastable.worker.losses.loss_terms import averaged, summed
-    from elastable.worker.models.export import export_keras
+    from elastable.worker.readers.batch.ragged import RaggedArray, SparseArray
+    from elastable.worker.readers.batch.reader import Reader
     from elastable.worker.readers.formats.csv_reader import CsvReader
     from elastable.worker.readers.formats.parquet_reader import ParquetReader
+    from elastable.worker.readers.live.endless_reader import EndlessReader
+    from elastable.worker.readers.live.stream_reader import StreamReader
     from elastable.worker.readers.numpy_reader import NumpyReader
-    from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
-    from elastable.worker.readers.records.reader import Reader
-    from elastable.worker.readers.streams.endless_reader import EndlessReader
-    from elastable.worker.readers.streams.stream_reader import StreamReader
+    from elastable.worker.user_model.export import export_keras
 
 __all__ = [
     "AdmissionSpec",
@@ -124,8 +124,8 @@ _NAMES_OF = {
     "elastable.in_process.tape_step": "step",
     "elastable.models.saving": "save",
     "elastable.monitoring.tracing": "exporting_traces",
-    "elastable.replicas.groups.grouping": "CommGroup",
-    "elastable.replicas.host_embeddings.embedding": "HostEmbedding create_host_embedding",
+    "elastable.replicas.groups.replica_grouping": "CommGroup",
+    "elastable.replicas.host_embeddings.host_embedding": "HostEmbedding create_host_embedding",
     "elastable.replicas.host_embeddings.file": "load_host_embedding save_host_embedding",
     "elastable.replicas.host_embeddings.optimizer_spec": "HostEmbeddingOptimizerSpec HostEmbeddingSGDGAOptimizerSpec",
     "elastable.replicas.processes.world": "replica_group",
@@ -133,14 +133,14 @@ _NAMES_OF = {
     "elastable.worker.layers.distributed_embedding": "DistributedEmbedding FeatureConfig TableConfig",
     "elastable.worker.layers.embedding": "EdlEmbedding Embedding",
     "elastable.worker.losses.loss_terms": "averaged summed",
-    "elastable.worker.models.export": "export_keras",
+    "elastable.worker.user_model.export": "export_keras",
     "elastable.worker.readers.formats.csv_reader": "CsvReader",
     "elastable.worker.readers.formats.parquet_reader": "ParquetReader",
     "elastable.worker.readers.numpy_reader": "NumpyReader",
-    "elastable.worker.readers.records.ragged": "RaggedArray SparseArray",
-    "elastable.worker.readers.records.reader": "Reader",
-    "elastable.worker.readers.streams.endless_reader": "EndlessReader",
-    "elastable.worker.readers.streams.stream_reader": "StreamReader",
+    "elastable.worker.readers.batch.ragged": "RaggedArray SparseArray",
+    "elastable.worker.readers.batch.reader": "Reader",
+    "elastable.worker.readers.live.endless_reader": "EndlessReader",
+    "elastable.worker.readers.live.stream_reader": "StreamReader",
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 _WITHOUT_KERAS = (

@@ -23,7 +23,7 @@ ALLOWED = {
     "worker": (
         "elastable.embedding_store",
         "elastable.master.api",
-        "elastable.master.wire.client",
+        "elastable.master.rpc.client",
         "elastable.master.tasks.record_order",
         "elastable.master.v1",
         "elastable.worker",
@@ -147,8 +147,8 @@ ROOMS = {
         *("engine", "tiers", "store_reader", "shards", "composite", "wire", "broken_store"),
         *("open_store", "warm"),
     ),
-    "master": (*("api", "master_options", "push_check"), *("tasks", "checkpoints", "commits", "keras", "jobs", "wire")),
-    "worker": ("readers", "keras", "rows", "layers", "losses", "step", "models", "runtime"),
+    "master": (*("api", "master_options", "push_check"), *("tasks", "checkpoints", "commits", "model", "core", "rpc")),
+    "worker": ("readers", "keras", "rows", "layers", "losses", "step", "user_model", "runtime"),
     "replicas": ("groups", "processes", "host_embeddings", "knowledge_graphs", "training"),
     "elastable": (
         *(

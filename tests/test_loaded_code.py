@@ -19,7 +19,7 @@ from elastable.replicas.knowledge_graphs.trained.rank_report import read_triple_
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("embedding_store", "master", "worker", "replicas", "elastable")
 MODULES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-MODEL_FILE = ROOT / "worker" / "models" / "model_file.py"  # runs the file that the user names, and nothing else
+MODEL_FILE = ROOT / "worker" / "user_model" / "model_file.py"  # runs the file that the user names, and nothing else
 UNPICKLING = {"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle", "code", "codeop"}
 RUNNING = {"eval", "exec", "compile", "__import__"}
 UNSAFE_METHODS = {"enable_unsafe_deserialization", "read_pickle", "unsafe_load", "full_load"}

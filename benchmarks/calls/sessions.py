@@ -25,8 +25,8 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec
 from elastable.master.commits.dense_part import DensePart
-from elastable.master.jobs.job_master import Master
-from elastable.master.wire.master_service import master_service
+from elastable.master.core.job_master import Master
+from elastable.master.rpc.master_service import master_service
 from elastable.process.heap import keep_collections_short
 
 __all__ = ["STILL", "Pace", "main", "pace", "serving", "stub_workers"]

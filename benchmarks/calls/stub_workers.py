@@ -16,10 +16,10 @@ import numpy as np
 
 from elastable.embedding_store.shards import Slices
 from elastable.master.api import Push, SyncPushId
+from elastable.master.rpc.bulk_messages import push_frames
+from elastable.master.rpc.messages import MASTER_SERVICE
+from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
-from elastable.master.wire.bulk_messages import push_frames
-from elastable.master.wire.messages import MASTER_SERVICE
-from elastable.master.wire.worker_identities import SESSION_KEY
 
 __all__ = ["IDS", "TABLE", "StubWorker", "run_workers"]
 

@@ -21,7 +21,7 @@ from benchmarks.click_job.draws import RECORDS
 from benchmarks.click_job.sizes import BATCH
 from benchmarks.processes import free_port
 from elastable.embedding_store.errors import Unavailable
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 
 __all__ = ["Job", "StepCounter", "click_job", "click_variables", "dense_step", "plain_keras"]
 

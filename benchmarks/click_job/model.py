@@ -16,7 +16,7 @@ import numpy.typing as npt
 import elastable as et
 from benchmarks.click_job.draws import batches
 from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN, LEARNING_RATE
-from elastable.worker.readers.records.reader import Batch, Reader
+from elastable.worker.readers.batch.reader import Batch, Reader
 
 __all__ = ["click_model", "data", "model"]
 

@@ -29,8 +29,8 @@ from benchmarks.peers.races import Pairing, Race, Runner, run
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["main", "peer_rows", "scheme_rows", "worker_rows"]
 

@@ -32,7 +32,7 @@ from elastable.commands.kg_train import run_graph
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph, save_graph
-from elastable.replicas.knowledge_graphs.settings import GraphSize, TrainSettings, planned_settings, settings_of
+from elastable.replicas.knowledge_graphs.graph_settings import GraphSize, TrainSettings, planned_settings, settings_of
 
 __all__ = ["CASES", "Case", "main"]
 

@@ -19,18 +19,18 @@ import numpy as np
 from benchmarks.harness import compare, interleaved, publish
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_master import Master
-from elastable.master.keras.dense import DenseState
-from elastable.master.keras.discovery import create_tables, discover_tables
-from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.core.hooks import Hooks
+from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
+from elastable.master.model.dense import DenseState
+from elastable.master.model.discovery import create_tables, discover_tables
+from elastable.master.model.model_metrics import ModelMetrics
 from elastable.worker.layers.embedding import Embedding
-from elastable.worker.models.build import build_model, sample_batch
+from elastable.worker.readers.batch.reader import Batch, Reader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.records.reader import Batch, Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
+from elastable.worker.user_model.build import build_model, sample_batch
 
 __all__ = ["main"]
 

@@ -24,11 +24,11 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import DenseSnapshot, JobSpec, Task, Tensor, WorkerIdentity
 from elastable.master.commits.dense_part import DensePart
-from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_master import Master
+from elastable.master.core.hooks import Hooks
+from elastable.master.core.job_master import Master
 from elastable.master.push_check import TensorSpec
-from elastable.master.wire.client import MasterClient
-from elastable.master.wire.master_service import master_service
+from elastable.master.rpc.client import MasterClient
+from elastable.master.rpc.master_service import master_service
 from elastable.process.heap import keep_collections_short
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
 from elastable.worker.runtime.loop import Worker

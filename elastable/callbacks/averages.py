@@ -10,9 +10,9 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.master.keras.dense import DenseModel
-from elastable.master.keras.keras_optimizer import inner_optimizer
-from elastable.master.keras.wrapping_optimizers import keeps_averages, rows_become_averages
+from elastable.master.model.dense import DenseModel
+from elastable.master.model.keras_optimizer import inner_optimizer
+from elastable.master.model.wrapping_optimizers import keeps_averages, rows_become_averages
 
 
 def finalize_averages(

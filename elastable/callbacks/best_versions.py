@@ -20,7 +20,7 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_weights
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.keras.dense import DenseModel
+from elastable.master.model.dense import DenseModel
 from elastable.master.tasks.progress import Progress
 from elastable.worker.rows.saved_rows import rows_unlisted
 

@@ -11,7 +11,7 @@ from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.embedding_store.errors import Unsupported
-from elastable.master.keras.dense import DenseModel
+from elastable.master.model.dense import DenseModel
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches, test_hooks
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.rows.saved_rows import require_matrix

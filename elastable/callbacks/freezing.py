@@ -6,7 +6,7 @@ import keras
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.master.keras.dense import DenseModel
+from elastable.master.model.dense import DenseModel
 from elastable.worker.keras.same_optimizer import Hyperparameters, require_same_values
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers

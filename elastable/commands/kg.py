@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from elastable.commands.command_line import with_options
-from elastable.commands.knowledge_graphs.querying import (
+from elastable.commands.kg_query import (
     classify_triples,
     evaluate_run,
     export_run,
@@ -20,8 +20,8 @@ from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import SIGNAL_REASONS, OutputConsole
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import HEADERS, GraphSource
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, default_settings
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
-from elastable.replicas.knowledge_graphs.settings import TrainSettings, default_settings
 
 _HEADER = Option(
     "Whether the first line of text and CSV files names the columns; auto: if its words are names of columns and on no "
@@ -117,7 +117,7 @@ def train(
     found, notes = None if resume is None else newest_checkpoint_of(resume), tuple[str, ...]()
     if found is None:
         from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-        from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings
+        from elastable.replicas.knowledge_graphs.graph_settings import GraphSize, planned_settings
 
         minutes = None if budget is None else _minutes(budget)
         graph = load_graph(dataset)

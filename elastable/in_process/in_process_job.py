@@ -28,11 +28,11 @@ from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.in_process_stores import FitTables, StoreGiven
 from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.jobs.job_master import Master
-from elastable.master.keras.dense import DenseModel, dense_part
-from elastable.master.keras.keras_optimizer import accumulated_by
-from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
+from elastable.master.model.dense import DenseModel, dense_part
+from elastable.master.model.keras_optimizer import accumulated_by
+from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
@@ -41,13 +41,13 @@ from elastable.process.repeating import repeating
 from elastable.worker.keras.same_optimizer import note_dense_slots, optimizers_of, require_same_optimizer
 from elastable.worker.keras.seeds import layers_of, same_keras_state
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.build import build_model, for_model, sample_batch, warn_of_batch_statistics
-from elastable.worker.models.offload import OffloadedEmbedding, offload_built
-from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step, planned_optimizers
+from elastable.worker.user_model.build import build_model, for_model, sample_batch, warn_of_batch_statistics
+from elastable.worker.user_model.offload import OffloadedEmbedding, offload_built
 
 _SHOW_EVERY_S = 0.5
 

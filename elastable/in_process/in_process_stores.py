@@ -22,12 +22,12 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.in_process.fit_seeds import FitSeeds
-from elastable.master.keras.discovery import discover_tables
+from elastable.master.model.discovery import discover_tables
 from elastable.models.table_places import join_stores, on_worker
 from elastable.models.tables_in_store import as_there, seeded_as_read, tables_in_store
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.models.offload import keep_on_worker
 from elastable.worker.step.traced.step_plan import StepPlan
+from elastable.worker.user_model.offload import keep_on_worker
 
 StoreGiven = EmbeddingStore | str | Mapping[str, EmbeddingStore | str] | None
 """What `et.fit(store=)` takes."""

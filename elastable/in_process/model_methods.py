@@ -15,9 +15,9 @@ from elastable.in_process.in_process_stores import FitTables
 from elastable.master.api import JobSpec, Push, SyncPushId
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.commits.committer import Committer
-from elastable.master.keras.dense import dense_part
-from elastable.master.keras.keras_optimizer import accumulation_of
-from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.model.dense import dense_part
+from elastable.master.model.keras_optimizer import accumulation_of
+from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
 from elastable.models.tables_in_store import optimizer_of_layer
@@ -25,13 +25,13 @@ from elastable.worker.keras.same_optimizer import require_same_optimizer
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.build import as_tensors, build_model
-from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.traced.step_plan import plan_step, planned_optimizers
 from elastable.worker.step.train_step import OwnTrainStep, TrainStep
+from elastable.worker.user_model.build import as_tensors, build_model
 
 _DEADLINE_S = 30.0
 _KEPT = "_elastable_batch_trainers"

@@ -20,9 +20,9 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.committer import Committer
-from elastable.master.keras.dense import DenseState, ModelPart
-from elastable.master.keras.discovery import discover_tables
-from elastable.master.keras.keras_optimizer import inner_optimizer
+from elastable.master.model.dense import DenseState, ModelPart
+from elastable.master.model.discovery import discover_tables
+from elastable.master.model.keras_optimizer import inner_optimizer
 from elastable.master.tasks.progress import Progress
 from elastable.models.tables_in_store import optimizer_of_layer, seeded_as_read, tables_in_store
 from elastable.worker.keras.same_optimizer import Hyperparameters

@@ -11,9 +11,9 @@ from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.commits.accumulate import Accumulated
-from elastable.master.jobs.hooks import Hooks
-from elastable.master.keras.discovery import store_backed_layers
+from elastable.master.core.hooks import Hooks
 from elastable.master.master_options import is_due
+from elastable.master.model.discovery import store_backed_layers
 from elastable.master.tasks.schedule import Schedule
 from elastable.output.run_directory import RunDirectory
 from elastable.process.logs import describe_process

@@ -32,8 +32,8 @@ from elastable.jobs.prepare import PreparedJob
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobStatus, Tensor
 from elastable.master.checkpoints.series import CheckpointSeries
-from elastable.master.jobs.job_master import Master
-from elastable.master.keras.metrics import LazyLogs
+from elastable.master.core.job_master import Master
+from elastable.master.model.model_metrics import LazyLogs
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.monitoring.checkpoint_log import MOST_CHECKPOINTS, CheckpointLog
@@ -44,7 +44,7 @@ from elastable.process.exit_codes import ExitCode
 from elastable.process.repeating import repeating
 from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS
 from elastable.worker.keras.same_optimizer import note_training
-from elastable.worker.models.export import export_keras
+from elastable.worker.user_model.export import export_keras
 
 _log = logging.getLogger(__name__)
 

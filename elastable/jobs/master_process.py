@@ -26,9 +26,9 @@ from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints, require_writable_checkpoints
-from elastable.master.jobs.job_master import Master
+from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
-from elastable.master.wire.master_service import master_service
+from elastable.master.rpc.master_service import master_service
 from elastable.monitoring.metrics import (
     Source,
     checkpoint_source,

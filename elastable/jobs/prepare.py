@@ -32,21 +32,27 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, warm_start
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
-from elastable.master.keras.dense import DenseModel, dense_part
-from elastable.master.keras.discovery import discover_tables
-from elastable.master.keras.keras_optimizer import accumulated_by, accumulation_of
-from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.model.dense import DenseModel, dense_part
+from elastable.master.model.discovery import discover_tables
+from elastable.master.model.keras_optimizer import accumulated_by, accumulation_of
+from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.tasks.progress import Progress
 from elastable.models.table_places import locations_of, on_worker, open_places, refuse_beside_servers
 from elastable.models.tables_in_store import note_trained, seeded_as_read, tables_in_store
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
-from elastable.worker.models.build import for_model, make_model, needs_sample, sample_batch, warn_of_batch_statistics
-from elastable.worker.models.model_file import ModelFile, load_model_file
-from elastable.worker.models.offload import keep_on_worker, refuse_slots_left_out
-from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
+from elastable.worker.user_model.build import (
+    for_model,
+    make_model,
+    needs_sample,
+    sample_batch,
+    warn_of_batch_statistics,
+)
+from elastable.worker.user_model.model_file import ModelFile, load_model_file
+from elastable.worker.user_model.offload import keep_on_worker, refuse_slots_left_out
 
 
 def giving_way_to(

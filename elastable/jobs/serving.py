@@ -29,10 +29,10 @@ from elastable.jobs.servers.store_registry import StoreRegistry
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
-from elastable.master.jobs.bare_master import BareMaster
-from elastable.master.keras.wrapping_optimizers import register_job_optimizers
+from elastable.master.core.bare_master import BareMaster
 from elastable.master.master_options import MasterOptions
-from elastable.master.wire.master_service import master_service
+from elastable.master.model.wrapping_optimizers import register_job_optimizers
+from elastable.master.rpc.master_service import master_service
 from elastable.monitoring.metrics import Source, server_sources, shard_source, store_source
 from elastable.monitoring.page.views import ServerView, ShardView, View, Watched
 from elastable.monitoring.watching import watched_over_http

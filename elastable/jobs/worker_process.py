@@ -33,7 +33,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
 from elastable.master.api import JobSpec, JobStatus, TaskKind, WorkerIdentity
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from elastable.monitoring.metrics import Source, lookups_source, process_source, shard_lookups_source, worker_source
 from elastable.monitoring.page.views import Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
@@ -41,13 +41,13 @@ from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 from elastable.worker.layers.model_tables import forget_rows, store_layers
-from elastable.worker.models.build import for_model, make_model, sample_batch
-from elastable.worker.models.model_file import ModelFile, load_model_file
-from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.runtime.compute import MicroBatchComputer, require_same_records
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.runtime.worker_measures import StepProfile, WorkerMeasures
+from elastable.worker.user_model.build import for_model, make_model, sample_batch
+from elastable.worker.user_model.model_file import ModelFile, load_model_file
 
 _log = logging.getLogger(__name__)
 

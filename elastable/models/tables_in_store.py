@@ -13,9 +13,9 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import decays_untouched_rows, same_slots
 from elastable.embedding_store.tables.row_blocks import fresh_rows
-from elastable.master.keras.discovery import create_tables
+from elastable.master.model.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.models.keras_slots import keras_slots
+from elastable.worker.user_model.keras_slots import keras_slots
 
 _BLOCK_ROWS = 1 << 16
 _NO_DECAY = 0.0  # the logarithm of 1

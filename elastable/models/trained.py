@@ -18,21 +18,21 @@ from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.commits.accumulate import add_metrics
-from elastable.master.keras.dense import dense_part
-from elastable.master.keras.discovery import discover_tables
-from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.model.dense import dense_part
+from elastable.master.model.discovery import discover_tables
+from elastable.master.model.model_metrics import ModelMetrics
 from elastable.models.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
-from elastable.worker.models.build import as_tensors, for_model, make_model, needs_sample, sample_batch
-from elastable.worker.models.model_file import ModelFile, load_model_file
-from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 from elastable.worker.step.train_step import EvaluateStep
+from elastable.worker.user_model.build import as_tensors, for_model, make_model, needs_sample, sample_batch
+from elastable.worker.user_model.model_file import ModelFile, load_model_file
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.process.version import distribution_version
 
 if TYPE_CHECKING:
-    from elastable.master.jobs.job_master import Master
+    from elastable.master.core.job_master import Master
     from elastable.worker.runtime.worker_measures import WorkerMeasures
 
 

@@ -68,7 +68,7 @@ def _rateless(config: object) -> object:
     if isinstance(config, dict):
         return {key: _rateless(value) for key, value in config.items() if key != "learning_rate"}
     if isinstance(config, list):
-        # The pairs of an optimizer within another, as `elastable.master.keras.wrapping_optimizers` writes them.
+        # The pairs of an optimizer within another, as `elastable.master.model.wrapping_optimizers` writes them.
         return [
             _rateless(value) for value in config if not (isinstance(value, list) and value[:1] == ["learning_rate"])
         ]

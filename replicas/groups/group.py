@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, UInt8
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
+from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
 
 Number = TypeVar("Number", bound=np.generic)
 

@@ -14,7 +14,7 @@ from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.host_embeddings.host_table import HostTable, State
 
 if TYPE_CHECKING:
-    from elastable.replicas.host_embeddings.embedding import HostEmbedding
+    from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
 
 _FORMAT = "elastable host embedding 1"
 

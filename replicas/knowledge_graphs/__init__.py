@@ -1,3 +1,3 @@
 """Balanced entity sampling and sharing (BESS): knowledge graphs over a replica group."""
 
-__all__ = ["settings"]
+__all__ = ["graph_settings"]

@@ -13,6 +13,7 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding, with_inverses
+from elastable.replicas.knowledge_graphs.graph_settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 from elastable.replicas.knowledge_graphs.losses import Loss, SampledSoftmax, loss_function, penalty_gradients
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
@@ -34,7 +35,6 @@ from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
 )
 from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, WholeSoftmax, distinct_queries
 from elastable.replicas.knowledge_graphs.scores.functions import Values
-from elastable.replicas.knowledge_graphs.settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 
 _STEP = "step"
 

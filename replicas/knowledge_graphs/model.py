@@ -12,10 +12,10 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import StepGradients
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 _SLOTS = ".slots"
 

@@ -13,9 +13,9 @@ from elastable.master.tasks.record_order import record_order
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.keras.structures import TensorBatch
-from elastable.worker.models.build import as_tensors
+from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
 from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
-from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
+from elastable.worker.user_model.build import as_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import DivisorKind
-from elastable.replicas.host_embeddings.embedding import HostEmbedding
+from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers

@@ -13,11 +13,10 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec, CheckpointError, ModelError, Unsupported
 from elastable.replicas.groups.agreement import require_same, run_at_root
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.grouping import ReplicaGrouping
+from elastable.replicas.groups.replica_grouping import ReplicaGrouping
 from elastable.replicas.training.feed import BatchPart
 from elastable.replicas.training.model_refusals import refuse_own_changes
 from elastable.replicas.training.step import GradientStep
-from elastable.replicas.training.variables.exchange import Exchange, Layout
 from elastable.replicas.training.variables.optimizer import (
     PartOptimizer,
     clip_parts,
@@ -32,6 +31,7 @@ from elastable.replicas.training.variables.placement import (
     update_domains,
 )
 from elastable.replicas.training.variables.split import VariableSplit
+from elastable.replicas.training.variables.variable_exchange import Exchange, Layout
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 

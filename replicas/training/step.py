@@ -15,7 +15,7 @@ from elastable.replicas.training.model_refusals import refuse_terms
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
 from elastable.worker.losses.recording import recording
-from elastable.worker.readers.records.pytrees import Structure
+from elastable.worker.readers.batch.pytrees import Structure
 from elastable.worker.step.batch_checks import batch_spec, flat_spec, pack_flat, records_in
 
 

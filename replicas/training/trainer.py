@@ -22,7 +22,7 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 from elastable.replicas.groups.agreement import require_same, run_at_root
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.host_embeddings.embedding import HostEmbedding
+from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
 from elastable.replicas.host_embeddings.host_table import require_state
 from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
@@ -34,10 +34,10 @@ from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
-from elastable.worker.models.build import as_tensors, build_model, for_model, sample_batch
+from elastable.worker.readers.batch.pytrees import Structure
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.records.pytrees import Structure
-from elastable.worker.readers.records.reader import Reader
+from elastable.worker.user_model.build import as_tensors, build_model, for_model, sample_batch
 
 _TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
 

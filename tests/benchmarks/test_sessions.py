@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.calls.sessions import serving, stub_workers
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from tests.waiting import until
 
 DEADLINE_S = 300

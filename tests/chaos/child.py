@@ -56,7 +56,7 @@ def import_everything() -> None:
     import matplotlib
 
     import elastable.commands.job
-    import elastable.commands.store
+    import elastable.commands.store_commands
     import elastable.jobs.master_process
     import elastable.jobs.serving
     import elastable.jobs.worker_process  # noqa: F401

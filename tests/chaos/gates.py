@@ -85,7 +85,7 @@ def _around(
 
 
 def _lay_worker(gates: Gates) -> None:
-    from elastable.master.wire.client import MasterClient
+    from elastable.master.rpc.client import MasterClient
     from elastable.worker.runtime.compute import MicroBatchComputer
     from tests.chaos.light_job import Computer
 
@@ -113,7 +113,7 @@ def _lay_server(gates: Gates) -> None:
 def _lay_master(gates: Gates) -> None:
     from elastable.jobs.job_hooks import JobHooks
     from elastable.master.commits.committer import Committer
-    from elastable.master.jobs.job_master import Master
+    from elastable.master.core.job_master import Master
 
     _around(
         Master,

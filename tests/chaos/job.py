@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 import elastable as et
-from elastable.worker.readers.records.reader import Batch
+from elastable.worker.readers.batch.reader import Batch
 from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
 
 

@@ -21,10 +21,10 @@ from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, record
 
 if TYPE_CHECKING:
     from elastable.embedding_store.contract.row_source import RowSource
-    from elastable.worker.models.model_file import ModelFile
-    from elastable.worker.readers.records.reader import Reader
+    from elastable.worker.readers.batch.reader import Reader
     from elastable.worker.runtime.compute import Prepared
     from elastable.worker.step.train_step import StepResult
+    from elastable.worker.user_model.model_file import ModelFile
 
 _USER, _WORDS = 4, 3
 _DROPPED = 0.2
@@ -132,7 +132,7 @@ class _Freezing:
 
 
 class _Metrics:
-    """Sums and a count; keeps what is used of `elastable.master.keras.metrics.ModelMetrics`."""
+    """Sums and a count; keeps what is used of `elastable.master.model.model_metrics.ModelMetrics`."""
 
     def __init__(self, model: object = None) -> None:
         self.specs = tuple(TensorSpec(name, (), np.dtype(np.float32)) for name in (*_METRICS, "records"))

@@ -39,7 +39,7 @@ def _in_place_of(owner: object, name: str) -> Callable[[Callable[..., Any]], Cal
 @_of("worker")
 def _repeated_push() -> None:
     """A worker's retry trains its records once more."""
-    from elastable.master.wire.client import MasterClient
+    from elastable.master.rpc.client import MasterClient
 
     pushes = itertools.count(1)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from tests.preloaded.client import PreloadedProcess
 from tests.waiting import until
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from elastable import Embedding, NumpyReader
-from elastable.worker.readers.records.reader import Batch
+from elastable.worker.readers.batch.reader import Batch
 
 RECORDS = 6400
 OPTIMIZERS = {

@@ -16,7 +16,7 @@ from elastable.embedding_store.shards import Committed, PushedCommit, RowPush, R
 from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.master.checkpoints.checkpoint import list_checkpoints
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from elastable.process.exit_codes import ExitCode
 from tests.embedding_store.shards.served_shards import ServedShard
 from tests.equality.jobs import Numbers, Running, differing, train

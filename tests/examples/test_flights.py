@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import elastable as et
-from elastable.worker.models.model_file import ModelFile, load_model_file
+from elastable.worker.user_model.model_file import ModelFile, load_model_file
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flights"
 AFTER_DEPARTURE = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")

@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 
 import elastable as et
-from elastable.worker.models.model_file import load_model_file
+from elastable.worker.user_model.model_file import load_model_file
 from tests.preloaded.client import run_preloaded
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
+from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
-from elastable.worker.readers.records.reader import ModelInputs, Reader
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 

@@ -18,13 +18,13 @@ from elastable.embedding_store.wire.pushes.push_messages import (
     row_push_from_frames,
 )
 from elastable.master.api import DenseSnapshot
-from elastable.master.v1 import master_pb2
-from elastable.master.wire.bulk_messages import (
+from elastable.master.rpc.bulk_messages import (
     dense_frames,
     dense_from_frames,
     evaluation_from_frames,
     push_from_frames,
 )
+from elastable.master.v1 import master_pb2
 from tests.fuzz.calls import Call, Seed, made_messages
 from tests.fuzz.master_calls import MASTER_CALLS, words_of_all
 from tests.fuzz.mutator import Mutator

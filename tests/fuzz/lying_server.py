@@ -23,11 +23,11 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Servic
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, WorkerIdentity
-from elastable.master.jobs.bare_master import BareMaster
+from elastable.master.core.bare_master import BareMaster
+from elastable.master.rpc.client import MasterClient
+from elastable.master.rpc.master_service import master_service
+from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
-from elastable.master.wire.client import MasterClient
-from elastable.master.wire.master_service import master_service
-from elastable.master.wire.worker_identities import SESSION_KEY
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import OF_SERVERS, SPECS

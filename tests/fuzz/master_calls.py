@@ -28,15 +28,15 @@ from elastable.master.api import (
     Tensor,
     WorkerIdentity,
 )
-from elastable.master.jobs.bare_master import BareMaster
-from elastable.master.jobs.job_master import Master
-from elastable.master.jobs.served_master import ServedMaster
-from elastable.master.keras.discovery import create_tables, discover_tables
+from elastable.master.core.bare_master import BareMaster
+from elastable.master.core.job_master import Master
+from elastable.master.core.served_master import ServedMaster
+from elastable.master.model.discovery import create_tables, discover_tables
+from elastable.master.rpc.bulk_messages import evaluation_frames, push_frames
+from elastable.master.rpc.client import MasterClient
+from elastable.master.rpc.master_service import master_service
+from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
-from elastable.master.wire.bulk_messages import evaluation_frames, push_frames
-from elastable.master.wire.client import MasterClient
-from elastable.master.wire.master_service import master_service
-from elastable.master.wire.worker_identities import SESSION_KEY
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS, store_words

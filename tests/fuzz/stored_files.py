@@ -22,8 +22,8 @@ from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
+from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints, RunProgress
 from tests.file_stores import file_store
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target

@@ -25,8 +25,8 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import TrainOptions
 from elastable.master.api import Push, SyncPushId
 from elastable.master.push_check import Expected, TensorSpec, check_finite, check_push
+from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.records.ragged import RaggedArray
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target

@@ -99,7 +99,7 @@ def _adds(name: str, loss: Callable[[tf.Tensor], tf.Tensor]) -> Case:
 def _normalized(side: Side) -> object:
     """Whether the layer was named; plain Keras says nothing."""
     handler = logging.handlers.BufferingHandler(1_000)
-    log = logging.getLogger("elastable.worker.models.build")
+    log = logging.getLogger("elastable.worker.user_model.build")
     log.addHandler(handler)
     try:
         _trained(side, flat(side, keras.layers.BatchNormalization(name="normal")), loss="mse")

@@ -15,12 +15,12 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.shards import Slices
 from elastable.master import api
-from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_master import Master
-from elastable.master.keras.dense import DenseState
-from elastable.master.keras.discovery import create_tables, discover_tables
-from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.core.hooks import Hooks
+from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
+from elastable.master.model.dense import DenseState
+from elastable.master.model.discovery import create_tables, discover_tables
+from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order
 from tests.untyped import Keyword
@@ -30,7 +30,7 @@ RECORDS, VALIDATION = 23, 7
 
 @keras.saving.register_keras_serializable("tests")
 class StoreLayer(keras.layers.Layer):
-    """Keeps the protocol of `elastable.master.keras.discovery.StoreBackedLayer`; its rows are zeros here."""
+    """Keeps the protocol of `elastable.master.model.discovery.StoreBackedLayer`; its rows are zeros here."""
 
     def __init__(
         self,

@@ -20,12 +20,12 @@ _DEAREST = """
     replicas/training/test_trainer embedding_store/tiers/redis/test_redis_failures
     embedding_store/shards/test_rescaling elastable/in_process/test_table_optimizers
     elastable/callbacks/test_moving_averages replicas/knowledge_graphs/test_trainer replicas/processes/test_mpi
-    programs/test_programs worker/models/test_export master/checkpoints/test_crash_points
+    programs/test_programs worker/user_model/test_export master/checkpoints/test_crash_points
     worker/layers/test_distributed_embedding elastable/jobs/test_workers test_plugins consistency/test_protocol
     pages/test_notebooks replicas/training/test_replica_trainer replicas/host_embeddings/test_embedding
     embedding_store/composite/test_partitioned elastable/jobs/test_restarts elastable/in_process/test_loss_reductions
     embedding_store/optimizers/test_dense_replay elastable/jobs/test_redis_job master/checkpoints/test_saved_by_servers
-    elastable/jobs/test_killed_master master/jobs/test_core elastable/jobs/test_interrupted
+    elastable/jobs/test_killed_master master/core/test_core elastable/jobs/test_interrupted
     replicas/training/test_optimizer embedding_store/composite/test_partitioned_failures
     embedding_store/wire/test_remote elastable/models/test_exporting
     worker/runtime/test_loop elastable/in_process/test_places elastable/in_process/test_on_batch
@@ -36,20 +36,20 @@ _DEAREST = """
     worker/readers/test_ragged_readers benchmarks/test_sessions embedding_store/optimizers/test_vectorised_kernels
     elastable/jobs/resuming/test_partial_loss test_architecture embedding_store/engine/test_dense_replay
     elastable/in_process/test_table_dtypes elastable/commands/test_kg embedding_store/native/test_kernels
-    master/jobs/test_unlogged_versions examples/test_flights elastable/callbacks/test_best_weights_job
+    master/core/test_unlogged_versions examples/test_flights elastable/callbacks/test_best_weights_job
     embedding_store/tiers/redis/test_redis_tier_fencing embedding_store/tiers/test_file_tier examples/test_replicas
     elastable/commands/test_command benchmarks/test_peers
     embedding_store/engine/test_pins_any_history embedding_store/composite/test_partitioned_equality
     examples/test_small_examples embedding_store/test_warm elastable/launch/test_host_embedding_replicas
     embedding_store/engine/test_hostile_commits elastable/output/test_run_directory
-    elastable/jobs/test_ragged_stream_job master/commits/test_numbers_at_servers master/wire/test_lost_answers
+    elastable/jobs/test_ragged_stream_job master/commits/test_numbers_at_servers master/rpc/test_lost_answers
     embedding_store/wire/test_dying_server embedding_store/composite/test_lost_shard
     embedding_store/wire/test_call_guard embedding_store/wire/test_rpc_errors
-    embedding_store/engine/test_store_history master/jobs/test_logged_behind
-    master/jobs/test_exactly_once master/jobs/test_concurrent_evaluation
-    embedding_store/engine/tiered/test_framed_reads master/keras/test_keras_optimizer master/commits/test_version_record
-    embedding_store/wire/test_shared_source embedding_store/engine/test_races master/jobs/test_staleness
-    test_loaded_code master/jobs/test_exactly_once_at_servers
+    embedding_store/engine/test_store_history master/core/test_logged_behind
+    master/core/test_exactly_once master/core/test_concurrent_evaluation
+    embedding_store/engine/tiered/test_framed_reads master/model/test_keras_optimizer master/commits/test_version_record
+    embedding_store/wire/test_shared_source embedding_store/engine/test_races master/core/test_staleness
+    test_loaded_code master/core/test_exactly_once_at_servers
 """
 DEAREST = tuple(f"tests/{module}.py" for module in _DEAREST.split())
 

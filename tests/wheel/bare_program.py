@@ -15,7 +15,7 @@ from elastable.embedding_store.errors import NotInstalled
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards import Slices
 from elastable.master.api import AsyncPushId, Push, PushOutcome
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 
 address, folder = sys.argv[1:]
 assert {module.WHOSE for module in (master, proto, worker)} == {"mine"}

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from elastable.worker.readers.records.pytrees import Structure
+from elastable.worker.readers.batch.pytrees import Structure
 
 TensorLike: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
 """A tensor: dense, ragged or sparse."""

@@ -14,7 +14,7 @@ from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsuppor
 from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.layers.embedding import Embedding
-from elastable.worker.readers.records.pytrees import Structure
+from elastable.worker.readers.batch.pytrees import Structure
 from elastable.worker.rows.id_values import (
     as_int64,
     flatten_ids,

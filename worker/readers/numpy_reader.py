@@ -6,11 +6,11 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.pytrees import batch_arrays, map_arrays, named_parts, records_of, refuse_large_ids
-from elastable.worker.readers.records.ragged import Leaf, taken
-from elastable.worker.readers.records.reader import Batch, Reader, checked_indices
-from elastable.worker.readers.streams.endless_reader import EndlessReader
-from elastable.worker.readers.streams.stream_reader import is_iterator, is_stream
+from elastable.worker.readers.batch.pytrees import batch_arrays, map_arrays, named_parts, records_of, refuse_large_ids
+from elastable.worker.readers.batch.ragged import Leaf, taken
+from elastable.worker.readers.batch.reader import Batch, Reader, checked_indices
+from elastable.worker.readers.live.endless_reader import EndlessReader
+from elastable.worker.readers.live.stream_reader import is_iterator, is_stream
 
 
 class NumpyReader(Reader):

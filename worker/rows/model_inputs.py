@@ -15,8 +15,8 @@ from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange
 from elastable.embedding_store.tables.checks import first_inexact, refuse_masked, why_no_id
 from elastable.worker.keras.keras_methods import wrap_method
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.readers.records.pytrees import Structure
-from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, map_values, other_length
+from elastable.worker.readers.batch.pytrees import Structure
+from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, SparseArray, map_values, other_length
 from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
 
 _READING = ("predict", "evaluate", "predict_on_batch", "test_on_batch")

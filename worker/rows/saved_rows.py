@@ -254,7 +254,7 @@ def load_table(layer: StoreLayer, store: SavedArrays) -> None:
 
     A layer without a store gets a new one; otherwise the rows go into its store. Slots are loaded if the file's
     optimizer is like the layer's, as Keras loads the optimizer with the weights; a plain model has them in the
-    optimizer's part (`elastable.worker.models.keras_slots`).
+    optimizer's part (`elastable.worker.user_model.keras_slots`).
 
     Raises:
         BadInput: the file contains another table, or none.

@@ -16,13 +16,13 @@ from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.structures import TensorBatch
-from elastable.worker.models.build import as_tensors, for_model, sample_batch
-from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
 from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import IdSets, make_id_sets
 from elastable.worker.step.traced.step_plan import plan_step
 from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, StepResult, TrainStep, dense_parts
+from elastable.worker.user_model.build import as_tensors, for_model, sample_batch
 
 _log = logging.getLogger(__name__)
 

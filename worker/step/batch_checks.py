@@ -8,8 +8,8 @@ import tensorflow as tf
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.keras.structures import BatchSpec, TensorBatch, TensorLike, TensorStructure
-from elastable.worker.readers.records.pytrees import named_parts
-from elastable.worker.readers.records.reader import Batch
+from elastable.worker.readers.batch.pytrees import named_parts
+from elastable.worker.readers.batch.reader import Batch
 
 
 def require_parts(batch: object, source: str) -> Batch:

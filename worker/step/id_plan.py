@@ -15,7 +15,7 @@ from elastable.embedding_store.errors import BadIds, ModelError
 from elastable.worker.keras.seeds import draws_kept, layers_of
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.losses.origins import ancestors
-from elastable.worker.readers.records.pytrees import named_parts
+from elastable.worker.readers.batch.pytrees import named_parts
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.scope import PLANNED_ROWS, PlanScope, entered, refuse_inner_call
 from elastable.worker.rows.store_layer import StoreLayer

@@ -8,8 +8,8 @@ from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.process.heap import keep_freed_memory
 from elastable.replicas.groups.thread_group import alone
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["prepare"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from elastable.commands.command_line import takes
-from elastable.commands.model import CHECKPOINT
+from elastable.commands.model_commands import CHECKPOINT
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore

@@ -20,7 +20,7 @@ from elastable.embedding_store.option import Option, check_options, required, se
 from elastable.embedding_store.shards import ServerStatus, ShardStatus
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.master.api import JobStatus, Refusal, WorkerIdentity
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from elastable.process.stopping import OutputConsole
 
 _ENDED = ("finished", "failed")

@@ -16,8 +16,8 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
 from elastable.master.commits.version_record import VersionRecord
-from elastable.master.keras.dense import DenseModel
-from elastable.master.keras.discovery import create_tables
+from elastable.master.model.dense import DenseModel
+from elastable.master.model.discovery import create_tables
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 

@@ -22,7 +22,7 @@ from elastable.output.curves import Curves
 from elastable.process.child import EndedChild
 
 if TYPE_CHECKING:
-    from elastable.master.jobs.job_master import Master
+    from elastable.master.core.job_master import Master
 
 View = Callable[[], Mapping[str, object]]
 """The current state of a process; called by one thread at a time."""

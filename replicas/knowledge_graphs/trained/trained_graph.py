@@ -30,8 +30,8 @@ from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, checked_triples, with_inverses
 from elastable.replicas.knowledge_graphs.model import ShardedModel
+from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints
 from elastable.replicas.knowledge_graphs.scores.catalogue import row_layout
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints
 
 _TRIPLES = 1 << 14  # scored at once
 

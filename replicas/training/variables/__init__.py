@@ -1,3 +1,3 @@
 """Variables and optimizer state that replicas share in parts."""
 
-__all__ = ["exchange", "optimizer", "placement", "split"]
+__all__ = ["optimizer", "placement", "split", "variable_exchange"]

@@ -12,8 +12,8 @@ from keras.optimizers import Optimizer
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.training.variables.exchange import Layout
 from elastable.replicas.training.variables.split import VariableSplit
+from elastable.replicas.training.variables.variable_exchange import Layout
 
 # Exact classes whose update of an element depends on no other element.
 _NAMES = (

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.embedding_store.errors import BadSpec
-from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
+from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
 from elastable.replicas.training.variables.split import VariableSplit
 
 _STATE = "/optimizer_state"

@@ -29,7 +29,7 @@ from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.master.api import AsyncPushId, Push, PushOutcome
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from elastable.process.exit_codes import ExitCode, error_of
 from tests.elastable.processes import CLICK_JOB, elastable, run_elastable
 

@@ -23,7 +23,7 @@ from elastable.embedding_store.option import (
     setting,
 )
 from elastable.jobs.options import JobOptions, ServerOptions, TrainOptions, WorkerOptions
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from tests.untyped import Keywords
 
 ROOT = Path(__file__).parents[3]

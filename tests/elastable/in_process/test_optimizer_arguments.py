@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.master.keras.dense import DenseState
-from elastable.master.keras.discovery import discover_tables
+from elastable.master.model.dense import DenseState
+from elastable.master.model.discovery import discover_tables
 from elastable.worker.runtime.compute import DenseMirror
 from elastable.worker.step.train_step import dense_parts, scale_variables
 from tests.elastable.small_models import (

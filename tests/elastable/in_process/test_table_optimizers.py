@@ -9,8 +9,8 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.errors import BadSpec, SpecConflict, Unsupported
-from elastable.master.keras.dense import DenseState
-from elastable.master.keras.discovery import discover_tables
+from elastable.master.model.dense import DenseState
+from elastable.master.model.discovery import discover_tables
 from tests.elastable.small_models import DIM, USERS, WORDS, assert_close, assert_same, clicks, model_of, trained_by_tape
 from tests.untyped import Keyword, Keywords
 

@@ -21,7 +21,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.jobs import job_hooks
 from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec
-from elastable.master.keras.dense import DenseState
+from elastable.master.model.dense import DenseState
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.output.run_directory import RunDirectory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.monitoring.http_client import get
 from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable, wait_until

@@ -7,7 +7,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec, WorkerIdentity
 from elastable.master.commits.dense_part import DensePart
-from elastable.master.jobs.job_master import Master
+from elastable.master.core.job_master import Master
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from tests.embedding_store.shards.served_shards import served
 from tests.waiting import until

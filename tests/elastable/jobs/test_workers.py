@@ -13,7 +13,7 @@ import pytest
 
 from elastable.embedding_store.errors import PermissionDenied
 from elastable.master.api import WorkerIdentity
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import (
     CLICK_JOB,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from elastable.embedding_store.errors import Unavailable
-from elastable.replicas.groups.grouping import CommGroup
+from elastable.replicas.groups.replica_grouping import CommGroup
 from elastable.replicas.processes.mpi_group import MpiGroup
 from elastable.replicas.processes.world import world_communicator
 

@@ -21,8 +21,8 @@ from elastable.embedding_store.shards import ServerStatus, ShardStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.master.api import WorkerIdentity
-from elastable.master.jobs.bare_master import BareMaster
-from elastable.master.wire.messages import status_from_message, status_to_message
+from elastable.master.core.bare_master import BareMaster
+from elastable.master.rpc.messages import status_from_message, status_to_message
 from elastable.monitoring import endpoints as event_stream
 from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.endpoints import PAGE, Endpoints

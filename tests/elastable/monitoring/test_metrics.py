@@ -20,7 +20,7 @@ from elastable.embedding_store.errors import ElastableError, Unavailable
 from elastable.embedding_store.shards import Slices
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import AsyncPushId, Push, WorkerIdentity
-from elastable.master.wire.client import MasterClient
+from elastable.master.rpc.client import MasterClient
 from elastable.monitoring.endpoints import registry_of
 from elastable.monitoring.metrics import (
     METRICS,

@@ -19,19 +19,19 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.jobs.job_master import Master
-from elastable.master.keras.dense import DenseState
-from elastable.master.keras.discovery import create_tables, discover_tables
-from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
-from elastable.master.wire.client import MasterClient
-from elastable.master.wire.master_service import master_service
+from elastable.master.model.dense import DenseState
+from elastable.master.model.discovery import create_tables, discover_tables
+from elastable.master.model.model_metrics import ModelMetrics
+from elastable.master.rpc.client import MasterClient
+from elastable.master.rpc.master_service import master_service
 from elastable.monitoring.tracing import exporting_traces
-from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.runtime.worker_measures import WorkerMeasures
+from elastable.worker.user_model.build import build_model, sample_batch
 from tests.elastable.monitoring.otlp_collector import ExportedSpan, collecting, collecting_posts
 from tests.embedding_store.shards.served_shards import served
 from tests.ports import free_address

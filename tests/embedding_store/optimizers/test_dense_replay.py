@@ -67,7 +67,7 @@ def batches() -> tuple[Batch, ...]:
 
 
 def spec_of(optimizer: keras.optimizers.Optimizer) -> OptimizerSpec:
-    from elastable.master.keras.keras_optimizer import table_optimizer
+    from elastable.master.model.keras_optimizer import table_optimizer
 
     return table_optimizer(optimizer, lazy=False)
 

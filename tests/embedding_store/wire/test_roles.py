@@ -23,9 +23,9 @@ from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server import grpc_server
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.jobs.bare_master import BareMaster
+from elastable.master.core.bare_master import BareMaster
+from elastable.master.rpc.master_service import master_service
 from elastable.master.v1 import master_pb2
-from elastable.master.wire.master_service import master_service
 from tests.certificates import Authority
 from tests.contracts.store_samples import commit, create_tables, dynamic, int64, rows_by_id, update
 

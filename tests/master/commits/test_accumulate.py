@@ -25,7 +25,7 @@ from elastable.master.api import (
 )
 from elastable.master.commits.accumulate import accumulate, add_metrics, row_parts, row_sums
 from elastable.master.commits.push_protocol import Sequences
-from elastable.master.jobs.job_state import JobState, Work
+from elastable.master.core.job_state import JobState, Work
 from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, TensorSpec, check_evaluation, check_finite, check_push
 from elastable.master.tasks.progress import Progress

@@ -20,7 +20,7 @@ from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.row_gradients import EmbeddedShard, RowGradients
-from elastable.master.keras.keras_optimizer import clipping_of
+from elastable.master.model.keras_optimizer import clipping_of
 from elastable.master.tasks.progress import Progress
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))

@@ -18,7 +18,7 @@ from elastable.master import api
 from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.keras.wrapping_optimizers import register_job_optimizers
+from elastable.master.model.wrapping_optimizers import register_job_optimizers
 from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress
 from elastable.worker.runtime.loop import RowPushes

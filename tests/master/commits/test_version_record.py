@@ -12,8 +12,8 @@ from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.shards import Slices
 from elastable.master.api import AsyncPushId, JobSpec, Push
 from elastable.master.commits.version_record import VersionRecord, job_as_json
-from elastable.master.jobs.bare_master import BareMaster
-from elastable.master.jobs.hooks import Hooks
+from elastable.master.core.bare_master import BareMaster
+from elastable.master.core.hooks import Hooks
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import Bench, FakeWorker, StopAt, drive, job_of
 from tests.untyped import Keywords

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.embedding import create_host_embedding
+from elastable.replicas.host_embeddings.host_embedding import create_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 
 ROWS, DIM, BATCH, REPLICAS = 20, 6, 12, 3

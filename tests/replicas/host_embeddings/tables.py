@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from elastable.replicas.host_embeddings.embedding import HostTableOptions
-from elastable.replicas.host_embeddings.embedding import create_host_table as create
+from elastable.replicas.host_embeddings.host_embedding import HostTableOptions
+from elastable.replicas.host_embeddings.host_embedding import create_host_table as create
 from elastable.replicas.host_embeddings.host_table import HostTable
 from tests.untyped import Keyword
 

@@ -28,11 +28,11 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.grouping import CommGroup
+from elastable.replicas.groups.replica_grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.embedding import bytes_per_step, choose_strategy, seconds_per_step
 from elastable.replicas.host_embeddings.exchanges import Callbacks, EncodingBuffers, TokenBuffers
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
+from elastable.replicas.host_embeddings.host_embedding import bytes_per_step, choose_strategy, seconds_per_step
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingOptimizerSpec,

@@ -21,9 +21,9 @@ from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, settings_of
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.settings import TrainSettings, settings_of
 from tests.replicas.knowledge_graphs.graphs import run_epoch, scores_of
 from tests.replicas.knowledge_graphs.test_scores import CASES, FORMULAS, WITH_NORMS
 from tests.untyped import Keyword

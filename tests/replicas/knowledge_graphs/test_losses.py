@@ -12,6 +12,7 @@ from elastable.embedding_store.native.range_pool import RangePool
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.knowledge_graphs.graph.sharding import with_inverses
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.losses import (
     REGULARIZERS,
@@ -25,7 +26,6 @@ from elastable.replicas.knowledge_graphs.losses import (
     row_total,
 )
 from elastable.replicas.knowledge_graphs.scores.functions import Values
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.test_scores import CASES, FORMULAS, WITH_NORMS
 
 B, N = 7, 11

@@ -11,10 +11,10 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.replicas.groups.thread_group import alone
 from elastable.replicas.knowledge_graphs.graph.batch import Side
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.graphs import scores_of
 
 DIM, TRIPLES, CANDIDATES = 8, 6, 5

@@ -2,8 +2,8 @@
 
 import pytest
 
+from elastable.replicas.knowledge_graphs.graph_settings import GraphSize, planned_settings, settings_of
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
-from elastable.replicas.knowledge_graphs.settings import GraphSize, planned_settings, settings_of
 
 SMALL = GraphSize(2_034, 32_888)  # CoDEx-S
 DENSE = GraphSize(14_541, 272_115)  # FB15k-237

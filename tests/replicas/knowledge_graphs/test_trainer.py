@@ -10,8 +10,8 @@ from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from tests.replicas.knowledge_graphs.graphs import run_epoch
 from tests.untyped import Keywords
 

@@ -15,13 +15,13 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
+from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import (
     GraphCheckpoint,
     GraphCheckpoints,
     RunProgress,
 )
-from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
+from elastable.replicas.knowledge_graphs.runs.graph_run import GraphRun, train_graph
 from tests.untyped import Keyword, Parsed
 
 ENTITIES = 40

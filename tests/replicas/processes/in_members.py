@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.grouping import CommGroup
+from elastable.replicas.groups.replica_grouping import CommGroup
 from elastable.replicas.processes import mpi_group
 from elastable.replicas.processes.mpi_group import MpiGroup
 from elastable.replicas.processes.world import replica_group, world_communicator

@@ -10,7 +10,7 @@ from elastable.embedding_store.composite.locations import (
     refuse_sharding,
 )
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
-from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
+from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
 from elastable.replicas.training.variables.placement import (
     DenseVariable,
     VariablePlacement,

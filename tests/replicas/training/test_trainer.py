@@ -12,7 +12,7 @@ from elastable.embedding_store.composite.locations import LocationSettings, Tens
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unavailable, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
+from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.training.replica_training import ReplicaMemory
 from elastable.replicas.training.trainer import ReplicaTrainer

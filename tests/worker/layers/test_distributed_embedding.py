@@ -16,9 +16,9 @@ import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsupported
 from elastable.embedding_store.tables.row_blocks import fresh_rows
-from elastable.master.keras.discovery import discover_tables
-from elastable.worker.models.export import export_keras
-from elastable.worker.readers.records.pytrees import Structure
+from elastable.master.model.discovery import discover_tables
+from elastable.worker.readers.batch.pytrees import Structure
+from elastable.worker.user_model.export import export_keras
 
 BATCH, DIM = 8, 4
 Table, Feature = keras_rs.layers.TableConfig, keras_rs.layers.FeatureConfig

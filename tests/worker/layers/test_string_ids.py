@@ -13,7 +13,7 @@ import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import OptimizerSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, SpecConflict
-from elastable.master.keras.discovery import discover_tables
+from elastable.master.model.discovery import discover_tables
 from tests.untyped import Keywords
 
 KNOWN = {

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.batch.ragged import RaggedArray
+from elastable.worker.readers.batch.reader import Batch, ModelInputs
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
-from elastable.worker.readers.records.ragged import RaggedArray
-from elastable.worker.readers.records.reader import Batch, ModelInputs
 from tests.untyped import Keyword
 
 

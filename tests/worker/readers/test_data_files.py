@@ -18,9 +18,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
-from elastable.worker.readers.records.reader import Reader
 from tests.untyped import Keyword
 
 FILES = {"day=2/b": (6, 9), "day=1/a": (0, 6), "day=10/c": (9, 20)}

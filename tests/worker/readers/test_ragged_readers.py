@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.models.build import as_tensors
+from elastable.worker.readers.batch.ragged import RaggedArray
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
+from elastable.worker.readers.live.stream_reader import StreamReader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.records.ragged import RaggedArray
-from elastable.worker.readers.records.reader import Reader
-from elastable.worker.readers.streams.stream_reader import StreamReader
+from elastable.worker.user_model.build import as_tensors
 
 IDS = [[2**53 + 1, 5], [], [7], [1, 2, 3, 2**63 - 1], [], [9, 9]]
 WEIGHTS = [[0.5, 1.0], [], [2.0], [1.0, 2.0, 3.0, 4.0], [], [0.25, 0.75]]

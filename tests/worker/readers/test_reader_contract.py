@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
+from elastable.worker.readers.live.stream_reader import StreamReader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.records.reader import ModelInputs, Reader
-from elastable.worker.readers.streams.stream_reader import StreamReader
 from tests.untyped import Keyword
 
 Table = Mapping[str, Sequence[Any]]

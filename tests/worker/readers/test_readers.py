@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
-from elastable.worker.readers.records.reader import Reader
 from tests.untyped import Keywords
 
 RECORDS = 37

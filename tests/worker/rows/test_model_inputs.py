@@ -13,7 +13,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange, ModelError, Unsupported
-from elastable.worker.models.build import as_tensors, for_model
+from elastable.worker.user_model.build import as_tensors, for_model
 from tests.untyped import Keyword
 
 BIG = 2**24 + 1  # float32 makes 2**24 of it

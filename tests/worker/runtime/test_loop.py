@@ -25,19 +25,19 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import JobSpec, Push, PushReply, TaskKind, WorkerIdentity
-from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_master import Master
-from elastable.master.keras.dense import DenseState
-from elastable.master.keras.discovery import create_tables, discover_tables
-from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.core.hooks import Hooks
+from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
-from elastable.master.wire.client import MasterClient, RemoteSession
-from elastable.master.wire.master_service import master_service
+from elastable.master.model.dense import DenseState
+from elastable.master.model.discovery import create_tables, discover_tables
+from elastable.master.model.model_metrics import ModelMetrics
+from elastable.master.rpc.client import MasterClient, RemoteSession
+from elastable.master.rpc.master_service import master_service
 from elastable.worker.layers.embedding import Embedding
-from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
+from elastable.worker.user_model.build import build_model, sample_batch
 from tests.ports import free_address
 from tests.tcp_proxy import tcp_proxy
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ElastableError, NotFinite
-from elastable.worker.readers.records.reader import Batch
+from elastable.worker.readers.batch.reader import Batch
 from tests.untyped import Keyword
 
 ITEMS, PRICES = np.arange(32) % 7, np.linspace(0, 1, 32, dtype=np.float32)[:, None]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from elastable.worker.readers.records.reader import Batch
+from elastable.worker.readers.batch.reader import Batch
 
 RECORDS, ITEMS, DIM, LONGEST = 64, 30, 4, 5
 RANDOM = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.ragged import Leaf, RaggedArray, concatenated, other_length
+from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, concatenated, other_length
 
 BITS = "uint64-bits"
 """What `column_types` calls unsigned ids whose bits are kept as an int64."""

@@ -15,6 +15,9 @@ import pyarrow as pa
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, named_parts, records_of
+from elastable.worker.readers.batch.ragged import Leaf
+from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
 from elastable.worker.readers.formats.arrow_columns import (
     BITS,
     At,
@@ -25,9 +28,6 @@ from elastable.worker.readers.formats.arrow_columns import (
     to_array,
 )
 from elastable.worker.readers.formats.data_files import DataFile
-from elastable.worker.readers.records.pytrees import batch_arrays, gathered, named_parts, records_of
-from elastable.worker.readers.records.ragged import Leaf
-from elastable.worker.readers.records.reader import Batch, ModelInputs, Reader, checked_indices
 
 Block = dict[str, Leaf]
 """Column name -> the block's records: an array, or a RaggedArray."""

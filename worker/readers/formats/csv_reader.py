@@ -19,10 +19,10 @@ import pyarrow.csv as csv
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
+from elastable.worker.readers.batch.reader import ModelInputs
 from elastable.worker.readers.formats.arrow_columns import INTEGERS, At, ColumnChoice, as_type, casts, first_bad
 from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
-from elastable.worker.readers.records.reader import ModelInputs
 
 _HEXADECIMAL = re.compile(rb"(?<![0-9A-Za-z])0[xX]")
 _DELIMITERS = ",;\t|"

@@ -9,7 +9,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.native.intrinsics import copy_bytes, word_at
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.tiers.redis.connections.exchange import Replies
+from elastable.embedding_store.tiers.redis.connections.redis_exchange import Replies
 from elastable.embedding_store.tiers.redis.records.record_requests import Parts
 
 _LONGEST_LINE = 65_536

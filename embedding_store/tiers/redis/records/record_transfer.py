@@ -14,8 +14,8 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
-from elastable.embedding_store.tiers.redis.connections.exchange import Conversation, Requests, exchange
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
+from elastable.embedding_store.tiers.redis.connections.redis_exchange import Conversation, Requests, exchange
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.connections.topology import Route, Topology
 from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP, Awaited, RecordReplies, WriteReplies

@@ -1,0 +1,394 @@
+"""The thread that makes versions: commits, evaluations, and the hooks between them; what it counts and logs."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import JobFailed
+from elastable.embedding_store.measures import Counts, Durations, Total, VersionTrace
+from elastable.embedding_store.support.retry import retry
+from elastable.master.api import DenseSnapshot, PushReply, Tensor, WorkerIdentity
+from elastable.master.commits.accumulate import Accumulated
+from elastable.master.commits.committer import Committer
+from elastable.master.commits.dense_part import DensePart
+from elastable.master.commits.push_protocol import Ticket
+from elastable.master.commits.row_gradients import PushesLost
+from elastable.master.core.hooks import Hooks
+from elastable.master.core.job_state import LEASE_S, ConcurrentEvaluation, JobState, Work, as_elastable_error
+from elastable.master.core.waits import Waits
+from elastable.master.master_options import MasterOptions, is_due
+from elastable.master.model.model_metrics import LazyLogs, ModelMetrics
+from elastable.master.tasks.progress import Progress
+
+PHASES = {
+    "wait": "for the workers' gradients",
+    "sum": "adding the gradients up, and clipping them",
+    "dense": "the optimizer of the dense variables",
+    "rows": "committing the rows to the store",
+    "callbacks": "callbacks, records and checkpoints",
+}
+"""What one version after the other is made of -> what is done then."""
+
+
+class JobMeasures:
+    """Of one job, from the start of this process on.
+
+    Attributes:
+        phases: Seconds of each version by phase; see `PHASES`.
+        versions: Seconds of each version, all phases together; its label is "version".
+        pushes: Pushes by outcome.
+        refused: Pushes that raised, by name of the error.
+        joined, left: Sessions that workers opened, and that ended while there was work.
+    """
+
+    def __init__(self) -> None:
+        self.phases, self.versions = Durations(), Durations()
+        self.pushes, self.refused = Counts(), Counts()
+        self.joined, self.left = Total(), Total()
+
+    def worker_joined(self, worker: WorkerIdentity) -> None:
+        """It has opened a session."""
+        self.joined.add(1)
+        _log.info("worker %s joined", worker, extra={"worker": worker.incarnation})
+
+    def worker_left(self, worker: WorkerIdentity, held: int, ending: bool) -> None:
+        """Its last session has ended; it held so many micro-batches. `ending`: there was nothing left to do."""
+        field = {"worker": worker.incarnation}
+        if ending:
+            _log.info("worker %s left: the job is over", worker, extra=field)
+            return
+        self.left.add(1)
+        _log.info("worker %s left or died; %d of its micro-batches go to others", worker, held, extra=field)
+
+    def counted(self, report: Callable[[], Future[PushReply]]) -> Future[PushReply]:
+        """The reply to a push; its outcome, or what refuses it, is counted."""
+        try:
+            reply = report()
+        except Exception as error:
+            self.refused.add(type(error).__name__)
+            raise
+        reply.add_done_callback(self._count)
+        return reply
+
+    def _count(self, reply: Future[PushReply]) -> None:
+        if reply.cancelled():
+            return
+        if (error := reply.exception()) is not None:
+            self.refused.add(type(error).__name__)
+        else:
+            self.pushes.add(reply.result().outcome.value)
+
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 0.25
+
+
+class Driver:
+    """Drives a job from its start to its end in one thread.
+
+    `changed` guards `state` and `waits`, and is notified when there may be something to do.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        waits: Waits,
+        changed: threading.Condition,
+        store: EmbeddingStore,
+        dense: DensePart,
+        metrics: ModelMetrics,
+        options: MasterOptions,
+        measures: JobMeasures,
+    ) -> None:
+        self._state = state
+        self._waits = waits
+        self._changed = changed
+        self._measures = measures
+        self._opened = time.monotonic()
+        # Workers of a synchronous job may compute the next version while this one is logged: if it never is, what they
+        # computed counts nowhere. In an asynchronous job a push that was confirmed would be lost.
+        ahead = not state.pushes.replies_after_commit
+        self._committer = Committer(
+            store,
+            dense,
+            state.schedule.job,
+            options.commit_deadline_s,
+            self._ends_replay_epoch,
+            measures.phases,
+            ahead=ahead,
+        )
+        state.unlogged = lambda: self._committer.unlogged
+        self._metrics = metrics
+        self._options = options
+        self._hooks = Hooks()
+        self._evaluations = Evaluations(state, waits, store, metrics, options, self._next_work)
+
+    def _ends_replay_epoch(self, version: int) -> bool:
+        return self._state.schedule.ends_epoch(version) or is_due(version, self._options.checkpoint_every)
+
+    def run(self, hooks: Hooks) -> None:
+        """Until the last version is committed and evaluated, the job is stopped, or fails.
+
+        Raises:
+            ElastableError: the error that made it fail; also whatever a hook raised.
+        """
+        self._hooks = self._evaluations.hooks = hooks
+        try:
+            self._begin()
+            while not (work := self._next_work()).over:
+                if work.tickets is not None:
+                    self._make_version(work)
+                elif work.evaluated is not None:
+                    self._evaluations.end_concurrent(work.evaluated)
+                    self._committer.forget()
+            self._committer.settle()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            with self._waits.changing():
+                self._state.over = True
+                self._waits.ended()
+            for evaluation in self._state.concurrent.values():
+                evaluation.end()
+        if self._state.failure is not None:
+            raise self._state.failure
+
+    def note_hooks(self) -> None:
+        """Takes the hooks' state into the next `Progress`. Called by the thread of `run`, or after it."""
+        state = self._hooks.state()
+        with self._waits.changing():
+            self._state.hooks = state
+
+    def fail(self, error: BaseException) -> None:
+        """Fails the job; later failures are ignored."""
+        with self._waits.changing():
+            if self._state.failure is None and not self._state.over:
+                self._state.failure = as_elastable_error(error)
+            self._waits.ended()
+            self._changed.notify_all()
+
+    def _begin(self) -> None:
+        state = self._state
+        if state.board.training.ends_epoch and not state.evaluated:
+            self._publish()
+            self._end_epoch(state.epoch - 1)
+        elif self._hooks.stops_epoch():
+            self._publish()
+            self._end_epoch(state.epoch)
+        else:
+            # The evaluation that the interruption at this version cut off.
+            self._begin_epoch(due=state.version > 0 and not state.evaluated)
+
+    def _make_version(self, work: Work) -> None:
+        """One commit; workers can push nothing meanwhile that it would have to wait for."""
+        epoch, trace = self._state.epoch, VersionTrace(self._state.schedule.job.job, self._state.version + 1)
+        try:
+            with self._measures.versions.timing_version(self._opened, trace):
+                ended = self._commit(work.tickets or ())
+        except PushesLost as lost:
+            self._compute_again(lost)
+            return
+        if ended or self._hooks.stops_epoch():
+            self._end_epoch(epoch)
+        else:
+            self._evaluate_if_due()
+            self._open()
+
+    def _commit(self, tickets: tuple[Ticket, ...]) -> bool:
+        """The phases of one version; True if it ends its epoch."""
+        phases = self._measures.phases
+        phases.add("wait", time.monotonic() - self._opened)
+        pushes = [ticket.push for ticket in tickets if ticket.push is not None]
+        made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
+        with phases.timing("callbacks"):
+            if self._hooks.waits_for_log(self._state.version + 1):
+                self._committer.settle()
+            self._hooks.on_rows(self._state.version + 1, made)
+            with self._waits.changing():
+                ended = self._state.committed(tickets, made)
+                sums = self._state.epoch_metrics
+            self._hooks.on_version(self._state.version, self._logs(sums))
+            if self._hooks.may_assign():
+                self._committer.forget()
+        self._publish(tickets)
+        return ended
+
+    def _compute_again(self, lost: PushesLost) -> None:
+        """Opens micro-batches whose pushes a store server has lost, and tells those who wait for their commit."""
+        _log.warning("a store server was started again: %s and are computed again", lost)
+        with self._waits.changing():
+            self._waits.lost(self._state.pushes.forget(lost.numbers))
+            self._opened = time.monotonic()
+            self._waits.tasks_free()
+
+    def _place_after(self, made: Accumulated) -> Progress:
+        self.note_hooks()
+        with self._waits.changing():
+            return self._state.progress_after(made)
+
+    def _evaluate_if_due(self) -> None:
+        if self._evaluations.is_due():
+            self._committer.settle()
+            self._evaluations.begin_due()
+            self._committer.forget()
+
+    def _end_epoch(self, epoch: int) -> None:
+        self._committer.settle()
+        self._committer.forget()
+        evaluated = self._evaluations.evaluate() if self._options.evaluates(epoch) else ()
+        if evaluated is None:
+            return
+        with self._waits.changing():
+            trained = self._state.end_epoch()
+        logs = {**self._metrics.results(trained), **self._metrics.results(evaluated, "val_")}
+        with self._waits.changing():
+            self._state.logs = logs
+        self._hooks.on_epoch_end(epoch, logs)
+        if not self._state.ending and not self._state.board.training.over:
+            self._begin_epoch()
+
+    def _begin_epoch(self, due: bool = False) -> None:
+        if not self._state.board.training.over:
+            self._hooks.on_epoch_begin(self._state.epoch)
+            self._committer.forget()
+            # Hooks may have set weights, and what is trained: no worker has begun the epoch.
+            self._publish()
+            if due:
+                self._evaluate_if_due()
+            self._open()
+
+    def _open(self) -> None:
+        with self._waits.changing():
+            self._state.board.open()
+            self._waits.tasks_free()
+        self._opened = time.monotonic()
+        # No hook is called, and so no learning rate assigned, before the next commit.
+        self._committer.prepare_step()
+
+    def _publish(self, tickets: Iterable[Ticket] = ()) -> None:
+        """Publishes the current version to the workers, and answers those whose pushes made it."""
+        snapshot = self._committer.publish(self._state.version)
+        with self._waits.changing():
+            self._state.snapshot = snapshot
+            self._waits.published(tickets)
+
+    def _logs(self, sums: tuple[Tensor, ...]) -> LazyLogs:
+        return LazyLogs(lambda: self._metrics.results(sums))
+
+    def _next_work(self) -> Work:
+        """Waits for something to do.
+
+        Raises:
+            JobFailed: there was no worker for longer than the options allow.
+        """
+        alone_since, limit = time.monotonic(), self._options.no_worker_timeout_s
+        while True:
+            self._evaluations.give_up_unreadable()
+            self._committer.settle(wait=False)  # nobody reads a store that could not log: workers wait for this
+            with self._waits.changing():
+                if (work := self._state.next_work()) is not None:
+                    return work
+                if len(self._state.sessions):
+                    alone_since = time.monotonic()
+                if limit is not None and time.monotonic() - alone_since > limit:
+                    raise JobFailed(f"no worker for {limit} s while work remains")
+                self._changed.wait(_LONGEST_WAIT_S)
+
+
+# Versions that are evaluated concurrently with training. Training waits before another one starts, so that every
+# version that is due is evaluated however slow the workers are, and before-images do not pile up.
+_MOST_CONCURRENT = 2
+
+
+class Evaluations:
+    """Has versions evaluated, which the store has logged. Used by the thread that drives the job.
+
+    `next_work` waits for something to do; `hooks` are informed of how evaluations end.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        waits: Waits,
+        store: EmbeddingStore,
+        metrics: ModelMetrics,
+        options: MasterOptions,
+        next_work: Callable[[], Work],
+    ) -> None:
+        self._state = state
+        self._waits = waits
+        self._store = store
+        self._metrics = metrics
+        self._options = options
+        self._next_work = next_work
+        self.hooks = Hooks()
+
+    def is_due(self) -> bool:
+        """Whether the current version is to be evaluated, although it ends no epoch."""
+        every = self._options.evaluate_every
+        there = self._state.snapshot is not None and self._state.schedule.evaluation_tasks
+        return bool(every and self._state.version % every == 0 and there)
+
+    def begin_due(self) -> None:
+        """Evaluates the current version, concurrently with training or before it continues."""
+        version, snapshot = self._state.version, self._state.snapshot
+        assert snapshot is not None
+        if self._options.concurrent_evaluation:
+            self._begin_concurrent(snapshot)
+        elif (total := self.evaluate()) is not None:
+            self.hooks.on_evaluation(version, self._metrics.results(total, "val_"))
+
+    def evaluate(self) -> tuple[Tensor, ...] | None:
+        """Summed metric state of the validation split on the current version; None if the job is ending."""
+        if not self._state.schedule.evaluation_tasks:
+            return ()
+        version = self._state.version
+        self.hooks.on_evaluation_begin(version)
+        with self._waits.changing():
+            self._state.begin_evaluation(version)
+            self._waits.tasks_free()
+        while (work := self._next_work()).evaluated != version:
+            if work.over or work.evaluated is None:
+                return None
+            self.end_concurrent(work.evaluated)
+        with self._waits.changing():
+            return self._state.take_evaluation_total(version)
+
+    def end_concurrent(self, version: int) -> None:
+        """A concurrent evaluation is complete."""
+        with self._waits.changing():
+            total = self._state.take_evaluation_total(version)
+            evaluation = self._state.concurrent.pop(version)
+        evaluation.end()
+        self.hooks.on_evaluation(version, self._metrics.results(total, "val_"))
+
+    def give_up_unreadable(self) -> None:
+        """Ends the concurrent evaluations whose version can no longer be read."""
+        for version, evaluation in tuple(self._state.concurrent.items()):
+            if not evaluation.readable():
+                with self._waits.changing():
+                    self._state.take_evaluation_total(version)
+                    del self._state.concurrent[version]
+                evaluation.end()
+
+    def _begin_concurrent(self, snapshot: DenseSnapshot) -> None:
+        while len(self._state.concurrent) >= _MOST_CONCURRENT:
+            work = self._next_work()
+            if work.over or work.evaluated is None:
+                return
+            self.end_concurrent(work.evaluated)
+        evaluation = ConcurrentEvaluation(
+            snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s)
+        )
+        with self._waits.changing():
+            self._state.begin_concurrent(evaluation)
+            self._waits.tasks_free()
+
+    def _pin(self) -> Snapshot:
+        return self._store.pin(self._state.version, LEASE_S)

@@ -1,3 +1,0 @@
-"""The model on the master: its tables, its dense part, its optimizer and metrics."""
-
-__all__ = ["dense", "discovery", "keras_optimizer", "metrics", "wrapping_optimizers"]

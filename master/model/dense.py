@@ -1,0 +1,579 @@
+"""The dense part of the one authoritative model: variables, states, and one or several Keras optimizers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.contract.row_source import variables_of
+from elastable.embedding_store.errors import CheckpointError, Unsupported
+from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.commits.dense_part import DensePart, OptimizerStep
+from elastable.master.model.discovery import table_optimizers
+from elastable.master.model.keras_optimizer import (
+    accumulation_of,
+    clipping_of,
+    inner_optimizer,
+    learning_rate_of,
+    optimizer_of,
+)
+from elastable.master.push_check import TensorSpec
+
+#: How the keys of a version's tensors begin; the learning rates are those of the optimizers of single tables, which
+#: a callback may assign.
+_KINDS = ("variables", "states", "optimizer", "table_learning_rates")
+
+
+class DenseTensors(DensePart, ABC):
+    """What every dense part of a Keras model shares: its variables, read and written.
+
+    Variables are the weights that an optimizer changes; states are all other weights (no metric and no seed of a
+    random layer).
+
+    Attributes:
+        trained: Keras variables that an optimizer knows, in model order.
+
+    Args:
+        model: A built model.
+        states: Its other weights, in model order.
+        reported: What workers get besides the states, as one more state each.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        trained: Sequence[keras.Variable],
+        states: Sequence[keras.Variable],
+        reported: Sequence[keras.Variable] = (),
+    ) -> None:
+        self._weights = variables_of(model.weights)
+        self.trained, self._states = list(trained), list(states)
+        self._reported = [*self._states, *reported]
+        self._table_optimizers = table_optimizers(model)
+        self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._reported)
+        self.frozen_tables: tuple[str, ...] = ()
+        self._flags = b""
+        # States of the last snapshot; None: they have changed since.
+        self._snapshot_states: tuple[Tensor, ...] | None = None
+
+    @property
+    def optimizers(self) -> list[keras.Optimizer]:
+        """All that train the model, each once."""
+        found = (*self._optimizers(), *self._table_optimizers.values())
+        return list({id(each): each for each in found}.values())
+
+    def finalize_averages(self) -> None:
+        """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
+
+    @abstractmethod
+    def _optimizers(self) -> Sequence[keras.Optimizer]:
+        """Those of its variables."""
+
+    @abstractmethod
+    def _optimizer_variables(self) -> Sequence[keras.Variable]:
+        """Of all optimizers of the model, in the order in which checkpoints keep them."""
+
+    def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
+        known = tensors or {}
+        trained, states, *_ = _KINDS
+        self._snapshot_states = _values(states, self._reported[: len(self._states)], known) + tuple(
+            copied(variable) for variable in self._reported[len(self._states) :]
+        )
+        return DenseSnapshot(
+            version,
+            _values(trained, self.trained, known),
+            self._snapshot_states,
+            tuple(spec.name for spec in self.variables),
+            tuple(spec.name for spec in self.states),
+            self._flags,
+        )
+
+    def rewind(self) -> None:
+        """Makes the states those of the version again: a worker that shares the model changes them as it computes."""
+        for variable, value in zip(self._states, self._snapshot_states or (), strict=False):
+            variable.assign(value)
+
+    def _take_states(self, values: Sequence[Tensor]) -> None:
+        for variable, value in zip(self._states, values, strict=False):
+            variable.assign(value)
+        self._snapshot_states = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {key: copied(variable) for key, variable in self._by_key().items()}
+
+    def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The model's weights among what `tensors` returned, in the order of `model.weights`, without rows.
+
+        Raises:
+            CheckpointError: a tensor is missing.
+        """
+        key_of = {id(variable): key for key, variable in self._by_key().items()}
+        keys = [key_of[id(weight)] for weight in self._weights]
+        if missing := [key for key in keys if key not in tensors]:
+            raise CheckpointError(f"the checkpoint lacks {missing[0]}: it is of another model")
+        return [tensors[key] for key in keys]
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores what `tensors` returned; entries of other kinds are ignored.
+
+        Raises:
+            CheckpointError: a tensor is missing, of another shape or dtype, or not
+                of the model; nothing has been changed.
+        """
+        targets = self._by_key()
+        for key, tensor in tensors.items():
+            if key.partition("/")[0] in _KINDS and key not in targets:
+                raise CheckpointError(
+                    f"the checkpoint has {key} ({tensor.dtype} {list(tensor.shape)}), and the model has no such "
+                    "variable: it is of another model"
+                )
+        for key, variable in targets.items():
+            found = tensors.get(key)
+            wanted = f"{variable.dtype} {list(variable.shape)}"
+            if found is None:
+                raise CheckpointError(f"the checkpoint lacks {key} ({variable.path}, {wanted}): it is of another model")
+            if tuple(found.shape) != tuple(variable.shape) or found.dtype != np.dtype(variable.dtype):
+                raise CheckpointError(
+                    f"{key} ({variable.path}) is {found.dtype} {list(found.shape)} in the checkpoint and {wanted} in "
+                    "the model"
+                )
+        for key, variable in targets.items():
+            variable.assign(tensors[key])
+        self._snapshot_states = None
+
+    def _by_key(self) -> dict[str, keras.Variable]:
+        optimizers = self._table_optimizers.values()
+        rates = [each._learning_rate for each in optimizers if isinstance(each._learning_rate, keras.Variable)]
+        # By position: Keras counts names up with every model made in a process.
+        return {
+            _key(kind, position): variable
+            for kind, found in zip(
+                _KINDS, (self.trained, self._states, self._optimizer_variables(), rates), strict=True
+            )
+            for position, variable in enumerate(found)
+        }
+
+
+def _key(kind: str, position: int) -> str:
+    return f"{kind}/{position:05d}"
+
+
+def _values(kind: str, variables: Sequence[keras.Variable], known: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Of all variables of a kind, read where they are not known."""
+    keys = [_key(kind, position) for position in range(len(variables))]
+    return tuple(
+        known[key] if key in known else copied(variable) for key, variable in zip(keys, variables, strict=True)
+    )
+
+
+def tensor_specs(variables: Sequence[keras.Variable]) -> tuple[TensorSpec, ...]:
+    """Paths, shapes and dtypes of Keras variables."""
+    return tuple(TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in variables)
+
+
+def copied(variable: keras.Variable) -> Tensor:
+    """A read-only copy of its value."""
+    # Raw, as every version is read while workers wait. Nothing is copied yet: TensorFlow copies a
+    # variable's buffer when it is changed while anybody holds it.
+    value = variable.value
+    copy: Tensor = np.asarray(tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype))
+    copy.setflags(write=False)
+    return copy
+
+
+class DenseState(DenseTensors):
+    """A Keras model's dense variables, changed by the model's own optimizer.
+
+    Variables are the weights that are trainable now or were when the optimizer was built. The optimizer's own
+    clipping is left out: the master clips dense gradients and tables together.
+
+    Args:
+        model: A compiled and built model.
+
+    Raises:
+        ModelError: the model is not compiled.
+        Unsupported: naming what of its optimizer cannot be honoured.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._optimizer = optimizer_of(model)
+        self._update = KerasUpdate(self._optimizer)
+        self._applies: dict[bool, Callable[..., None]] = {}
+        trainable = variables_of(model.trainable_weights)
+        if not self._optimizer.built:
+            self._optimizer.build(model.trainable_weights)  # tables are left out, and noted
+        known = {id(variable) for variable in self._optimizer._trainable_variables}
+        weights = variables_of(model.weights)
+        trained = [weight for weight in weights if id(weight) in known]
+        states = [weight for weight in weights if id(weight) not in known]
+        # A changing loss scale goes to the workers as one more state, and comes back unchanged.
+        super().__init__(model, trained, states, [] if self._update.scale is None else [self._update.scale])
+        # Then a gradient that is not finite is the optimizer's to answer, by a smaller loss scale.
+        self.may_overflow = self._update.scale is not None
+        _refuse_accumulated(self._optimizer, trained)
+        self.hold(trainable)
+
+    def hold(
+        self,
+        trainable: Sequence[keras.Variable],
+        frozen_tables: tuple[str, ...] = (),
+        flags: bytes = b"",
+        any_table: bool = True,
+    ) -> None:
+        """From the next version on a step changes these variables, and the tables that are not frozen.
+
+        Args:
+            trainable: Keras variables, of those in `trained`.
+            frozen_tables: Tables that take no step.
+            flags: What workers get of it (`DenseSnapshot.trainable`).
+            any_table: Whether any table is trained. Where nothing is, Keras takes no step and counts none.
+
+        Raises:
+            Unsupported: variables that the optimizer was not built for.
+        """
+        wanted, known = {id(variable) for variable in trainable}, {id(variable) for variable in self.trained}
+        strangers = [variable.path for variable in trainable if id(variable) not in known]
+        if strangers:
+            raise Unsupported(
+                f"the optimizer {self._optimizer.name!r} was built while {', '.join(strangers)} could not be trained: "
+                "call model.compile(...) with a new optimizer after you set trainable=True, as in Keras"
+            )
+        self._active = [number for number, variable in enumerate(self.trained) if id(variable) in wanted]
+        self.frozen_tables, self._flags = frozen_tables, flags
+        self._counts = any_table or bool(self._active)
+        self._applies = {}
+
+    def steps(self) -> tuple[OptimizerStep, ...]:
+        number, own = self._update.number(), {}
+        for table, optimizer in self._table_optimizers.items():
+            optimizer.iterations.assign(number)  # schedules count the job's steps, as the model's optimizer does
+            own[table] = OptimizerStep(number, learning_rate_of(optimizer), clipping_of(optimizer))
+        return (OptimizerStep(number, self._update.learning_rate(), clipping_of(self._optimizer), own),)
+
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
+        whole = rate_share == 1.0
+        if whole not in self._applies:
+            self._applies[whole] = self._compiled(whole)
+        share = () if whole else (np.float32(rate_share),)
+        self._applies[whole](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
+        self._snapshot_states = None
+
+    def overflow(self, states: Sequence[Tensor]) -> None:
+        """Replaces `apply` where the gradient is not finite: no step, and a smaller loss scale."""
+        self._take_states(states)
+        self._update.overflow()
+
+    def skip(self) -> None:
+        self.rewind()
+        if self._counts:
+            self._update.count()
+
+    def finalize_averages(self) -> None:
+        self._update.finalize_averages([self.trained[number] for number in self._active])
+
+    def _optimizers(self) -> Sequence[keras.Optimizer]:
+        return [self._optimizer]
+
+    def _optimizer_variables(self) -> Sequence[keras.Variable]:
+        return list(self._optimizer.variables)
+
+    def _compiled(self, whole: bool) -> Callable[..., None]:
+        """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
+        specs = (*self.variables, *self.states)
+        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in specs]
+        count, active, counts = len(self.trained), self._active, self._counts
+
+        def apply(*tensors: tf.Tensor) -> None:
+            if active:
+                self._update.apply([tensors[at] for at in active], [self.trained[at] for at in active])
+            elif counts:
+                self._update.update_tables_only()
+            for state, value in zip(self._states, tensors[count : count + len(self._states)], strict=True):
+                state.assign(value)
+
+        def traced(*tensors: tf.Tensor) -> None:
+            with self._update.as_traced(None if whole else tensors[-1]):
+                apply(*tensors)
+
+        share = [] if whole else [tf.TensorSpec((), tf.float32)]
+        compiled = tf.function(traced, autograph=False, input_signature=[*signature, *share])
+        step: Callable[..., None] = compiled.get_concrete_function()
+        return step
+
+
+def _refuse_accumulated(optimizer: keras.Optimizer, trained: Sequence[keras.Variable]) -> None:
+    """Keras applies constraints with every batch, also with those whose gradients it only adds up."""
+    constrained = [variable.path for variable in trained if variable.constraint is not None]
+    if constrained and accumulation_of(optimizer):
+        raise Unsupported(
+            f"{constrained[0]!r} has a constraint, and the optimizer gradient_accumulation_steps: Keras applies it "
+            "with every batch, and here with every update; leave one of them out"
+        )
+
+
+class KerasUpdate:
+    """Updates of a Keras optimizer.
+
+    Under `gradient_accumulation_steps=k` Keras counts batches, k to an update;
+    a schedule goes by batches, and so does the count here.
+
+    Under `LossScaleOptimizer` gradients come unscaled. Each update lets its scale
+    grow, as in Keras, and `overflow` takes the place of one that is not finite.
+
+    Args:
+        optimizer: A Keras optimizer that `refuse_unsupported` lets pass.
+    """
+
+    def __init__(self, optimizer: keras.Optimizer) -> None:
+        self._scaling = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
+        self._optimizer = inner_optimizer(optimizer)
+        self._batches = accumulation_of(self._optimizer) or 1
+
+    @property
+    def scale(self) -> keras.Variable | None:
+        """The variable of a loss scale that changes; None: there is none."""
+        return None if self._scaling is None else self._scaling.dynamic_scale
+
+    def number(self) -> int:
+        """Updates made so far."""
+        return int(self._optimizer._iterations.value.numpy()) // self._batches
+
+    def learning_rate(self) -> float:
+        """Of the next update: a schedule's at its last batch, or what was last assigned, also by a callback."""
+        rate = self._optimizer._learning_rate
+        if self._batches > 1 and isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            last = tf.constant(self._optimizer._iterations.value + (self._batches - 1))
+            return float(keras.ops.convert_to_tensor(rate(last)))
+        return learning_rate_of(self._optimizer)
+
+    def count(self) -> None:
+        """Counts an update that changes nothing."""
+        self._optimizer._iterations.assign_add(self._batches)
+        self._grow()
+
+    def update_tables_only(self) -> None:
+        """An update of tables alone, to be traced. Averages of unchanged variables still move, as in Keras."""
+        optimizer = self._optimizer
+        if optimizer.use_ema:
+            known = optimizer._trainable_variables
+            optimizer._update_model_variables_moving_average(known)
+            if every := optimizer.ema_overwrite_frequency:
+                keras.ops.cond(
+                    (optimizer.iterations + 1) % every == 0,
+                    lambda: optimizer._overwrite_model_variables_with_average_value(known),
+                    lambda: None,
+                )
+        self.count()
+
+    def finalize_averages(self, variables: Sequence[keras.Variable]) -> None:
+        """Assigns variables their moving averages, where they have some: what Keras does at the end of `fit`."""
+        if not self._optimizer.use_ema or not self.number():
+            return
+        known = zip(self._optimizer._trainable_variables, self._optimizer._model_variables_moving_average, strict=True)
+        averages = {id(variable): average for variable, average in known}
+        for variable in variables:
+            if averages[id(variable)] is not None:
+                variable.assign(averages[id(variable)])
+
+    def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
+        """One update; to be traced within `as_traced`."""
+        if self._batches > 1:
+            # Keras takes this for the last batch: it adds nothing to it, and divides by their number.
+            self._optimizer._iterations.assign_add(self._batches - 1)
+            gradients = [gradient * self._batches for gradient in gradients]
+        self._optimizer.apply(list(gradients), list(variables))
+        self._grow()
+
+    def overflow(self) -> None:
+        """In the place of an update whose gradient is not finite, as in Keras: the scale is halved, no step counted."""
+        if self._scaling is not None:
+            self._scaling.step_counter.assign(0)
+            self._scaling.dynamic_scale.assign(self._scaling.dynamic_scale.value * 0.5)
+
+    def _grow(self) -> None:
+        if self._scaling is None:
+            return
+        scale, counter = self._scaling.dynamic_scale, self._scaling.step_counter
+        due = tf.equal(counter.value, self._scaling.dynamic_growth_steps - 1)
+        scale.assign(tf.where(due, scale.value * 2.0, scale.value))
+        counter.assign(tf.where(due, tf.zeros_like(counter.value), counter.value + 1))
+
+    @contextmanager
+    def as_traced(self, rate_share: tf.Tensor | None = None) -> Iterator[None]:
+        """While a step is traced: no clipping, no unscaling; the learning rate is that share of itself (None: all)."""
+        optimizer = self._optimizer
+        names = ("clipnorm", "global_clipnorm", "clipvalue", "loss_scale_factor")
+        before = {name: getattr(optimizer, name) for name in names}
+        rate = optimizer._get_current_learning_rate
+        try:
+            for name in names:
+                setattr(optimizer, name, None)
+            if rate_share is not None:
+                optimizer._get_current_learning_rate = lambda: rate() * rate_share
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(optimizer, name, value)
+            if rate_share is not None:
+                del optimizer._get_current_learning_rate
+
+
+class Apply(Protocol):
+    """One `step.apply`; see `elastable.worker.step.traced.step_plan.PlannedApply`, which says what each member is."""
+
+    @property
+    def optimizer(self) -> keras.Optimizer: ...
+    @property
+    def layers(self) -> tuple[keras.Layer, ...]: ...
+    @property
+    def weights(self) -> tuple[keras.Variable, ...]: ...
+    @property
+    def variables(self) -> tuple[keras.Variable, ...]: ...
+    @property
+    def tables(self) -> tuple[str, ...]: ...
+
+
+class Steps(Protocol):
+    """What a step of a model does; see `elastable.worker.step.traced.step_plan.StepPlan`."""
+
+    @property
+    def applies(self) -> Sequence[Apply]: ...
+    @property
+    def several(self) -> bool: ...
+    @property
+    def variables(self) -> tuple[keras.Variable, ...]: ...
+    @property
+    def states(self) -> tuple[keras.Variable, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What `DenseState` needs of a model, for some of its layers.
+
+    Attributes:
+        optimizer: A Keras optimizer, which trains them.
+        layers: With all that they contain.
+        weights: The trainable weights of the layers when the part was made.
+        trainable: As of a model.
+    """
+
+    optimizer: keras.Optimizer
+    layers: tuple[keras.Layer, ...]
+    weights: tuple[keras.Variable, ...]
+    trainable: bool = True
+
+    @property
+    def trainable_weights(self) -> list[keras.Variable]:
+        return list(self.weights)
+
+    def _flatten_layers(self, include_self: bool = True, recursive: bool = True) -> list[keras.Layer]:
+        return list(self.layers)
+
+
+class MultiUpdateState(DenseTensors):
+    """A dense part whose step makes several updates.
+
+    Variables are the weights that any update changes; states are all others.
+    """
+
+    def __init__(self, model: keras.Model, steps: Steps) -> None:
+        super().__init__(model, steps.variables, steps.states)
+        self._steps = steps
+        self._updates = [DenseState(ModelPart(each.optimizer, each.layers, each.weights)) for each in steps.applies]
+        self._tables = tuple(sorted(layer.table_name for layer in model._flatten_layers() if _in_store(layer)))
+        position = {id(variable): number for number, variable in enumerate(self.trained)}
+        self._positions = [tuple(position[id(variable)] for variable in each.variables) for each in steps.applies]
+        self._known = {id(weight) for weight in variables_of(model.trainable_weights)}
+        self.hold(variables_of(model.trainable_weights))
+
+    def hold(
+        self,
+        trainable: Sequence[keras.Variable],
+        frozen_tables: tuple[str, ...] = (),
+        flags: bytes = b"",
+        any_table: bool = True,
+    ) -> None:
+        """See `DenseState.hold`.
+
+        Raises:
+            Unsupported: something is unfrozen that was frozen when the step was planned.
+        """
+        strangers = [variable.path for variable in trainable if id(variable) not in self._known]
+        if strangers:
+            raise Unsupported(
+                f"{', '.join(strangers)} could not be trained when its train_step was planned: set trainable=True "
+                "before training begins, and freeze it then"
+            )
+        wanted, self._frozen, self._flags = {id(variable) for variable in trainable}, frozen_tables, flags
+        for update, planned in zip(self._updates, self._steps.applies, strict=True):
+            active = [variable for variable in planned.variables if id(variable) in wanted]
+            update.hold(active, any_table=any(table not in frozen_tables for table in planned.tables))
+        self._set_frozen()
+
+    def _set_frozen(self) -> None:
+        """Frozen are the tables that `hold` named, and those that no update changes."""
+        trained = {table for each in self._steps.applies for table in each.tables}
+        self.frozen_tables = tuple(table for table in self._tables if table in self._frozen or table not in trained)
+
+    def steps(self) -> tuple[OptimizerStep, ...]:
+        found = []
+        for update, planned, positions in zip(self._updates, self._steps.applies, self._positions, strict=True):
+            (step,), tables = update.steps(), planned.tables
+            own = {table: each for table, each in step.own.items() if table in tables}
+            found.append(replace(step, own=own, places=positions, tables=tables))
+        _refuse_other_numbers([step for step in found if step.tables])
+        return tuple(found)
+
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
+        for update, positions in zip(self._updates, self._positions, strict=True):
+            of_variable = {id(self.trained[place]): gradients[place] for place in positions}
+            given = [
+                of_variable.get(id(variable), np.zeros(spec.shape, spec.dtype))
+                for variable, spec in zip(update.trained, update.variables, strict=True)
+            ]
+            update.apply(given, (), rate_share)
+        self._take_states(states)
+
+    def skip(self) -> None:
+        self.rewind()
+        for update in self._updates:
+            update.skip()
+
+    def _optimizers(self) -> Sequence[keras.Optimizer]:
+        return list({id(each.optimizer): each.optimizer for each in self._steps.applies}.values())
+
+    def _optimizer_variables(self) -> Sequence[keras.Variable]:
+        return [variable for optimizer in self._optimizers() for variable in optimizer.variables]
+
+
+DenseModel = DenseState | MultiUpdateState
+"""The dense part of a Keras model."""
+
+
+def dense_part(model: keras.Model, steps: Steps | None) -> DenseModel:
+    """The dense part of a model.
+
+    Args:
+        model: A compiled and built model.
+        steps: What its own `train_step` does; None: it has Keras' own.
+    """
+    return DenseState(model) if steps is None or not steps.several else MultiUpdateState(model, steps)
+
+
+def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:
+    """Raises where tables of one version are at different steps of their optimizers: a commit has one number."""
+    if len({step.number for step in steps}) > 1:
+        steps_taken = "; ".join(f"{', '.join(step.tables or ())}: {step.number}" for step in steps)
+        raise Unsupported(
+            f"tables that are updated together have optimizers that have taken different numbers of steps "
+            f"({steps_taken}); let step.apply call each of them equally often"
+        )
+
+
+def _in_store(layer: keras.Layer) -> bool:
+    return hasattr(layer, "table_spec") and not getattr(layer, "on_worker", False)

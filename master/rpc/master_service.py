@@ -1,0 +1,261 @@
+"""The Master service: decodes calls, hands them to a `MasterApi`, encodes the answers."""
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from threading import Lock
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.support.futures import settle
+from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
+from elastable.embedding_store.wire.server.grpc_server import Service
+from elastable.embedding_store.wire.server.handlers import Answer, Later, control, stream, upload
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
+from elastable.master.api import AsyncPushId, DenseSnapshot, JobStatus, Lease, Push, PushReply, Session, WorkerIdentity
+from elastable.master.core.bare_master import BareMaster
+from elastable.master.core.served_master import ServedMaster
+from elastable.master.rpc.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
+from elastable.master.rpc.messages import (
+    MASTER_SERVICE,
+    failure_from_message,
+    holding_from_message,
+    job_to_message,
+    lease_to_message,
+    outcome_to_message,
+    push_reply_to_message,
+    status_to_message,
+)
+from elastable.master.rpc.worker_identities import Identities
+from elastable.master.v1 import master_pb2
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+_LONGEST_NAME = 256  # bytes
+_FEW_ARRAYS, _SMALL_BYTES = 16, 32 << 10  # of a snapshot that anybody may send
+_LONGEST_REASON = 1024  # characters
+
+
+def master_service(
+    master: ServedMaster, channels: SharedChannels | None = None, join_first: bool | None = None
+) -> Service:
+    """The service that answers for `master`.
+
+    Args:
+        master: What answers.
+        channels: Where gradients may lie.
+        join_first: Whether a worker must join before its other calls, each of which shows the secret that it joined
+            with. Else a name is its owner's from the first push on for which a secret is shown. None: unless `master`
+            is a `BareMaster`, which has no work to hand out.
+    """
+    servicer = _MasterServicer(
+        master, channels, not isinstance(master, BareMaster) if join_first is None else join_first
+    )
+
+    secret_of = servicer.identities.secret_of
+    handlers = {
+        "Join": stream(servicer.join, master_pb2.JoinRequest, lambda context: context),
+        "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, secret_of),
+        "PullDense": stream(servicer.pull_dense, master_pb2.PullDenseRequest, secret_of),
+        "ReportGradient": upload(servicer.report_gradient, secret_of),
+        "ReportEvaluation": upload(servicer.report_evaluation, secret_of),
+        "ReportFailure": control(servicer.report_failure, master_pb2.ReportFailureRequest, secret_of),
+        "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest),
+        "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest),
+    }
+    waiting = frozenset({"LeaseTasks", "PullDense", "ReportGradient"})
+    brief = frozenset({"LeaseTasks", "PullDense"} if master.needs_no_thread else ())
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, brief, master.not_ready)
+
+
+class _MasterServicer:
+    def __init__(self, master: ServedMaster, channels: SharedChannels | None, join_first: bool) -> None:
+        self._master = master
+        self._channels = channels
+        self._streams = SessionStreams(master)
+        self.identities = Identities(join_first, self._streams.has_session)
+
+    def close(self) -> None:
+        """Ends all sessions: their streams would otherwise last as long as their workers."""
+        self._streams.close()
+
+    def join(self, request: master_pb2.JoinRequest, context: grpc.ServicerContext) -> Later[Any]:
+        if not request.incarnation:
+            raise BadInput("JoinRequest: its incarnation is empty; name every start of a worker differently")
+        for what, name in (("incarnation", request.incarnation), ("host", request.host)):
+            if len(name.encode()) > _LONGEST_NAME:
+                raise BadInput(f"JoinRequest: its {what} has {len(name.encode())} bytes; the most are {_LONGEST_NAME}")
+            if not name.isprintable():
+                raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
+        worker = WorkerIdentity(request.incarnation, request.host, request.pid)
+        self.identities.claim(worker.incarnation, context)
+        return self._streams.open(worker, context)
+
+    def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes | None) -> Later[Lease]:
+        self.identities.require(request.incarnation, secret)
+        wait_s = _wait_s(request.wait_ms)
+        holding = holding_from_message(request)
+        lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
+        return Later(lease, lease_to_message, light=True)
+
+    def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes | None) -> Later[DenseSnapshot | None]:
+        self.identities.require(request.incarnation, secret)
+        version = request.version if request.HasField("version") else None
+        wait_s = _wait_s(request.wait_ms)
+        pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
+        return Later(pulled, dense_frames, light=_is_small)
+
+    def report_gradient(self, frames: Iterator[bytes], secret: bytes | None) -> Later[PushReply]:
+        push = push_from_frames(frames, self._channels)
+        for name in _names(push):
+            self.identities.require(name, secret)
+        return Later(self._master.report_gradient_later(push), push_reply_to_message, light=True)
+
+    def report_evaluation(self, frames: Iterator[bytes], secret: bytes | None) -> master_pb2.ReportEvaluationReply:
+        report = evaluation_from_frames(frames)
+        self.identities.require(report.incarnation, secret)
+        outcome = self._master.report_evaluation(report)
+        return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
+
+    def report_failure(
+        self, request: master_pb2.ReportFailureRequest, secret: bytes | None
+    ) -> master_pb2.ReportFailureReply:
+        self.identities.require(request.incarnation, secret)
+        incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
+        self._master.report_failure(incarnation, failure_from_message(request), request.fatal)
+        return master_pb2.ReportFailureReply()
+
+    def get_status(self, request: master_pb2.GetStatusRequest) -> master_pb2.GetStatusReply:
+        return status_to_message(self._master.status())
+
+    def stop_job(self, request: master_pb2.StopJobRequest) -> master_pb2.StopJobReply:
+        self._master.stop(printable(request.reason, _LONGEST_REASON))
+        return master_pb2.StopJobReply()
+
+
+def _names(push: Push) -> tuple[str, ...]:
+    """The workers in whose names a push is."""
+    return (push.incarnation, push.id.incarnation) if isinstance(push.id, AsyncPushId) else (push.incarnation,)
+
+
+def _is_small(snapshot: DenseSnapshot | None) -> bool:
+    """Whether the frame of a snapshot is made and sent in microseconds."""
+    if snapshot is None:
+        return True
+    arrays = (*snapshot.variables, *snapshot.states)
+    return len(arrays) <= _FEW_ARRAYS and sum(array.nbytes for array in arrays) <= _SMALL_BYTES
+
+
+def _wait_s(wait_ms: int) -> float:
+    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
+        raise BadInput(f"wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f} milliseconds, and call again")
+    return wait_ms / 1000
+
+
+class SessionStreams:
+    """All workers' sessions that are open at one server."""
+
+    def __init__(self, master: ServedMaster) -> None:
+        self._master = master
+        self._open: set[_SessionStream] = set()
+        self._open_sessions: Counter[str] = Counter()  # open sessions by incarnation
+        self._heard: Future[JobStatus] | None = None
+        self._closed = False
+        self._lock = Lock()
+
+    def open(self, worker: WorkerIdentity, context: grpc.ServicerContext) -> Later[JobStatus | None]:
+        """Opens one worker's session, which ends with its stream.
+
+        Returns:
+            The events of the session: the job, and once it ends, the reason. The stream stays open after that: the
+            worker closes it.
+        """
+        ended = self._master.ended()
+        opened = _SessionStream(self._master.join(worker), ended)
+        with self._lock:
+            self._open.add(opened)
+            self._open_sessions[worker.incarnation] += 1
+            closed = self._closed
+            new, self._heard = ended is not self._heard, ended
+        if new:
+            ended.add_done_callback(self._job_ended)
+
+        def leave() -> None:
+            opened.end()
+            with self._lock:
+                if opened not in self._open:
+                    return
+                self._open.discard(opened)
+                self._open_sessions[worker.incarnation] -= 1
+                if not self._open_sessions[worker.incarnation]:
+                    del self._open_sessions[worker.incarnation]
+
+        # A broken connection calls back at once, so that its leases are free for others.
+        if closed or not context.add_callback(leave):
+            leave()
+        elif ended.done():
+            settle(opened.news, ended.result())
+        event = master_pb2.JobEvent(job=job_to_message(opened.session.job))
+        return Later(opened.news, opened.rest, (event,))
+
+    def has_session(self, incarnation: str) -> bool:
+        """Whether the worker has a session open."""
+        return incarnation in self._open_sessions
+
+    def close(self) -> None:
+        """Ends every session, and every one that comes after."""
+        with self._lock:
+            self._closed = True
+            streams = tuple(self._open)
+        for each in streams:
+            each.end()
+
+    def _job_ended(self, ended: Future[JobStatus]) -> None:
+        with self._lock:
+            streams = [each for each in self._open if each.ended is ended]
+        for each in streams:
+            settle(each.news, ended.result())
+
+
+class _SessionStream:
+    """One session, closed once, by whichever thread sees its end first.
+
+    Attributes:
+        session: Of the worker.
+        ended: The end of its job.
+        news: How the job ended; None: the session ended before.
+    """
+
+    def __init__(self, session: Session, ended: Future[JobStatus]) -> None:
+        self.session = session
+        self.ended = ended
+        self.news: Future[JobStatus | None] = Future()
+        self._over: Future[None] = Future()
+        self._closed = False
+        self._lock = Lock()
+
+    def rest(self, status: JobStatus | None) -> Answer:
+        """What the stream ends with."""
+        if status is None:
+            return ()
+        event = master_pb2.JobEvent(finished=_reason(status))
+        return Later(self._over, lambda _: (), (event,))
+
+    def end(self) -> None:
+        """Closes the session, and its stream where it is still open."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.session.close()
+        settle(self.news, None)
+        settle(self._over, None)
+
+
+def _reason(status: JobStatus) -> str:
+    return f"the job {status.state} at version {status.version} of {status.versions_total}"

@@ -1,0 +1,251 @@
+"""Every Keras optimizer is fused, run on the block, or refused by name."""
+
+import itertools
+import json
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate, UpdateBatch
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import BadSpec, ModelError, Unsupported
+from elastable.embedding_store.optimizers.base import KERAS_BLOCK
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.master.model.keras_block import canonical_config
+from elastable.master.model.keras_optimizer import learning_rate_of, table_optimizer
+
+K = keras.optimizers
+
+FUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
+    ("sgd", lambda: K.SGD(0.1)),
+    ("sgd", lambda: K.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
+    ("adagrad", lambda: K.Adagrad(0.1, initial_accumulator_value=0.2, epsilon=1e-5)),
+    ("adam", lambda: K.Adam(0.1, beta_1=0.8, beta_2=0.95, epsilon=1e-6)),
+    ("adam", lambda: K.Adam(0.1, amsgrad=True)),
+    ("adamw", lambda: K.AdamW(0.1, weight_decay=0.05)),
+    ("rmsprop", lambda: K.RMSprop(0.1, rho=0.8, momentum=0.5, centered=True, epsilon=1e-4)),
+    ("ftrl", lambda: K.Ftrl(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.1, beta=0.1)),
+    ("adadelta", lambda: K.Adadelta(0.5, rho=0.9)),
+    ("adamax", lambda: K.Adamax(0.1)),
+    ("nadam", lambda: K.Nadam(0.1)),
+    ("lion", lambda: K.Lion(0.01, weight_decay=0.1)),
+]
+BLOCK: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
+    ("keras", lambda: Shrinking(0.1)),
+    ("keras", lambda: K.Muon(0.1)),
+]
+REFUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
+    ("Adafactor.*cannot be split by row", lambda: K.Adafactor(0.1)),
+    ("ScheduleFreeAdamW.*does not start from a constant", lambda: K.ScheduleFreeAdamW(0.1)),
+    ("Muon does not treat the rows", lambda: K.Muon(0.1, exclude_embeddings=False)),
+    ("Lamb does not treat the rows", lambda: K.Lamb(0.1)),
+    ("LossScaleOptimizer.*grads_to_wait", lambda: K.LossScaleOptimizer(K.SGD(0.1, gradient_accumulation_steps=2))),
+    ("use_ema=True, gradient_acc", lambda: K.SGD(0.1, use_ema=True, gradient_accumulation_steps=2)),
+    ("function as learning rate", lambda: K.SGD(lambda: 0.1)),
+    # Whatever their rates: one too small to move a row in two steps by what rows have in common, or 0 at first.
+    ("Lamb does not treat the rows", lambda: K.Lamb(1e-7)),
+    ("Lamb does not treat the rows", lambda: K.Lamb(warming_up())),
+    ("Muon does not treat the rows", lambda: K.Muon(warming_up(), exclude_embeddings=False)),
+]
+
+
+def warming_up() -> keras.optimizers.schedules.LearningRateSchedule:
+    return K.schedules.CosineDecay(0.0, 100, warmup_target=0.1, warmup_steps=10)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Shrinking(K.SGD):  # type: ignore[name-defined]
+    """A person's own optimizer: exactly not one that is fused."""
+
+    def update_step(
+        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
+    ) -> None:
+        super().update_step(gradient * 0.5, variable, learning_rate)
+
+
+def train_in_keras(optimizer: keras.optimizers.Optimizer, weights: Float32, gradients: list[Float32]) -> Float32:
+    variable = keras.Variable(weights, name="embeddings")
+    optimizer.build([variable])
+    for gradient in gradients:
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+    return np.asarray(variable.numpy())
+
+
+@pytest.mark.parametrize(("name", "make"), FUSED + BLOCK)
+def test_with_all_rows_touched_the_numbers_are_keras_own(name: str, make: Callable[..., object]) -> None:
+    spec = table_optimizer(make())
+    assert spec.name == name
+    rows = row_optimizer(spec)
+    random = np.random.default_rng(3)
+    start = random.normal(size=(5, 4)).astype(np.float32)
+    gradients = [random.normal(size=(5, 4)).astype(np.float32) for _ in range(4)]
+    weights, slots = start.copy(), np.tile(rows.initial_slots(4), (5, 1))
+    for step, gradient in enumerate(gradients):
+        batch = UpdateBatch(np.arange(5), np.arange(5), gradient, step, rows.default_learning_rate)
+        rows.apply(weights, slots, batch)
+    np.testing.assert_allclose(weights, train_in_keras(make(), start, gradients), rtol=2e-5, atol=1e-6)
+
+
+def test_every_optimizer_of_keras_is_decided() -> None:
+    decided = {type(make()) for _, make in FUSED + BLOCK + REFUSED[:4]} | {K.LossScaleOptimizer, K.Optimizer}
+    names = [name for name in dir(K) if isinstance(getattr(K, name), type)]
+    there = {getattr(K, name) for name in names if issubclass(getattr(K, name), K.Optimizer)}
+    multi = {getattr(K, name) for name in ("MultiOptimizer",) if hasattr(K, name)}
+    assert there - decided - multi == set()
+
+
+@pytest.mark.parametrize(("message", "make"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(message: str, make: Callable[..., object]) -> None:
+    with pytest.raises(Unsupported, match=message):
+        table_optimizer(make())
+
+
+def test_no_optimizer_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match=r"model\.compile"):
+        table_optimizer(None)
+
+
+def test_a_block_is_the_same_however_it_is_cut() -> None:
+    rows = row_optimizer(table_optimizer(Shrinking(0.1, momentum=0.9)))
+    random = np.random.default_rng(3)
+    start = random.normal(size=(3000, 4)).astype(np.float32)
+    gradients = random.normal(size=(3000, 4)).astype(np.float32)
+    results = []
+    for cuts in ([0, 3000], [0, 1, 1500, 2999, 3000]):
+        weights, slots = start.copy(), np.zeros((3000, 4), np.float32)
+        for first, last in itertools.pairwise(cuts):
+            part = np.arange(first, last)
+            rows.apply(weights, slots, UpdateBatch(part, part, gradients[first:last], 0, 0.1))
+        results.append((weights, slots))
+    assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
+    assert rows.slots[0].name == "momentum"
+
+
+def test_equal_optimizers_give_equal_specs() -> None:
+    assert table_optimizer(Shrinking(0.1)) == table_optimizer(Shrinking(0.1))
+    assert table_optimizer(K.Adam(0.1)) == table_optimizer(K.Adam(0.1, clipnorm=1.0))
+    assert table_optimizer(K.Adam(0.1)) != table_optimizer(K.Adam(0.2))
+
+
+def test_weight_decay_can_be_excluded_for_tables_that_keras_itself_trains() -> None:
+    """Also a decay that an optimizer has besides Keras' `weight_decay`."""
+
+    def muon() -> keras.optimizers.Optimizer:
+        optimizer = K.Muon(0.1, adam_weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+        return optimizer
+
+    rows, start, gradient = row_optimizer(table_optimizer(muon())), np.ones((5, 4), np.float32), np.eye(5, 4)
+    weights, slots = start.copy(), np.tile(rows.initial_slots(4), (5, 1))
+    rows.apply(weights, slots, UpdateBatch(np.arange(5), np.arange(5), gradient.astype(np.float32), 0, 0.1))
+    np.testing.assert_allclose(weights, train_in_keras(muon(), start, [gradient.astype(np.float32)]), rtol=1e-6)
+    assert weights[4, 0] == 1.0
+    assert table_optimizer(muon()) != table_optimizer(K.Muon(0.1, adam_weight_decay=0.5))
+
+
+def test_schedules_and_assigned_rates_are_read_at_the_step() -> None:
+    schedule = K.schedules.PiecewiseConstantDecay([2], [0.5, 0.25])
+    optimizer = K.SGD(schedule)
+    assert learning_rate_of(optimizer) == 0.5
+    optimizer.iterations.assign(3)
+    assert learning_rate_of(optimizer) == 0.25
+    optimizer = K.SGD(0.5)
+    optimizer.learning_rate = 0.125
+    assert learning_rate_of(optimizer) == 0.125
+
+
+HUGE_LAYER = {
+    "module": "keras.layers",
+    "class_name": "Dense",
+    "config": {"units": 40_000},
+    "build_config": {"input_shape": [None, 40_000]},
+}
+MUON = {"module": "keras.optimizers", "class_name": "Muon"}
+OPTIMIZER = {"module": "keras.optimizers", "class_name": "Adamax", "config": {"learning_rate": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (HUGE_LAYER, "'Dense' is no optimizer"),
+        (OPTIMIZER | {"config": {"learning_rate": HUGE_LAYER}}, "'Dense' is no optimizer"),
+        (OPTIMIZER | {"config": {"name": [{"deep": HUGE_LAYER}]}}, "'Dense' is no optimizer"),
+        ({"module": "builtins", "class_name": "eval", "config": {}, "registered_name": "eval"}, "'eval' is no"),
+        ({"module": "keras.optimizers", "class_name": "deserialize", "config": {}}, "'deserialize' is no optimizer"),
+        (
+            {"module": "keras.optimizers.schedules", "class_name": "ExponentialDecay", "config": {}},
+            "names no optimizer",
+        ),
+        ([1], "names no optimizer"),
+        (MUON | {"config": {"ns_steps": 101, "exclude_embeddings": False}}, "ns_steps=101; the most are 100"),
+        (MUON | {"config": {"adam_beta_1": "x"}}, "Muon fails in its first steps: TypeError"),
+        (MUON | {"config": {"exclude_layers": ["("], "exclude_embeddings": False}}, "Muon fails in its first steps"),
+        (OPTIMIZER | {"class_name": "Optimizer"}, "Optimizer fails in its first steps: NotImplementedError"),
+    ],
+)
+def test_nothing_but_an_optimizer_is_made_from_a_spec(config: object, why: str) -> None:
+    with pytest.raises(BadSpec, match=why):
+        row_optimizer(OptimizerSpec("keras", (), json.dumps(config)))
+
+
+def test_a_config_that_is_too_long_or_too_deep_is_refused() -> None:
+    for text, why in (
+        (" " * (65 << 10), "the most are"),
+        ("[" * 60_000, "recursion"),
+        ('{"class_name": 3}', "'3' is no"),
+        ("{}", "no config of a Keras optimizer"),
+    ):
+        with pytest.raises(BadSpec, match=why):
+            row_optimizer(OptimizerSpec("keras", (), text))
+
+
+@keras.saving.register_keras_serializable(package="test")
+class RowNorm(keras.optimizers.SGD):
+    """Divides each row's gradient by its length: columns cannot be updated apart."""
+
+    def update_step(
+        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
+    ) -> None:
+        length = keras.ops.sqrt(keras.ops.sum(gradient * gradient, axis=-1, keepdims=True)) + 1e-6
+        super().update_step(gradient / length, variable, learning_rate)
+
+
+def table(optimizer: keras.optimizers.Optimizer, rate: float = 0.01) -> TableSpec:
+    config = json.dumps(canonical_config(optimizer, rate, None))
+    return TableSpec("t", 7, None, optimizer=OptimizerSpec(KERAS_BLOCK, (("learning_rate", rate),), config))
+
+
+def partitioned(strategy: str) -> PartitionedStore:
+    return PartitionedStore([MemoryStore(threads=1) for _ in range(3)], strategy)
+
+
+def trained(store: EmbeddingStore, spec: TableSpec) -> np.ndarray:
+    with store:
+        store.create_table(spec)
+        random = np.random.default_rng(4)
+        for version in range(1, 4):
+            ids = random.choice(1500, 1100, replace=False)  # more than one block of Keras' own
+            update = TableUpdate(ids, random.normal(size=(1100, 7)).astype(np.float32))
+            store.commit(Commit(version, {"t": update}, version - 1, {}))
+        return store.lookup({"t": np.arange(1500)})["t"]
+
+
+def test_the_same_bits_by_either_strategy() -> None:
+    spec = table(keras.optimizers.Adam())
+    plain = trained(MemoryStore(threads=1), spec)
+    for strategy in ("token", "encoding"):
+        np.testing.assert_array_equal(trained(partitioned(strategy), spec), plain, err_msg=strategy)
+
+
+def test_an_optimizer_that_joins_columns_needs_whole_rows() -> None:
+    spec = table(RowNorm())
+    for refused in (spec, table(RowNorm(), 1e-7), table(RowNorm(), 0.0)):
+        with partitioned("encoding") as store, pytest.raises(Unsupported, match=r"'t'.*'RowNorm' updates whole rows"):
+            store.create_table(refused)
+    np.testing.assert_array_equal(trained(partitioned("token"), spec), trained(MemoryStore(threads=1), spec))

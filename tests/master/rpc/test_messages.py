@@ -1,0 +1,253 @@
+"""The plain data of `elastable.master.api` travels as messages and frames, and comes back as it was."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from elastable.embedding_store import errors
+from elastable.embedding_store.contract.row_data import FlushStatus
+from elastable.embedding_store.errors import BadGradient, BadInput, JobFailed
+from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.wire.messages.frames import encode
+from elastable.master import api
+from elastable.master.rpc import bulk_messages as bulk
+from elastable.master.rpc import messages
+from elastable.master.v1 import master_pb2
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+natural = st.integers(0, 2**63 - 1)
+words = st.text(max_size=20)
+push_ids = st.builds(api.SyncPushId, int64, int64) | st.builds(api.AsyncPushId, words, int64, int64)
+tensors = st.lists(
+    npst.arrays(
+        st.sampled_from(["float32", "int64", "bool", "uint8", "float16", "float64"]).map(np.dtype),
+        npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> Slices:
+    count, dim = draw(st.integers(0, 6)), draw(st.integers(0, 5))
+    return Slices(draw(npst.arrays(np.int64, count)), draw(npst.arrays(np.float32, (count, dim))))
+
+
+divisors = st.builds(api.Divisor, st.sampled_from(api.DivisorKind), st.floats(0, 1e300))
+losses = st.dictionaries(st.integers(0, 2**31 - 1), st.floats(allow_nan=False), max_size=3)
+tables = st.dictionaries(words.filter(bool), slices(), max_size=3)
+dense_of = tensors.map(lambda found: {2 * place + 1: tensor for place, tensor in enumerate(found)})
+parts = st.lists(st.builds(api.GradientPart, divisors, dense_of, tables, losses, tables), max_size=3).map(tuple)
+
+
+def assert_same(ours: object, theirs: object) -> None:
+    """Equality of nested plain data, arrays compared with dtype, shape and every bit."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    elif isinstance(ours, tuple) and isinstance(theirs, tuple):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+    elif isinstance(ours, dict) and isinstance(theirs, dict):
+        assert list(ours) == list(theirs)
+        for key in ours:
+            assert_same(ours[key], theirs[key])
+    elif isinstance(ours, (api.Push, api.DenseSnapshot, api.EvaluationReport, api.GradientPart, Slices)):
+        for field in fields(ours):
+            assert_same(getattr(ours, field.name), getattr(theirs, field.name))
+    else:
+        assert ours == theirs
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        api.Push,
+        *(push_ids, natural, tensors, tables, tensors, tensors, words, st.none() | int64, words),
+        *(st.none() | divisors, losses, parts, words, st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)),
+    )
+)
+def test_a_push_comes_back_as_it_was(push: api.Push) -> None:
+    assert_same(bulk.push_from_frames(bulk.push_frames(push)), push)
+
+
+@settings(deadline=None)
+@given(version=natural, variables=tensors, states=tensors, data=st.data())
+def test_dense_variables_come_back_as_they_were(
+    version: int, variables: tuple[object, ...], states: tuple[object, ...], data: st.DataObject
+) -> None:
+    names = [data.draw(st.lists(words, min_size=n, max_size=n).map(tuple)) for n in (len(variables), len(states))]
+    snapshot = api.DenseSnapshot(version, variables, states, *names, data.draw(st.binary(max_size=9)))  # type: ignore[arg-type, call-arg]
+    assert_same(bulk.dense_from_frames(bulk.dense_frames(snapshot)), snapshot)
+
+
+def test_a_version_that_is_not_there_yet_is_none() -> None:
+    assert bulk.dense_from_frames(bulk.dense_frames(None)) is None
+
+
+@settings(deadline=None)
+@given(st.builds(api.EvaluationReport, words, natural, natural, natural, tensors))
+def test_an_evaluation_comes_back_as_it_was(report: api.EvaluationReport) -> None:
+    assert_same(bulk.evaluation_from_frames(bulk.evaluation_frames(report)), report)
+
+
+JOBS = [
+    api.JobSpec(),
+    api.JobSpec(
+        job="j", mode="async", micro_batch_size=2, grads_to_wait=3, epochs=4, seed=-5, intra_op_threads=6,
+        store_url="redis://h", model_file="m.py", model_sha256="ab", offload_above=7, on_worker=("a", "b"),
+        train_records=8, validation_records=9, shuffle=False, average="sum", not_finite="skip",
+        staleness_bound=0, staleness_modulation="inverse",
+    ),
+    api.JobSpec(steps_per_epoch=3, initial_epoch=2, evaluation_batch_size=5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_comes_back_with_every_field(job: api.JobSpec) -> None:
+    assert (
+        messages.job_from_message(
+            master_pb2.JobDescription.FromString(messages.job_to_message(job).SerializeToString())
+        )
+        == job
+    )
+
+
+def test_the_message_of_a_job_has_the_fields_of_a_job() -> None:
+    message = {field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields}
+    assert message == {field.name for field in fields(api.JobSpec)}
+    for name in message:
+        assert len({getattr(job, name) for job in JOBS}) > 1, f"{name}: a field that is never tested"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_lease_comes_back_as_it_was(finished: bool) -> None:
+    tasks = (api.Task(1, api.TaskKind.TRAIN, 2, 3, 4, 5), api.Task(6, api.TaskKind.EVALUATE, 7, 8, 9, 10))
+    lease = api.Lease(tasks, finished, tasks[::-1])
+    assert messages.lease_from_message(messages.lease_to_message(lease)) == lease
+
+
+@pytest.mark.parametrize("holding", [None, (), (api.Task(1, api.TaskKind.TRAIN, 2, 3, 4, 5),)])
+def test_what_a_worker_holds_comes_as_it_said_it(holding: tuple[api.Task, ...] | None) -> None:
+    assert messages.holding_from_message(messages.lease_request("w", 3, 4, holding)) == holding
+
+
+@pytest.mark.parametrize("outcome", list(api.PushOutcome))
+def test_a_reply_comes_back_as_it_was(outcome: api.PushOutcome) -> None:
+    reply = api.PushReply(outcome, "why", 9)
+    assert messages.push_reply_from_message(messages.push_reply_to_message(reply)) == reply
+
+
+def test_a_status_comes_back_as_it_was() -> None:
+    workers = (api.WorkerStatus(api.WorkerIdentity("a", "h", 3), 4, 5), api.WorkerStatus(api.WorkerIdentity("b"), 0, 0))
+    refusals = (api.Refusal(api.WorkerIdentity("", "h", 7), "ModelError", "another file", 3),)
+    status = api.JobStatus(
+        "j", "training", "sync", 1, 2, 3, 4, 5, {"loss": 0.5, "auc": 0.75}, workers, "memory", refusals
+    )
+    assert messages.status_from_message(messages.status_to_message(status)) == status
+    stopped = replace(status, state="finished", stopped="terminated")
+    assert messages.status_from_message(messages.status_to_message(stopped)) == stopped
+    for failure in (None, "redis is away"):
+        behind = replace(status, flush=FlushStatus(1, 0, 7, 1 << 40, 3, 0.25, failure))
+        assert messages.status_from_message(messages.status_to_message(behind)) == behind
+
+
+def test_what_a_newer_master_might_say_is_refused_by_number() -> None:
+    with pytest.raises(BadInput, match="task of kind 0"):
+        messages.lease_from_message(master_pb2.LeaseTasksReply(tasks=[master_pb2.Task()]))
+    with pytest.raises(BadInput, match="push outcome 0"):
+        messages.push_reply_from_message(master_pb2.ReportGradientReply())
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_a_failure_of_ours_keeps_its_class(name: str) -> None:
+    failure = messages.failure_from_message(master_pb2.ReportFailureRequest(error=name, message="why"))
+    assert type(failure) is getattr(errors, name)
+    assert str(failure) == "why"
+
+
+def test_a_foreign_failure_says_its_class() -> None:
+    failure = messages.failure_from_message(master_pb2.ReportFailureRequest(error="ZeroDivisionError", message="why"))
+    assert type(failure) is JobFailed
+    assert str(failure) == "ZeroDivisionError: why"
+
+
+ROWS = np.zeros((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "message"),
+    [
+        (Slices(np.zeros(2, np.int32), ROWS), "indices must be int64 .* got int32"),
+        (Slices(np.zeros((2, 1), np.int64), ROWS), r"indices must be int64 of one dimension, got int64 \[2, 1\]"),
+        (Slices(np.zeros(2, np.int64), ROWS.astype(np.float64)), "values must be float32 .* got float64"),
+        (Slices(np.zeros(3, np.int64), ROWS), r"float32 \[3, dim\], got float32 \[2, 3\]"),
+        (Slices(np.zeros(2, np.int64), ROWS[0]), r"got float32 \[3\]"),
+    ],
+)
+def test_a_gradient_that_the_wire_cannot_carry_is_refused_by_table(gradient: Slices, message: str) -> None:
+    with pytest.raises(BadGradient, match=message) as caught:
+        bulk.push_frames(api.Push(api.SyncPushId(0, 0), 1, slices={"users": gradient}))
+    assert "table 'users'" in str(caught.value)
+
+
+def test_a_dtype_that_the_wire_does_not_know_is_refused() -> None:
+    with pytest.raises(BadInput, match="complex64"):
+        bulk.push_frames(api.Push(api.SyncPushId(0, 0), 1, dense=(np.zeros(3, np.complex64),)))
+
+
+SYNC = master_pb2.PushId(sync_id=master_pb2.SyncPushId())
+HEADER = master_pb2.GradientHeader
+SLICES = master_pb2.SlicesEntry
+TENSOR = master_pb2.TensorEntry
+PART = master_pb2.GradientPart
+SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "message"),
+    [
+        (HEADER(), 0, "no PushId"),
+        (HEADER(push=SYNC, dense=[TENSOR(dtype="object")]), 0, "dense gradient 0 has dtype 'object'"),
+        (HEADER(push=SYNC, dense=[TENSOR(dtype="float32", shape=[-2])]), 0, "negative"),
+        (HEADER(push=SYNC, states=[TENSOR(dtype="float32", shape=[2**40])]), 0, "state 0"),
+        (HEADER(push=SYNC, metrics=[TENSOR(dtype="float32", shape=[2])]), 7, "7 of the 8 bytes"),
+        (HEADER(push=SYNC, slices=[SLICES(table="t", count=2, dim=-1)]), 16, "values of table 't' has a negative size"),
+        (HEADER(push=SYNC, slices=[SLICES(table="t")] * 2), 0, "twice"),
+        (HEADER(push=SYNC, divisor=master_pb2.Divisor()), 0, "divisor of kind 0"),
+        (HEADER(push=SYNC, parts=[PART(divisor=None)]), 0, "divisor of kind 0"),
+        (HEADER(push=SYNC, parts=[PART(divisor=SUM, places=[1])]), 0, "0 gradients for the places"),
+        (
+            HEADER(push=SYNC, parts=[PART(divisor=SUM, places=[1, 1], dense=[TENSOR(dtype="bool", shape=[0])] * 2)]),
+            0,
+            "name each place once",
+        ),
+        (HEADER(push=SYNC, parts=[PART(divisor=SUM, slices=[SLICES()] * 2)]), 0, "twice"),
+        (HEADER(push=SYNC, parts=[PART(divisor=SUM, dense=[TENSOR(dtype="bool", shape=[9])])]), 3, "3 of the 9 bytes"),
+        (HEADER(push=SYNC, losses=master_pb2.Losses(places=[0])), 0, "0 metrics for the places"),
+    ],
+)
+def test_a_push_that_cannot_be_is_refused(header: master_pb2.GradientHeader, body: int, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        bulk.push_from_frames(encode(header.SerializeToString(), [np.zeros(body, np.uint8)]))
+
+
+def test_what_others_say_is_made_fit_for_terminals_and_logs() -> None:
+    failure = master_pb2.ReportFailureRequest(error="Odd\x1b[2J\n", message="first\nINFO forged \x07")
+    assert str(messages.failure_from_message(failure)) == r"Odd\x1b[2J\n: first" + "\n    " + r"INFO forged \x07"
+    reply = master_pb2.GetStatusReply(job="j\n", state="\x1bs", store="a\x9bb", metrics={"m\r": 1.0})
+    reply.workers.add(incarnation="i", host="h\x1b[31m")
+    reply.refusals.add(host="h\n", error="e", message="one\ntwo")
+    status = messages.status_from_message(reply)
+    assert (status.job, status.state, status.store, dict(status.metrics)) == (
+        r"j\n",
+        r"\x1bs",
+        r"a\x9bb",
+        {r"m\r": 1.0},
+    )
+    assert status.workers[0].identity.host == r"h\x1b[31m"
+    assert (status.refusals[0].worker.host, status.refusals[0].message) == (r"h\n", "one\n    two")

@@ -1,0 +1,134 @@
+"""docs/wire.md: its client is run as it is written there, and what it says of errors is so."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from elastable.embedding_store import errors
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.status_codes import status_code
+from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.master.core.bare_master import BareMaster
+from elastable.master.rpc.master_service import master_service
+from elastable.master.rpc.messages import MASTER_SERVICE
+from elastable.master.v1 import master_pb2
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "wire.md").read_text()
+
+
+def block(language: str) -> str:
+    """The one code block of that language that the page has."""
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return text
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with (
+        MemoryStore() as store,
+        GrpcServer("127.0.0.1:0", [store_service(store, writable=True), master_service(BareMaster(store))]) as server,
+    ):
+        yield server.address
+
+
+@pytest.fixture(scope="module")
+def channel(address: str) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(address) as channel:
+        yield channel
+
+
+def run_client(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the page's client where nothing of the repository but the generated stubs can be imported."""
+    for package in ("embedding_store", "master"):
+        target = folder / "elastable" / package / "v1"
+        target.mkdir(parents=True)
+        for stub in (ROOT / package / "v1").glob("*.py"):
+            (target / stub.name).write_text(stub.read_text())
+    client = folder / "client.py"
+    client.write_text(block("python"))
+    return subprocess.run(
+        [sys.executable, "-c", RUN, str(folder), str(client), *arguments],
+        env={**os.environ, **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+RUN = """
+import runpy, sys
+folder, sys.argv = sys.argv[1], sys.argv[2:]
+sys.path.insert(0, folder)
+# Nor from where it is installed, in whatever way that was done.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+runpy.run_path(sys.argv[0], run_name="__main__")
+ours = [name for name in sys.modules if name.split(".")[0] == "elastable"]
+assert all(getattr(sys.modules[name], "__file__", None) is None or sys.modules[name].__file__.startswith(folder)
+           for name in ours), ours
+"""
+
+
+def test_the_pages_client_runs_as_it_is_written(address: str, tmp_path: Path) -> None:
+    ran = run_client(tmp_path / "first", address)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == block("text")
+    ran = run_client(tmp_path / "again", ELASTABLE_ADDRESS=address)
+    assert ran.returncode == 0, ran.stderr
+    assert "rows are the new ones" in ran.stdout
+
+
+def test_health_answers_for_both_services(channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    for name in ("", STORE_SERVICE, MASTER_SERVICE):
+        reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_shows_both_services_and_all_their_calls(channel: grpc.Channel) -> None:
+    ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+    requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
+    requests += [
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in (STORE_SERVICE, MASTER_SERVICE)
+    ]
+    listed, *files = ask(iter(requests), timeout=60)
+    assert {STORE_SERVICE, MASTER_SERVICE} < {service.name for service in listed.list_services_response.service}
+    for file, call in zip(files, (b"LookupSmall", b"ReportGradient"), strict=True):
+        assert any(call in text for text in file.file_descriptor_response.file_descriptor_proto)
+
+
+def test_the_page_names_every_call() -> None:
+    for file in (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR):
+        for service in file.services_by_name.values():
+            assert f"`{service.full_name}`" in PAGE
+            row = next(line for line in PAGE.splitlines() if f"`{service.full_name}`" in line)
+            assert set(re.findall(r"`(\w+)`", row)) >= {method.name for method in service.methods}
+
+
+def test_the_page_says_the_code_of_every_error() -> None:
+    rows = re.findall(r"^\| `([A-Z_]+)` \| (.*) \|$", PAGE, re.MULTILINE)
+    documented = {name: code for code, names in rows for name in re.findall(r"`(\w+)`", names)}
+    for name in set(errors.__all__) - {"ElastableError"}:
+        assert documented[name] == status_code(getattr(errors, name)).name, name
+
+
+def test_the_page_says_the_limits() -> None:
+    for size, words in ((MAX_FRAME_BYTES, "4 MiB"), (MAX_BODY_BYTES, "4 GiB"), (ONE_FRAME_BYTES, "3.5 MiB")):
+        amount, unit = words.split()
+        assert size == float(amount) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
+        assert words in PAGE

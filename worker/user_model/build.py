@@ -1,0 +1,282 @@
+"""Builds a model and checks that it can be trained."""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_source import variables_of
+from elastable.embedding_store.errors import BadIds, BadInput, ElastableError, ModelError, Unsupported
+from elastable.master.api import JobSpec
+from elastable.worker.keras.same_optimizer import changed_value, traced_values
+from elastable.worker.keras.seeds import draws_kept, layers_of
+from elastable.worker.keras.structures import TensorBatch, TensorLike
+from elastable.worker.layers.model_tables import store_layers
+from elastable.worker.losses.loss_parts import all_metrics
+from elastable.worker.losses.origins import changes_of, dtype_of
+from elastable.worker.readers.batch.ragged import RaggedArray, SparseArray
+from elastable.worker.readers.batch.reader import ModelInputs, Reader
+from elastable.worker.rows.id_values import assertion_of
+from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
+from elastable.worker.rows.saved_rows import rows_unlisted
+from elastable.worker.rows.scope import PlanScope, entered
+from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
+from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
+from elastable.worker.step.traced.step_plan import overrides, rehearse
+from elastable.worker.user_model.offload import keep_on_worker, offloading
+
+_log = logging.getLogger(__name__)
+
+
+def as_tensors(
+    batch: object,
+    source: str = "the reader",
+    model: keras.Model | None = None,
+    numbers: Sequence[int] | Int64 | None = None,
+) -> TensorBatch:
+    """A batch of arrays as the same structure of tensors, with TensorFlow's ragged and sparse tensors.
+
+    Args:
+        source: Where they are from, for messages.
+        model: The model that takes them: its integer inputs get exact integers, and other floats are float32, as in
+            `model.fit`. None: it is not there yet, and floats stay what they are.
+        numbers: Number of each record, for messages; None: its place in the batch.
+
+    Raises:
+        BadInput: not a batch.
+        BadIds: a value that an integer input cannot hold, with input, record and value.
+    """
+    parts = require_parts(batch, source)
+    if model is not None:
+        x = map_inputs(model, parts[0], lambda leaf, given: exact_leaf(leaf, source, given, numbers))
+        parts = (x, *parts[1:])
+    tensors: TensorBatch = tf.nest.map_structure(_as_tensor, parts)
+    return tensors if model is None else tf.nest.map_structure(_as_single, tensors, expand_composites=True)
+
+
+def _as_tensor(value: object) -> TensorLike:
+    if tf.is_tensor(value):
+        return value
+    if isinstance(value, RaggedArray):
+        return tf.RaggedTensor.from_row_splits(_as_tensor(value.values), value.splits, validate=False)
+    if isinstance(value, SparseArray):
+        records = np.repeat(np.arange(len(value)), np.diff(value.splits))
+        indices = np.concatenate([records[:, np.newaxis], value.indices], axis=1)
+        return tf.SparseTensor(indices, _as_tensor(value.values), [len(value), *value.shape])
+    return tf.convert_to_tensor(value)
+
+
+def sample_batch(reader: Reader, model: keras.Model | None = None) -> TensorBatch:
+    """The first two records of a reader, as tensors; `model` as of `as_tensors`."""
+    if len(reader) == 0:
+        raise BadInput("the training split is empty; data('train') must hold at least one record")
+    first = np.arange(min(2, len(reader)), dtype=np.int64)
+    source = f"{type(reader).__name__}.take()"
+    batch = as_tensors(reader.take(first), source, model, first)
+    require_like(batch_spec(batch), batch, len(first), source)
+    return batch
+
+
+def for_model(reader: Reader, model: keras.Model) -> Reader:
+    """The same records, as the inputs of the model want them: a column of a file in the dtype of its `keras.Input`.
+
+    Of a model without symbolic inputs (a subclass of `keras.Model`) nothing is known, and nothing changes.
+    """
+    inputs = inputs_of(model)
+    if inputs is None:
+        return reader
+    named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
+    made = {name: each for name, each in named.items() if isinstance(each, keras.KerasTensor)}
+    dtypes = {name: str(each.dtype) for name, each in made.items()}
+    lengths = {name: length for name, each in made.items() if (length := list_length(each)) is not None}
+    return reader.for_inputs(ModelInputs(dtypes, lengths, overrides(model, "train_step")))
+
+
+def make_model(
+    make: Callable[[], keras.Model],
+    records: Reader | Callable[[], Reader],
+    seed: int,
+    offload_above: int = 0,
+    on_worker: Collection[str] = (),
+) -> keras.Model:
+    """Calls `make` for the model and builds it.
+
+    Args:
+        make: Returns a compiled Keras model.
+        records: Records, for their shapes; or what returns some, called only for a model that needs them
+            (`needs_sample`).
+        seed: Keras' global seed, so that every process starts with equal dense variables.
+        offload_above: Keras embeddings with more elements than this are offloaded to the store and never allocated; 0:
+            none.
+        on_worker: Tables that become Keras variables.
+    """
+    keras.utils.set_random_seed(seed & 0xFFFFFFFF)
+    with offloading(offload_above):
+        model = make()
+        if callable(records) and not needs_sample(model):
+            _refuse_unsupported(model)
+        else:
+            build_model(model, sample_batch(for_model(records() if callable(records) else records, model)))
+    if on_worker:
+        specs = {layer.table_name: layer.table_spec(seed) for layer in store_layers(model)}
+        keep_on_worker(model, {name: specs[name] for name in on_worker if name in specs})
+    return model
+
+
+def needs_sample(model: keras.Model) -> bool:
+    """Whether a model is not known without data: Keras has not built it, or it has its own `train_step`."""
+    return overrides(model, "train_step") or not all(layer.built for layer in layers_of(model))
+
+
+def build_model(model: keras.Model, sample: TensorBatch) -> None:
+    """Runs the model once on `sample`, so that all variables exist, and puts back what that changes.
+
+    Raises:
+        ModelError, Unsupported: a model that is not compiled, fails on its own data, or uses unsupported features.
+    """
+    _refuse_unsupported(model)
+    x = exact_inputs(model, sample[0])
+    sample = tf.nest.map_structure(_as_single, (x, *sample[1:]), expand_composites=True)
+
+    def run() -> list[list[tf.Tensor]]:
+        if overrides(model, "train_step"):
+            rehearse(model, sample)
+            return []
+        done = forward(model, sample, training=False)
+        warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
+        return _states_of_updates(model, _own_metrics(model), done)
+
+    values = {} if needs_sample(model) else traced_values(model)
+    try:
+        # A graph shows what it changes before it does.
+        with entered(PlanScope()), rows_unlisted(), draws_kept():
+            traced = tf.function(run, autograph=False).get_concrete_function()
+        if not overrides(model, "train_step"):
+            with _changes_kept(model, traced.graph):
+                states = traced()
+            _require_sums(_own_metrics(model), states)
+    except ElastableError:
+        raise
+    except Exception as error:
+        if isinstance(error, tf.errors.InvalidArgumentError) and (message := assertion_of(error)):
+            raise BadIds(message) from error
+        raise ModelError(
+            f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
+        ) from error
+    model.reset_metrics()
+    if name := changed_value(model, values):
+        _log.warning(
+            "model %r: its own code changes %s, and is called here before training, too, so the numbers are not those "
+            "of Keras: keep it in a tf.Variable or a keras.Variable, which is put back",
+            model.name,
+            name,
+        )
+
+
+def _as_single(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float64, tf.float16) else tensor
+
+
+def warn_of_batch_statistics(model: keras.Model, job: JobSpec) -> None:
+    """Names layers that train on statistics of a batch, where a batch is computed in several micro-batches."""
+    if job.micro_batches_per_version == 1 or job.average == "batches":
+        return
+    layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    names = [repr(layer.name) for layer in layers if layer.trainable]
+    if names:
+        _log.warning(
+            "model %r: BatchNormalization (%s) takes the statistics of each micro-batch of %d records, and not those "
+            "of the %d micro-batches of a version together (grads_to_wait), so the numbers are not those of Keras on "
+            "one batch; use grads_to_wait=1 (--grads-to-wait 1), or LayerNormalization or GroupNormalization",
+            model.name,
+            ", ".join(names),
+            job.micro_batch_size,
+            job.micro_batches_per_version,
+        )
+
+
+def _refuse_unsupported(model: keras.Model) -> None:
+    """Refuses features of `compile()` or the model that the step does not support, by name."""
+    if not getattr(model, "compiled", False):
+        raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
+    strategy = getattr(model, "_distribute_strategy", None)
+    if strategy is not None:
+        raise Unsupported(
+            f"model {model.name!r} was made under tf.distribute's {type(strategy).__name__}, which copies variables "
+            "itself: create it outside the strategy's scope; for several workers use elastable train --workers, for "
+            "replicas with separate variables et.ReplicaTrainer"
+        )
+    if model.jit_compile is True:
+        # Keras does the same for a model that XLA cannot compile; the numbers differ only by rounding.
+        _log.warning(
+            "model %r: compile(jit_compile=True) has no effect: its steps run without XLA, because the number of "
+            "unique ids differs from batch to batch",
+            model.name,
+        )
+
+
+@contextmanager
+def _changes_kept(model: keras.Model, graph: tf.Graph) -> Iterator[None]:
+    """Restores, after the block, every variable that the graph changes, and names the weights among them.
+
+    A layer, a loss or a metric may count its calls, update an average or draw a number; this call must not count.
+    """
+    handles = {id(handle): handle for _, handle in changes_of(graph)}.values()
+    before = [(handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype_of(handle))) for handle in handles]
+    yield
+    paths = {id(weight.value.handle): weight.path for weight in variables_of(model.weights)}
+    changed = []
+    for handle, value in before:
+        after = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+        if id(handle) in paths and not np.array_equal(after, value):
+            changed.append(paths[id(handle)])
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    if changed:
+        _log.warning(
+            "model %r: %s changes in inference, too (training=False). Keras keeps what an evaluation during training "
+            "changes, and here it is dropped: change it only where training is true",
+            model.name,
+            ", ".join(map(repr, changed)),
+        )
+
+
+def _own_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    return [metric for metric in all_metrics(model) if type(metric).__module__.split(".")[0] != "keras"]
+
+
+def _states_of_updates(model: keras.Model, own: Sequence[keras.metrics.Metric], done: Forward) -> list[list[tf.Tensor]]:
+    """The states of metrics that have seen a batch once, and twice."""
+    if not own:
+        return []
+    # An untrained model may predict zeros, for which every state looks like a sum.
+    seen = replace(done, predicted=tf.nest.map_structure(_between_zero_and_one, done.predicted))
+    model.reset_metrics()
+    states = []
+    for _ in range(2):
+        update_metrics(model, seen, seen.loss)
+        states.append([tf.identity(variable.value) for metric in own for variable in metric.variables])
+    return states
+
+
+def _require_sums(own: Sequence[keras.metrics.Metric], states: Sequence[Sequence[tf.Tensor]]) -> None:
+    """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged."""
+    variables = [(metric, variable) for metric in own for variable in metric.variables]
+    for (metric, variable), *values in zip(variables, *states, strict=True) if own else ():
+        once, twice = map(np.array, values)
+        if not np.allclose(twice, 2 * once, rtol=1e-3, atol=1e-6):
+            raise Unsupported(
+                f"metric {metric.name!r} ({type(metric).__name__}): its state {variable.path!r} is no sum over "
+                "records (seeing the same batch twice does not double it), so micro-batches cannot be merged; "
+                "keep sums and counts in the state and compute from them in result(), or use a callback"
+            )
+
+
+def _between_zero_and_one(value: TensorLike) -> TensorLike:
+    if not tf.is_tensor(value) or isinstance(value, tf.RaggedTensor) or not value.dtype.is_floating:
+        return value
+    return tf.cast(0.1 + 0.8 * tf.random.stateless_uniform(tf.shape(value), (0, 0)), value.dtype)
