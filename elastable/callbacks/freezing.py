@@ -83,9 +83,8 @@ class Freezing:
         self._require_tables()
         for each in self._hyperparameters:
             each.require(f"model {self._model.name!r}", "compile it anew between two fits")
-        optimizers = zip(self._dense.optimizers, self._steps, strict=False)
-        loaded = any(layer.was_loaded for layer in self._layers)
-        if not loaded and any(int(each.iterations) < steps for each, steps in optimizers):
+        pairs = zip(self._dense.optimizers, self._steps, strict=False)
+        if any(int(one.iterations) < steps for one, steps in pairs) and not any(one.was_loaded for one in self._layers):
             raise Unsupported(
                 f"a callback assigned the variables of the optimizer of model {self._model.name!r} during training, "
                 "but slots of tables are in their store: compile it with a new optimizer between two fits"
