@@ -44,7 +44,7 @@ def open_run(run: Path, graph: str | None) -> TrainedGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class _EvaluateOptions:
+class _KgEvaluateOptions:
     run: Path = required(RUN)
     graph: str | None = setting(None, GRAPH)
     split: str = setting("test", Option("Which triples to rank.", choices=("train", "valid", "test")))
@@ -81,8 +81,8 @@ class _EvaluateOptions:
             raise BadInput("--of-type, --among and --listed all restrict the candidates; give one of them")
 
 
-@takes(_EvaluateOptions)
-def evaluate_run(options: _EvaluateOptions) -> None:
+@takes(_KgEvaluateOptions)
+def evaluate_run(options: _KgEvaluateOptions) -> None:
     """Rank the heads and tails of a split's triples with a trained model."""
     hits = _hits(options.at)
     trained = open_run(options.run, options.graph)
@@ -135,7 +135,7 @@ def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
         raise BadInput(f"{file}: {error}") from error
 
 
-def _candidates(trained: TrainedGraph, options: _EvaluateOptions) -> Candidates | TripleCandidates | None:
+def _candidates(trained: TrainedGraph, options: _KgEvaluateOptions) -> Candidates | TripleCandidates | None:
     from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates
     from elastable.replicas.knowledge_graphs.trained.rank_report import read_triple_candidates
 
@@ -301,7 +301,7 @@ _file = partial(Option, group="A file of queries")
 
 
 @dataclass(frozen=True, slots=True)
-class _PredictOptions:
+class _KgPredictOptions:
     run: Path = required(RUN)
     graph: str | None = setting(None, GRAPH)
     relation: str | None = setting(None, _query("Name of the relation."))
@@ -334,8 +334,8 @@ class _PredictOptions:
             raise BadInput("--of-type and --among both restrict the answers; give one of them")
 
 
-@takes(_PredictOptions)
-def predict_links(options: _PredictOptions) -> None:
+@takes(_KgPredictOptions)
+def predict_links(options: _KgPredictOptions) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     trained = open_run(options.run, options.graph)
     from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor, Query
@@ -359,7 +359,7 @@ def predict_links(options: _PredictOptions) -> None:
         OutputConsole().print(_table(queries[0], found[0]))
 
 
-def _entities_among(trained: TrainedGraph, options: _PredictOptions) -> Candidates | None:
+def _entities_among(trained: TrainedGraph, options: _KgPredictOptions) -> Candidates | None:
     from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates
 
     if options.among is not None:
@@ -422,14 +422,14 @@ def _table(query: Query, answers: Sequence[Answer]) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _ExportOptions:
+class _KgExportOptions:
     run: Path = required(RUN)
     output: Path = required(Option("A new folder.", metavar="DIR"))
     format: str = required(Option("Format of the embeddings.", choices=("numpy", "parquet")))
 
 
-@takes(_ExportOptions)
-def export_run(options: _ExportOptions) -> None:
+@takes(_KgExportOptions)
+def export_run(options: _KgExportOptions) -> None:
     """Write the embeddings for other programs."""
     trained = open_run(options.run, None)
     from elastable.replicas.knowledge_graphs.trained.trained_graph import export_embeddings

@@ -54,7 +54,7 @@ class OpenTelemetryTracer:
     def __init__(self, exporter: SpanExporter, service: str) -> None:
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
         resource = Resource.create({**named, "host.name": socket.gethostname(), "process.pid": os.getpid()})
-        self._ids = _Ids()
+        self._ids = _TraceIds()
         self._provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("elastable")
@@ -149,7 +149,7 @@ def _timeout(seconds: float) -> float | None:
     return None if any(os.environ.get(name) for name in _TIMEOUT_VARIABLES) else seconds
 
 
-class _Ids(IdGenerator):
+class _TraceIds(IdGenerator):
     """Random ids, except those that a block names for the span that it starts.
 
     The system's random numbers, and not those of `random`: programs seed these, so that several workers would make the

@@ -21,7 +21,7 @@ _NAMED_S = 600.0  # after its lease a pin is known for so long, to say what beca
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldPin:
     """A pin of a client: until when its token is known, and the address it was asked for from."""
 
     pin: Snapshot
@@ -40,7 +40,7 @@ class ServedPins:
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store
         self._changing = threading.Lock()
-        self._pins: dict[bytes, _Held] = {}
+        self._pins: dict[bytes, _HeldPin] = {}
 
     def source(self, token: bytes) -> Snapshot:
         """The store for an empty token, else the pin of that token.
@@ -105,7 +105,7 @@ class ServedPins:
         if known is None:
             pin = self._store.pin(request.version if request.HasField("version") else None, lease_s)
             with self._changing:
-                held = _Held(pin, _known_until(lease_s), client, pin.version())
+                held = _HeldPin(pin, _known_until(lease_s), client, pin.version())
                 known = self._pins.setdefault(request.token, held)
             if known.pin is not pin:  # the same call has come twice at the same time
                 pin.close()

@@ -421,7 +421,7 @@ class AttachedTable:
         Its `read` and `fold` raise `Torn` where the state is past and positions might be anything.
         """
         directory = self._indexed() if self._direct is None else self._direct
-        return TableReader(self.spec, _Checked(directory, whole, self.spec.name, self._rows), self._values)
+        return TableReader(self.spec, _CheckedReads(directory, whole, self.spec.name, self._rows), self._values)
 
     def _indexed(self) -> RowDirectory:
         """The index in its current shape."""
@@ -439,7 +439,7 @@ class AttachedTable:
         return DirectRows(size, _handing_out(slabs, self.spec))
 
 
-class _Checked:
+class _CheckedReads:
     """Finds positions, and hands none out of which it is not known that rows lie there."""
 
     def __init__(self, directory: RowDirectory, whole: Callable[[], bool], table: str, rows: int) -> None:
