@@ -136,7 +136,6 @@ class JobCallbacks:
         place = step % self._together
         if place < self._together - 1 and not last:
             return False
-        self._freezing.note_steps()
         self._list.on_train_batch_end(step - place + self._together - 1, logs)
         self._freezing.look()
         return bool(self._model.stop_training)
@@ -153,7 +152,6 @@ class JobCallbacks:
                         type(callback).__name__,
                         ", ".join(names),
                     )
-        self._freezing.note_steps()
         self._list.on_epoch_end(epoch, dict(logs))
         self._best.look()
         return bool(self._model.stop_training)

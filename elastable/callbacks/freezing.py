@@ -35,7 +35,6 @@ class Freezing:
         self._compiled = (model.optimizer, model._compile_loss)
         self._sources = [layer.source for layer in self._layers]
         self._hyperparameters = [Hyperparameters(each) for each in dense.optimizers]
-        self._steps: list[int] = []
         self._held: object = None
         self._function: object = None
         self._warned = b""
@@ -59,10 +58,6 @@ class Freezing:
         kept: dict[str, bytes] = getattr(self._model.train_function, _KEPT, {})
         return kept.get(self._of, b"").hex()
 
-    def note_steps(self) -> None:
-        """To be called before callbacks are, which may assign the optimizers' variables."""
-        self._steps = [int(each.iterations) for each in self._dense.optimizers]
-
     def look(self, of: str | None = None) -> None:
         """To be called before each epoch and, where callbacks see batches, after each version.
 
@@ -71,7 +66,7 @@ class Freezing:
 
         Raises:
             Unsupported: a callback compiled the model anew, unfroze what the optimizer was not built for, put a table
-                into another store, or assigned a hyperparameter or variables of an optimizer; or see the class and
+                into another store, or assigned a hyperparameter of an optimizer; or see the class and
                 `require_same_values`.
             ModelError: layers that share a table differ in whether it is trained.
         """
@@ -83,12 +78,6 @@ class Freezing:
         self._require_tables()
         for each in self._hyperparameters:
             each.require(f"model {self._model.name!r}", "compile it anew between two fits")
-        pairs = zip(self._dense.optimizers, self._steps, strict=False)
-        if any(int(one.iterations) < steps for one, steps in pairs) and not any(one.was_loaded for one in self._layers):
-            raise Unsupported(
-                f"a callback assigned the variables of the optimizer of model {self._model.name!r} during training, "
-                "but slots of tables are in their store: compile it with a new optimizer between two fits"
-            )
         function = self._model.train_function
         if self._model.run_eagerly:
             setattr(function, _KEPT, {self._of: read_trainable(self._model)})

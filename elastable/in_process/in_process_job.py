@@ -38,7 +38,7 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
-from elastable.worker.keras.same_optimizer import note_dense_slots, optimizers_of, require_same_optimizer
+from elastable.worker.keras.same_optimizer import require_same_optimizer
 from elastable.worker.keras.seeds import layers_of, same_keras_state
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
@@ -211,8 +211,6 @@ def _run(
         # The end may find the worker within a micro-batch, which moves the states of the model that both share.
         dense.rewind()
     finalize_averages(dense, tables.store, tables.specs)
-    for optimizer in optimizers_of(model, tables.optimizers.values()):
-        note_dense_slots(optimizer)
     joined.end(hooks.logs)
     joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])
     return joined.history

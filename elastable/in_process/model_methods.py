@@ -91,7 +91,6 @@ class _BatchTrainer:
         self._plan = plan_ids(model, spec, training=True)
         given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None)
         self._step = (TrainStep if steps is None else OwnTrainStep)(*given, steps=steps)
-        self._steps = 0
 
     def is_current(self) -> bool:
         """Whether the model is still compiled and attached as it was, and nothing else has trained its tables since."""
@@ -99,8 +98,7 @@ class _BatchTrainer:
             layer.source is self._store and layer.goes_on_with(optimizer, self._specs[layer.table_name])
             for layer, optimizer in self._trained
         )
-        assigned = int(self._model.optimizer.iterations) < self._steps
-        return same and not assigned and (self._model.optimizer, self._model._compile_loss) == self._compiled
+        return same and (self._model.optimizer, self._model._compile_loss) == self._compiled
 
     def train(self, batch: TensorBatch, records: int) -> dict[str, float]:
         """One step; metrics by name."""
@@ -122,7 +120,6 @@ class _BatchTrainer:
             self._dense.rewind()  # the step has moved the states of the model itself
             raise
         self._committer.commit(version + 1, [push], lambda made: Progress())
-        self._steps = int(self._model.optimizer.iterations)
         total = add_metrics((), [result.metrics])
         for variable, value in zip(self._model.metrics_variables, total, strict=True):
             variable.assign(value.astype(variable.dtype))

@@ -143,7 +143,7 @@ class DenseTensors(DensePart, ABC):
                     "the model"
                 )
         for key, variable in targets.items():
-            variable.assign(tensors[key])
+            variable.value.assign(tensors[key])  # not as a program does, which must not assign slots
         self._snapshot_states = None
 
     def _by_key(self) -> dict[str, keras.Variable]:

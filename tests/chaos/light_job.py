@@ -126,8 +126,6 @@ class _Freezing:
     def state(self) -> str:
         return ""
 
-    def note_steps(self) -> None: ...
-
     def look(self) -> None: ...
 
 

@@ -1,9 +1,13 @@
 """`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
@@ -15,6 +19,9 @@ _WRAPPED = ("fit", "train_on_batch")
 _STATE_TREES = ("get_state_tree", "set_state_tree")
 _MARK = "_elastable_wraps"
 _BUILT_WITH = "_elastable_built_with"
+_SLOT_OF = "_elastable_slot_of"
+_OF_KERAS = ("gradient_accumulator", "average")  # which its optimizers assign as a program would
+_loading = threading.local()
 
 
 def has_tables_in_store(model: keras.Model) -> bool:
@@ -34,6 +41,8 @@ def wrap_model_methods() -> None:
     for name in _STATE_TREES:
         wrap_method(name, functools.partial(_refuse, name))
     optimizer = keras.optimizers.Optimizer
+    if not hasattr(keras.Variable.assign, _MARK):
+        keras.Variable.assign = _refusing_slots(keras.Variable.assign)
     for kind in optimizer.__mro__:
         _wrap_build(kind)
     waiting = optimizer.__subclasses__()
@@ -95,9 +104,48 @@ def _build_of_variables(plain: Callable[..., None]) -> Callable[..., None]:
         plain(self, variables_of(weights), *args, **kwargs)
         if len(variables_of(weights)) < len(weights):
             object.__setattr__(self, _BUILT_WITH, weights)  # past Keras' tracking
+            guard_slots(self)
 
     setattr(build, _MARK, plain)
     return build
+
+
+def guard_slots(optimizer: keras.optimizers.Optimizer) -> None:
+    """From now on a program cannot assign the slots of an optimizer that trains tables: theirs would stay as they are.
+
+    Keras' optimizers assign theirs in another way, and so do files that are loaded.
+    """
+    for variable in getattr(optimizer, "inner_optimizer", optimizer).variables:
+        if len(variable.shape) and not variable.name.endswith(_OF_KERAS):
+            setattr(variable, _SLOT_OF, optimizer.name)
+
+
+@contextmanager
+def assigning_slots() -> Iterator[None]:
+    """Within the block, in this thread, slots are assigned with those of tables."""
+    _loading.depth = getattr(_loading, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _loading.depth -= 1
+
+
+def _refusing_slots(plain: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(plain)
+    def assign(self: keras.Variable, value: object) -> object:
+        of = getattr(self, _SLOT_OF, None)
+        by_hand = of is not None and tf.executing_eagerly() and not getattr(_loading, "depth", 0)
+        if by_hand and not np.array_equal(value, self):
+            raise Unsupported(
+                f"{self.path} of the optimizer {of!r} is assigned, and the slots of the tables that it trains, which "
+                "are in their store, would stay: to begin with new slots compile the model with a new optimizer; to "
+                "continue with another model's use model.save, save_weights and load_weights, or "
+                "tf.train.Checkpoint(model)"
+            )
+        return plain(self, value)
+
+    setattr(assign, _MARK, plain)
+    return assign
 
 
 def wrap_method(name: str, replacement: Callable[..., object]) -> None:

@@ -98,7 +98,7 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
     if isinstance(value, np.ndarray) or tf.is_tensor(value):
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
             array = np.asarray(value)
-            found[name] = f"an array {array.shape} of checksum {checksum(array)}"
+            found[name] = f"an array {array.shape} of checksum {_checksum(array)}"
     elif isinstance(value, types.MethodType):
         _read(name, value.__func__, found, seen)
         _read(f"{name}.__self__", value.__self__, found, seen)
@@ -124,7 +124,7 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
                     _read(f"{name}.{attribute}", part, found, seen)
 
 
-def checksum(array: np.ndarray) -> int:
+def _checksum(array: np.ndarray) -> int:
     """Of an array's bytes, in place: a loss may see data of any size."""
     if array.dtype.hasobject:
         return zlib.crc32(array.tobytes())
@@ -152,7 +152,6 @@ def _read_names(name: str, function: types.FunctionType, found: dict[str, object
 
 
 _BEGAN = "_elastable_training_began"
-_LEFT = "_elastable_left_with"
 _COMPILE_AGAIN = "call model.compile(...) again, with this optimizer or a new one"
 
 
@@ -297,32 +296,3 @@ def require_same_optimizer(model: keras.Model, planned: Iterable[keras.Optimizer
                 "would go on with the old one; write model.compile(optimizer=..., loss=...) with the new one"
             )
         kept.require(f"model {model.name!r}")
-
-
-def note_dense_slots(optimizer: keras.Optimizer, known: bool = True) -> None:
-    """Called where training or loading leaves an optimizer, with `known=False` where it begins."""
-    left = (int(optimizer.iterations), [checksum(each) for each in _dense_slots(optimizer)]) if known else None
-    object.__setattr__(optimizer, _LEFT, left)  # past Keras' tracking
-
-
-def same_dense_slots(optimizer: keras.Optimizer, has_trained: bool) -> bool:
-    """Whether what an optimizer keeps of dense variables is as it was left, so that the slots of tables go with it.
-
-    A program that assigns `optimizer.variables` does not reach the slots of tables.
-
-    Args:
-        optimizer: One that trains tables.
-        has_trained: Whether it trained them, or was loaded with their slots.
-    """
-    steps, slots = int(optimizer.iterations), _dense_slots(optimizer)
-    left: tuple[int, list[int]] | None = getattr(optimizer, _LEFT, None)
-    if has_trained and left is not None:
-        return steps > left[0] or [checksum(each) for each in slots] == left[1]
-    as_new = all((each == each.flat[0]).all() for each in slots if each.size)
-    return not slots or as_new != has_trained or (steps > 0) == has_trained
-
-
-def _dense_slots(optimizer: keras.Optimizer) -> list[np.ndarray]:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    others = [id(inner.iterations), id(inner._learning_rate)]
-    return [np.asarray(each) for each in inner.variables if id(each) not in others]

@@ -23,8 +23,7 @@ from elastable.embedding_store.native.string_ids import hash_ids
 from elastable.embedding_store.optimizers.registry import row_optimizer, same_slots
 from elastable.embedding_store.tables.checks import as_ids, require_ids
 from elastable.embedding_store.tables.initial_values import initial_rows
-from elastable.worker.keras.keras_methods import wrap_model_methods
-from elastable.worker.keras.same_optimizer import note_dense_slots, same_dense_slots
+from elastable.worker.keras.keras_methods import guard_slots, wrap_model_methods
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.export_rows import exported_rows, integer_ids_in_export
@@ -183,11 +182,6 @@ class StoreBacked:
         """Whether the table was trained in this process, or loaded with trained rows."""
         return self._trained_by is not None or self._steps is not None
 
-    @property
-    def was_loaded(self) -> bool:
-        """Whether its rows were loaded, with their slots, since training began."""
-        return self._steps is not None
-
     def trained_by(self, optimizer: keras.optimizers.Optimizer) -> bool:
         """Whether this very optimizer trained the table last, so that it can continue with the rows' slots.
 
@@ -206,7 +200,7 @@ class StoreBacked:
         object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
         self._trainers.add(optimizer)
         self._steps = None
-        note_dense_slots(optimizer, known=False)
+        guard_slots(optimizer)
 
     def goes_on_with(self, optimizer: keras.optimizers.Optimizer, spec: TableSpec) -> bool:
         """Whether this optimizer, of the table's spec, may go on with the rows as they are."""
@@ -250,17 +244,6 @@ class StoreBacked:
                 f"embedding layer {self.name!r}: the optimizer {optimizer.name!r} trained its table before, and "
                 "another one since, whose slots the rows have now; compile the model with a new optimizer, train the "
                 "table with one optimizer only (et.Embedding(optimizer=)), or use two layers"
-            )
-        known = optimizer in self._trainers
-        assigned = (
-            self._steps is None and row_optimizer(spec.optimizer).slots and not same_dense_slots(optimizer, known)
-        )
-        if assigned and (known or not self.has_variable_in(optimizer)):
-            raise Unsupported(
-                f"embedding layer {self.name!r}: the variables of the optimizer {optimizer.name!r} were assigned since "
-                "it trained, and the slots of tables, which are in their store, were not: to begin with new slots "
-                "compile the model with a new optimizer; to continue with another model's use model.save, save_weights "
-                "and load_weights, or tf.train.Checkpoint(model)"
             )
         there = self._source.specs().get(self.table_name) if isinstance(self._source, EmbeddingStore) else None
         if there is None or self._steps is not None or not self.trained_by(optimizer):

@@ -16,8 +16,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.row_blocks import fresh_rows
-from elastable.worker.keras.keras_methods import built_with
-from elastable.worker.keras.same_optimizer import note_dense_slots
+from elastable.worker.keras.keras_methods import assigning_slots, built_with
 from elastable.worker.rows.store_backed import StoreBacked
 
 _BLOCK_ROWS = 1 << 16
@@ -49,8 +48,7 @@ def give_back_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, s
     for block in store.scan(layer.table_name, _BLOCK_ROWS):
         slots[block.ids] = block.slots
     for variable, values in zip(variables, np.split(slots, len(variables), axis=1), strict=True):
-        variable.assign(values)
-    note_dense_slots(optimizer)
+        variable.value.assign(values)
 
 
 def _variables(
@@ -107,8 +105,9 @@ def _with_tables(
 ) -> Callable[[keras.optimizers.Optimizer, _Arrays], None]:
     @functools.wraps(plain)
     def method(self: keras.optimizers.Optimizer, store: _Arrays) -> None:
-        if not ours(self, store):
-            plain(self, store)
+        with assigning_slots():
+            if not ours(self, store):
+                plain(self, store)
 
     return method
 
@@ -196,8 +195,6 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
             ids = np.arange(start, min(start + _BLOCK_ROWS, len(whole)), dtype=np.int64)
             source.put(name, [RowBlock(ids, source.lookup({name: ids})[name], whole[ids])])
         layer.note_trained_by(optimizer)
-    if slots:
-        note_dense_slots(optimizer)
     return bool(places)
 
 

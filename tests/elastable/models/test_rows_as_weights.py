@@ -357,41 +357,32 @@ def test_weights_of_a_table_of_any_id_are_refused_before_they_fail() -> None:
         fit(model, callbacks=[board])
 
 
-@pytest.mark.parametrize("way", ["fit", "batches", "offloaded"])
-def test_an_optimizer_whose_variables_a_program_assigns_is_refused(way: str) -> None:
+BY_HAND = pytest.raises(Unsupported, match=r"of the optimizer 'adam.*' is assigned, .* with a new optimizer")
+
+
+@pytest.mark.parametrize("way", ["fit", "batches", "offloaded", "built", "loaded"])
+def test_slots_that_a_program_assigns_are_refused(way: str, tmp_path: Path) -> None:
     model = one_table.model_of(one_table.plain_table() if way == "offloaded" else one_table.own_table())
-
-    def train() -> None:
-        if way == "batches":
-            model.train_on_batch(one_table.IDS, one_table.TARGETS)
-        else:
-            et.fit(model, (one_table.IDS, one_table.TARGETS), batch_size=8, offload_embeddings_above=1)
-
-    train()
-    left = [np.array(each) for each in model.optimizer.variables]
-    for each in model.optimizer.variables:
-        each.assign(np.zeros(each.shape))
-    with pytest.raises(Unsupported, match=r"variables of the optimizer .* were assigned .* with a new optimizer"):
-        train()
-    for each, value in zip(model.optimizer.variables, left, strict=True):
-        each.assign(value)
-    train()
+    if way == "batches":
+        model.train_on_batch(one_table.IDS, one_table.TARGETS)
+    elif way == "built":
+        model.optimizer.build(model.trainable_variables)
+    else:
+        et.fit(model, (one_table.IDS, one_table.TARGETS), batch_size=8, offload_embeddings_above=1)
+    if way == "loaded":
+        model.save(tmp_path / "model.keras")
+        model = keras.models.load_model(tmp_path / "model.keras")
     model.optimizer.iterations.assign(1)  # alone it is what the steps of tables are counted by, too
-    train()
+    slots = [each for each in model.optimizer.variables if len(each.shape)]
+    for each in slots:
+        each.assign(np.array(each))
+        with BY_HAND:
+            each.assign(np.array(each) + 1.0)
+    with BY_HAND:
+        slots[0].assign_add(np.ones(slots[0].shape))
 
 
-def test_an_optimizer_with_the_variables_of_another_one_is_refused() -> None:
-    trained, model = one_table.model_of(one_table.own_table()), one_table.model_of(one_table.own_table())
-    one_table.train(trained)
-    model.set_weights(trained.get_weights())
-    model.optimizer.build(model.trainable_variables)
-    for each, other in zip(model.optimizer.variables, trained.optimizer.variables, strict=True):
-        each.assign(other)
-    with pytest.raises(Unsupported, match=r"to continue with another model's use model\.save"):
-        one_table.train(model)
-
-
-def test_a_callback_that_zeroes_the_variables_of_the_optimizer_is_refused() -> None:
+def test_slots_that_a_callback_assigns_are_refused() -> None:
     model = one_table.model_of(one_table.own_table())
 
     class Restart(keras.callbacks.Callback):
@@ -399,7 +390,7 @@ def test_a_callback_that_zeroes_the_variables_of_the_optimizer_is_refused() -> N
             for each in self.model.optimizer.variables:
                 each.assign(np.zeros(each.shape))
 
-    with pytest.raises(Unsupported, match=r"a callback assigned the variables of the optimizer"):
+    with BY_HAND:
         one_table.train(model, epochs=2, callbacks=[Restart()])
 
 
