@@ -103,6 +103,16 @@ def test_a_train_step_of_ones_own_has_the_numbers_of_plain_keras(wait: int, weig
         assert mine.history[name] == pytest.approx(theirs.history[name], rel=1e-5), name
 
 
+def test_a_metric_of_ones_own_may_be_called_loss() -> None:
+    found = []
+    for name in ("loss", "seen"):
+        model = Two(et.Embedding(WORDS, DIM, name="words", weights=[np.ones((WORDS, DIM))]), with_step)
+        model.seen = keras.metrics.Mean(name=name)
+        model.compile(keras.optimizers.SGD(0.001))
+        found.append(et.fit(model, (IDS, Y, WEIGHTS), batch_size=MICRO, verbose=False).history[name])
+    assert found[0] == found[1]
+
+
 def fitted(take: Callable[[keras.Model, tf.Tensor], tf.Tensor], wait: int = 1, **arguments: Keyword) -> None:
     layer = et.Embedding(WORDS, DIM, name="words", **arguments)
     model = Two(layer, take)
