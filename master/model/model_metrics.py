@@ -37,7 +37,7 @@ class ModelMetrics:
         tracker = getattr(model, "_loss_tracker", None)
         places = {id(variable): place for place, variable in enumerate(self._variables)}
         own = getattr(type(model), "train_step", None) is not keras.Model.train_step
-        counted = own and not any(each.name == "loss" and each is not tracker for each in model.metrics)
+        counted = own and not any(each.name == "loss" and each is not tracker for each in getattr(model, "metrics", ()))
         self._loss_count = places.get(id(tracker.count)) if counted and tracker is not None else None
         self.specs = tuple(
             TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in self._variables

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
@@ -132,7 +133,7 @@ def assigning_slots() -> Iterator[None]:
 
 def _refusing_slots(plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
-    def assign(self: keras.Variable, value: object) -> object:
+    def assign(self: keras.Variable, value: npt.ArrayLike) -> object:
         of = getattr(self, _SLOT_OF, None)
         by_hand = of is not None and tf.executing_eagerly() and not getattr(_loading, "depth", 0)
         if by_hand and not np.array_equal(value, self):
