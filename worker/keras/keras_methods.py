@@ -2,8 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 import numpy as np
@@ -44,6 +43,7 @@ def wrap_model_methods() -> None:
     optimizer = keras.optimizers.Optimizer
     if not hasattr(keras.Variable.assign, _MARK):
         keras.Variable.assign = _refusing_slots(keras.Variable.assign)
+        optimizer.load_own_variables = _assigning_slots(optimizer.load_own_variables)
     for kind in optimizer.__mro__:
         _wrap_build(kind)
     waiting = optimizer.__subclasses__()
@@ -121,21 +121,23 @@ def guard_slots(optimizer: keras.optimizers.Optimizer) -> None:
             setattr(variable, _SLOT_OF, optimizer.name)
 
 
-@contextmanager
-def assigning_slots() -> Iterator[None]:
-    """Within the block, in this thread, slots are assigned with those of tables."""
-    _loading.depth = getattr(_loading, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _loading.depth -= 1
+def _assigning_slots(load: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(load)
+    def load_own_variables(self: keras.optimizers.Optimizer, store: object) -> None:
+        before, _loading.is_on = getattr(_loading, "is_on", False), True
+        try:
+            load(self, store)
+        finally:
+            _loading.is_on = before
+
+    return load_own_variables
 
 
 def _refusing_slots(plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
     def assign(self: keras.Variable, value: npt.ArrayLike) -> object:
         of = getattr(self, _SLOT_OF, None)
-        by_hand = of is not None and tf.executing_eagerly() and not getattr(_loading, "depth", 0)
+        by_hand = of is not None and tf.executing_eagerly() and not getattr(_loading, "is_on", False)
         if by_hand and not np.array_equal(value, self):
             raise Unsupported(
                 f"{self.path} of the optimizer {of!r} is assigned, and the slots of the tables that it trains, which "

@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.row_blocks import fresh_rows
-from elastable.worker.keras.keras_methods import assigning_slots, built_with
+from elastable.worker.keras.keras_methods import built_with
 from elastable.worker.rows.store_backed import StoreBacked
 
 _BLOCK_ROWS = 1 << 16
@@ -105,9 +105,8 @@ def _with_tables(
 ) -> Callable[[keras.optimizers.Optimizer, _Arrays], None]:
     @functools.wraps(plain)
     def method(self: keras.optimizers.Optimizer, store: _Arrays) -> None:
-        with assigning_slots():
-            if not ours(self, store):
-                plain(self, store)
+        if not ours(self, store):
+            plain(self, store)
 
     return method
 
@@ -179,7 +178,7 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
         if isinstance(place, _SlotOfTable):
             slots.setdefault(place.layer, {})[place.slot] = np.asarray(store[str(number)], np.float32)
         else:
-            place.assign(store[str(number)])
+            place.value.assign(np.asarray(store[str(number)]))
     for layer, found in slots.items():
         source, name = layer.source, layer.table_name
         assert isinstance(source, EmbeddingStore)
