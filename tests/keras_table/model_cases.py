@@ -12,7 +12,7 @@ import tensorflow as tf
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, OwnLoss, Side, outcome, small, trained
+from tests.keras_table.sides import BATCH, DIM, LENGTH, MeanError, Outcome, Side, outcome, small, trained
 
 
 @keras.saving.register_keras_serializable("keras_table")
@@ -31,7 +31,7 @@ class Subclassed(keras.Model):
         return {**super().get_config(), "vocabulary": self.vocabulary}
 
 
-class SubclassedOwnLoss(OwnLoss, Subclassed):
+class SubclassedOwnLoss(MeanError, Subclassed):
     pass
 
 
