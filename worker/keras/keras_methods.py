@@ -105,7 +105,8 @@ def _build_of_variables(plain: Callable[..., None]) -> Callable[..., None]:
         plain(self, variables_of(weights), *args, **kwargs)
         if len(variables_of(weights)) < len(weights):
             object.__setattr__(self, _BUILT_WITH, weights)  # past Keras' tracking
-            guard_slots(self)
+            if any(hasattr(each, "table_name") and each.layer.optimizer is None for each in weights):
+                guard_slots(self)
 
     setattr(build, _MARK, plain)
     return build

@@ -382,6 +382,15 @@ def test_slots_that_a_program_assigns_are_refused(way: str, tmp_path: Path) -> N
         slots[0].assign_add(np.ones(slots[0].shape))
 
 
+def test_slots_may_be_assigned_where_tables_have_an_optimizer_of_their_own() -> None:
+    model = model_of(et.Embedding(ROWS, DIM, optimizer=keras.optimizers.SGD(0.1)))
+    fit(model)
+    slots = [each for each in model.optimizer.variables if len(each.shape)]
+    for each in slots:
+        each.assign(np.ones(each.shape))
+    fit(model)
+
+
 def test_slots_that_a_callback_assigns_are_refused() -> None:
     model = one_table.model_of(one_table.own_table())
 
