@@ -240,10 +240,11 @@ def test_a_base_replaces_the_log_before_it(tmp_path: Path) -> None:
     with create_tables(opened(tmp_path, log_bytes=20_000), SPECS["dynamic"]) as store:
         for seed in range(600):
             step(store, list(range(MOST)), seed, ["dynamic"])
+            base_written(store)  # the log grows meanwhile, as far as a busy machine lets it
             sizes.append(log_size(tmp_path))
         before = everything(store)
     assert len(list(tmp_path.glob("*.base"))) == 1
-    assert max(sizes) < 100_000
+    assert max(sizes) < 40_000
     with opened(tmp_path) as store:
         assert everything(store) == before
 
