@@ -216,7 +216,7 @@ def silent():
 
 calls = []
 with grpc.insecure_channel("127.0.0.1:50051") as channel:
-    for method in ("GetVersion", "LookupSmall", "Lookup"):
+    for method in ("GetStoreStatus", "LookupSmall", "Lookup"):
         call = channel.stream_unary(f"/elastable.embedding_store.v1.Store/{method}", None, None)
         calls += [call.future(silent()) for _ in range(150)]
     print("crowded", flush=True)

@@ -333,26 +333,6 @@ class CreateTableReply(_message.Message):
 Global___CreateTableReply: _TypeAlias = CreateTableReply  # noqa: Y015
 
 @_typing.final
-class ListTablesRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    COUNT_ROWS_FIELD_NUMBER: _builtins.int
-    count_rows: _builtins.bool
-    """counting may cost the store a pass over its nodes"""
-    def __init__(
-        self,
-        *,
-        count_rows: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_rows", b"count_rows"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListTablesRequest: _TypeAlias = ListTablesRequest  # noqa: Y015
-
-@_typing.final
 class TableStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -377,29 +357,6 @@ class TableStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
 
 Global___TableStatus: _TypeAlias = TableStatus  # noqa: Y015
-
-@_typing.final
-class ListTablesReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TABLES_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    version: _builtins.int
-    @_builtins.property
-    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
-    def __init__(
-        self,
-        *,
-        tables: _abc.Iterable[Global___TableStatus] | None = ...,
-        version: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tables", b"tables", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListTablesReply: _TypeAlias = ListTablesReply  # noqa: Y015
 
 @_typing.final
 class TableIds(_message.Message):
@@ -566,56 +523,100 @@ class LookupReply(_message.Message):
 Global___LookupReply: _TypeAlias = LookupReply  # noqa: Y015
 
 @_typing.final
-class GetVersionRequest(_message.Message):
+class StoreStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AT_LEAST_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    OWNED_FIELD_NUMBER: _builtins.int
     at_least: _builtins.int
     """Waits until this version is committed, for wait_ms at most (60,000)."""
     wait_ms: _builtins.int
+    tables: _builtins.bool
+    """What the reply says besides the version."""
+    rows: _builtins.bool
+    """of the tables; counting may cost the store a pass over its nodes"""
+    pins: _builtins.bool
+    owner: _builtins.bool
+    """Of store servers alone."""
+    shard: _builtins.bool
+    owned: _builtins.bool
+    """refused unless the caller owns the server, which learns that its owner is there"""
     def __init__(
         self,
         *,
         at_least: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
+        tables: _builtins.bool = ...,
+        rows: _builtins.bool = ...,
+        pins: _builtins.bool = ...,
+        owner: _builtins.bool = ...,
+        shard: _builtins.bool = ...,
+        owned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "owned", b"owned", "owner", b"owner", "pins", b"pins", "rows", b"rows", "shard", b"shard", "tables", b"tables", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetVersionRequest: _TypeAlias = GetVersionRequest  # noqa: Y015
+Global___StoreStatusRequest: _TypeAlias = StoreStatusRequest  # noqa: Y015
 
 @_typing.final
-class GetVersionReply(_message.Message):
+class StoreStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    KEEPS_RECORDS_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    owner: _builtins.str
+    """host:process; empty: nobody but the caller has been heard of lately"""
+    keeps_records: _builtins.bool
+    """with `owner`: rows and records outlive the server's process"""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
+    @_builtins.property
+    def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinStatus]:
+        """oldest version first"""
+
+    @_builtins.property
+    def shard(self) -> Global___ShardStatus: ...
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
+        tables: _abc.Iterable[Global___TableStatus] | None = ...,
+        pins: _abc.Iterable[Global___PinStatus] | None = ...,
+        owner: _builtins.str = ...,
+        keeps_records: _builtins.bool = ...,
+        shard: Global___ShardStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps_records", b"keeps_records", "owner", b"owner", "pins", b"pins", "shard", b"shard", "tables", b"tables", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetVersionReply: _TypeAlias = GetVersionReply  # noqa: Y015
+Global___StoreStatus: _TypeAlias = StoreStatus  # noqa: Y015
 
 @_typing.final
-class CountRowsRequest(_message.Message):
+class TableStatisticsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
     PIN_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     pin: _builtins.bytes
-    """token of the pin to read; empty: the store"""
+    """token of the pin whose rows are counted, and nothing else; empty: the store"""
     def __init__(
         self,
         *,
@@ -625,45 +626,6 @@ class CountRowsRequest(_message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["pin", b"pin", "table", b"table"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CountRowsRequest: _TypeAlias = CountRowsRequest  # noqa: Y015
-
-@_typing.final
-class CountRowsReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROWS_FIELD_NUMBER: _builtins.int
-    rows: _builtins.int
-    """that hold a value of their own"""
-    def __init__(
-        self,
-        *,
-        rows: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CountRowsReply: _TypeAlias = CountRowsReply  # noqa: Y015
-
-@_typing.final
-class TableStatisticsRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TABLE_FIELD_NUMBER: _builtins.int
-    table: _builtins.str
-    def __init__(
-        self,
-        *,
-        table: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -714,30 +676,7 @@ class TableStatisticsReply(_message.Message):
 Global___TableStatisticsReply: _TypeAlias = TableStatisticsReply  # noqa: Y015
 
 @_typing.final
-class ReadTableStateRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TABLE_FIELD_NUMBER: _builtins.int
-    PIN_FIELD_NUMBER: _builtins.int
-    table: _builtins.str
-    pin: _builtins.bytes
-    """token of the pin to read; empty: the store"""
-    def __init__(
-        self,
-        *,
-        table: _builtins.str = ...,
-        pin: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pin", b"pin", "table", b"table"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReadTableStateRequest: _TypeAlias = ReadTableStateRequest  # noqa: Y015
-
-@_typing.final
-class TableStateHeader(_message.Message):
+class TableState(_message.Message):
     """What a table keeps besides its rows.  Body: uint8 admission_counts[counters],
     the sketch of a table with admission; no counters where it has none.  Of a
     table whose rows go with time, int64 touch_times[spans][3] follow: the last
@@ -747,11 +686,9 @@ class TableStateHeader(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TABLE_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     UNTOUCHED_DECAY_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
-    table: _builtins.str
     counters: _builtins.int
     untouched_decay: _builtins.float
     """logarithm of what weight decay made of rows that were never updated"""
@@ -760,14 +697,13 @@ class TableStateHeader(_message.Message):
     def __init__(
         self,
         *,
-        table: _builtins.str = ...,
         counters: _builtins.int = ...,
         untouched_decay: _builtins.float | None = ...,
         spans: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_spans", b"_spans", "_untouched_decay", b"_untouched_decay", "spans", b"spans", "untouched_decay", b"untouched_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_spans", b"_spans", "_untouched_decay", b"_untouched_decay", "counters", b"counters", "spans", b"spans", "table", b"table", "untouched_decay", b"untouched_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_spans", b"_spans", "_untouched_decay", b"_untouched_decay", "counters", b"counters", "spans", b"spans", "untouched_decay", b"untouched_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__spans: _TypeAlias = _typing.Literal["spans"]  # noqa: Y015
     _WhichOneofArgType__spans: _TypeAlias = _typing.Literal["_spans", b"_spans"]  # noqa: Y015
@@ -778,57 +714,7 @@ class TableStateHeader(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__untouched_decay) -> _WhichOneofReturnType__untouched_decay | None: ...
 
-Global___TableStateHeader: _TypeAlias = TableStateHeader  # noqa: Y015
-
-@_typing.final
-class TableStateFrame(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    BODY_FIELD_NUMBER: _builtins.int
-    body: _builtins.bytes
-    @_builtins.property
-    def header(self) -> Global___TableStateHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___TableStateHeader | None = ...,
-        body: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TableStateFrame: _TypeAlias = TableStateFrame  # noqa: Y015
-
-@_typing.final
-class ScanRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TABLE_FIELD_NUMBER: _builtins.int
-    BLOCK_ROWS_FIELD_NUMBER: _builtins.int
-    PIN_FIELD_NUMBER: _builtins.int
-    table: _builtins.str
-    block_rows: _builtins.int
-    """rows of a block at most; 0: 65,536"""
-    pin: _builtins.bytes
-    """token of the pin to read; empty: the store"""
-    def __init__(
-        self,
-        *,
-        table: _builtins.str = ...,
-        block_rows: _builtins.int = ...,
-        pin: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_rows", b"block_rows", "pin", b"pin", "table", b"table"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ScanRequest: _TypeAlias = ScanRequest  # noqa: Y015
+Global___TableState: _TypeAlias = TableState  # noqa: Y015
 
 @_typing.final
 class RowBlockHeader(_message.Message):
@@ -846,6 +732,7 @@ class RowBlockHeader(_message.Message):
     SLOT_WIDTH_FIELD_NUMBER: _builtins.int
     TOUCHES_FIELD_NUMBER: _builtins.int
     TRAINED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     count: _builtins.int
     dim: _builtins.int
@@ -854,6 +741,10 @@ class RowBlockHeader(_message.Message):
     """whether they follow"""
     trained: _builtins.bool
     """rows of a store or checkpoint, which training may have made infinite; others must be finite"""
+    @_builtins.property
+    def state(self) -> Global___TableState:
+        """when set, this is the body, and there are no rows"""
+
     def __init__(
         self,
         *,
@@ -863,10 +754,11 @@ class RowBlockHeader(_message.Message):
         slot_width: _builtins.int = ...,
         touches: _builtins.bool = ...,
         trained: _builtins.bool = ...,
+        state: Global___TableState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "slot_width", b"slot_width", "table", b"table", "touches", b"touches", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "slot_width", b"slot_width", "state", b"state", "table", b"table", "touches", b"touches", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -976,6 +868,7 @@ class CommitHeader(_message.Message):
     ENDS_REPLAY_EPOCH_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     step: _builtins.int
     """optimizer steps taken before this one"""
@@ -984,8 +877,9 @@ class CommitHeader(_message.Message):
     token of the one that made the current version changes nothing.
     """
     stage: _builtins.bool
-    """Does what can fail and changes no row: CommitStaged, with the same token,
-    does the rest.  A server holds one staged commit, the last one.
+    """Does what can fail and changes no row: a Commit that says `staged` and the
+    same token, and nothing else, does the rest.  A server holds one staged
+    commit, the last one.
     """
     ends_replay_epoch: _builtins.bool
     """Rows of tables whose rows follow every step count as caught up at this
@@ -995,6 +889,7 @@ class CommitHeader(_message.Message):
     """Seconds since 1970, for tables whose rows go with time; absent: decided by
     the store.
     """
+    staged: _builtins.bool
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableGradients]: ...
     @_builtins.property
@@ -1017,10 +912,11 @@ class CommitHeader(_message.Message):
         ends_replay_epoch: _builtins.bool = ...,
         frozen: _abc.Iterable[_builtins.str] | None = ...,
         time: _builtins.float | None = ...,
+        staged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "ends_replay_epoch", b"ends_replay_epoch", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "time", b"time", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "ends_replay_epoch", b"ends_replay_epoch", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "staged", b"staged", "step", b"step", "time", b"time", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
     _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015
@@ -1052,25 +948,6 @@ class CommitFrame(_message.Message):
 Global___CommitFrame: _TypeAlias = CommitFrame  # noqa: Y015
 
 @_typing.final
-class CommitStagedRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOKEN_FIELD_NUMBER: _builtins.int
-    token: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        token: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CommitStagedRequest: _TypeAlias = CommitStagedRequest  # noqa: Y015
-
-@_typing.final
 class CommitReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1099,20 +976,30 @@ class RowIdsHeader(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     PIN_FIELD_NUMBER: _builtins.int
+    BLOCK_ROWS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     count: _builtins.int
     pin: _builtins.bytes
-    """of ReadRows: token of the pin to read; empty: the store"""
+    """Of ReadRows.
+    token of the pin to read; empty: the store
+    """
+    block_rows: _builtins.int
+    """above 0: no ids, and every row that holds a value of its own, in blocks of so many at most"""
+    state: _builtins.bool
+    """no ids, and what the table keeps besides its rows"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         count: _builtins.int = ...,
         pin: _builtins.bytes = ...,
+        block_rows: _builtins.int = ...,
+        state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "pin", b"pin", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_rows", b"block_rows", "count", b"count", "pin", b"pin", "state", b"state", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1162,61 +1049,27 @@ class DeleteReply(_message.Message):
 Global___DeleteReply: _TypeAlias = DeleteReply  # noqa: Y015
 
 @_typing.final
-class ClearTableRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TABLE_FIELD_NUMBER: _builtins.int
-    FORCE_FIELD_NUMBER: _builtins.int
-    table: _builtins.str
-    force: _builtins.bool
-    """pins that clients hold are given up; else the call is refused and says who holds them"""
-    def __init__(
-        self,
-        *,
-        table: _builtins.str = ...,
-        force: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "table", b"table"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClearTableRequest: _TypeAlias = ClearTableRequest  # noqa: Y015
-
-@_typing.final
-class ClearTableReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClearTableReply: _TypeAlias = ClearTableReply  # noqa: Y015
-
-@_typing.final
 class DropTableRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     force: _builtins.bool
-    """as of ClearTableRequest"""
+    """pins that clients hold are given up; else the call is refused and says who holds them"""
+    keep: _builtins.bool
+    """the table stays, without rows"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         force: _builtins.bool = ...,
+        keep: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "keep", b"keep", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1238,44 +1091,6 @@ class DropTableReply(_message.Message):
 Global___DropTableReply: _TypeAlias = DropTableReply  # noqa: Y015
 
 @_typing.final
-class ResetVersionRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VERSION_FIELD_NUMBER: _builtins.int
-    FORCE_FIELD_NUMBER: _builtins.int
-    version: _builtins.int
-    force: _builtins.bool
-    """as of ClearTableRequest"""
-    def __init__(
-        self,
-        *,
-        version: _builtins.int = ...,
-        force: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ResetVersionRequest: _TypeAlias = ResetVersionRequest  # noqa: Y015
-
-@_typing.final
-class ResetVersionReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ResetVersionReply: _TypeAlias = ResetVersionReply  # noqa: Y015
-
-@_typing.final
 class PinRequest(_message.Message):
     """A token is the client's choice, and names one pin.  A Pin that comes again
     with the same token is the same pin.
@@ -1286,22 +1101,26 @@ class PinRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """current, or pinned already; absent: the current one"""
     lease_s: _builtins.float
-    """seconds until it is gone, unless renewed; 3,600 at most"""
+    """seconds until it is gone, unless renewed; 3,600 at most; 0: it is released now"""
     token: _builtins.bytes
     """16 bytes"""
+    renew: _builtins.bool
+    """the lease of a pin begins anew: an error where it is gone"""
     def __init__(
         self,
         *,
         version: _builtins.int | None = ...,
         lease_s: _builtins.float = ...,
         token: _builtins.bytes = ...,
+        renew: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "lease_s", b"lease_s", "token", b"token", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "lease_s", b"lease_s", "renew", b"renew", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
@@ -1315,6 +1134,7 @@ class PinReply(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    """pinned; 0: released"""
     def __init__(
         self,
         *,
@@ -1327,95 +1147,6 @@ class PinReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinReply: _TypeAlias = PinReply  # noqa: Y015
-
-@_typing.final
-class RenewPinRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOKEN_FIELD_NUMBER: _builtins.int
-    LEASE_S_FIELD_NUMBER: _builtins.int
-    token: _builtins.bytes
-    lease_s: _builtins.float
-    """absent: as long as at first"""
-    def __init__(
-        self,
-        *,
-        token: _builtins.bytes = ...,
-        lease_s: _builtins.float | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s", "lease_s", b"lease_s"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s", "lease_s", b"lease_s", "token", b"token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__lease_s: _TypeAlias = _typing.Literal["lease_s"]  # noqa: Y015
-    _WhichOneofArgType__lease_s: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_s) -> _WhichOneofReturnType__lease_s | None: ...
-
-Global___RenewPinRequest: _TypeAlias = RenewPinRequest  # noqa: Y015
-
-@_typing.final
-class RenewPinReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RenewPinReply: _TypeAlias = RenewPinReply  # noqa: Y015
-
-@_typing.final
-class ReleasePinRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOKEN_FIELD_NUMBER: _builtins.int
-    token: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        token: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleasePinRequest: _TypeAlias = ReleasePinRequest  # noqa: Y015
-
-@_typing.final
-class ReleasePinReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleasePinReply: _TypeAlias = ReleasePinReply  # noqa: Y015
-
-@_typing.final
-class ListPinsRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListPinsRequest: _TypeAlias = ListPinsRequest  # noqa: Y015
 
 @_typing.final
 class PinStatus(_message.Message):
@@ -1446,28 +1177,6 @@ class PinStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinStatus: _TypeAlias = PinStatus  # noqa: Y015
-
-@_typing.final
-class ListPinsReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PINS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinStatus]:
-        """oldest version first"""
-
-    def __init__(
-        self,
-        *,
-        pins: _abc.Iterable[Global___PinStatus] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pins", b"pins"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListPinsReply: _TypeAlias = ListPinsReply  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
@@ -1752,90 +1461,6 @@ class ClaimReply(_message.Message):
 Global___ClaimReply: _TypeAlias = ClaimReply  # noqa: Y015
 
 @_typing.final
-class RenewRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RenewRequest: _TypeAlias = RenewRequest  # noqa: Y015
-
-@_typing.final
-class RenewReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RenewReply: _TypeAlias = RenewReply  # noqa: Y015
-
-@_typing.final
-class GetOwnerRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetOwnerRequest: _TypeAlias = GetOwnerRequest  # noqa: Y015
-
-@_typing.final
-class GetOwnerReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OWNER_FIELD_NUMBER: _builtins.int
-    KEEPS_RECORDS_FIELD_NUMBER: _builtins.int
-    owner: _builtins.str
-    """host:process; empty: nobody but the caller has been heard of lately"""
-    keeps_records: _builtins.bool
-    """rows and records outlive the server's process"""
-    def __init__(
-        self,
-        *,
-        owner: _builtins.str = ...,
-        keeps_records: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps_records", b"keeps_records", "owner", b"owner"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetOwnerReply: _TypeAlias = GetOwnerReply  # noqa: Y015
-
-@_typing.final
-class GetShardStatusRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetShardStatusRequest: _TypeAlias = GetShardStatusRequest  # noqa: Y015
-
-@_typing.final
 class ShardStatus(_message.Message):
     """A shard, as its server describes it."""
 
@@ -1981,29 +1606,37 @@ class RowSums(_message.Message):
 Global___RowSums: _TypeAlias = RowSums  # noqa: Y015
 
 @_typing.final
-class MeasureRequest(_message.Message):
+class PrepareRequest(_message.Message):
+    """Asks a server what its share of a version's gradient is, before it is committed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SUMS_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sums(self) -> Global___RowSums: ...
+    @_builtins.property
+    def offer(self) -> Global___OfferRequest:
+        """when set, what else is asked for, and alone"""
+
     def __init__(
         self,
         *,
         sums: Global___RowSums | None = ...,
+        offer: Global___OfferRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sums", b"sums"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "sums", b"sums"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MeasureRequest: _TypeAlias = MeasureRequest  # noqa: Y015
+Global___PrepareRequest: _TypeAlias = PrepareRequest  # noqa: Y015
 
 @_typing.final
-class OfferRowsRequest(_message.Message):
-    """Asks a server what it has of tables whose max_rows is for the rows of all
-    servers, were the commit made.
+class OfferRequest(_message.Message):
+    """What the server has of tables whose max_rows is for the rows of all servers,
+    were the commit made.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2029,7 +1662,6 @@ class OfferRowsRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    SUMS_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     MOST_FIELD_NUMBER: _builtins.int
@@ -2039,29 +1671,26 @@ class OfferRowsRequest(_message.Message):
     most: _builtins.int
     """versions that are listed"""
     @_builtins.property
-    def sums(self) -> Global___RowSums: ...
-    @_builtins.property
     def ids(self) -> _containers.MessageMap[_builtins.str, Global___TiedRows]:
         """of which rows the ids are wanted"""
 
     def __init__(
         self,
         *,
-        sums: Global___RowSums | None = ...,
         dropped: _builtins.bool = ...,
         time: _builtins.float | None = ...,
         most: _builtins.int = ...,
         ids: _abc.Mapping[_builtins.str, Global___TiedRows] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "sums", b"sums", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "dropped", b"dropped", "ids", b"ids", "most", b"most", "sums", b"sums", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "dropped", b"dropped", "ids", b"ids", "most", b"most", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
     _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time) -> _WhichOneofReturnType__time | None: ...
 
-Global___OfferRowsRequest: _TypeAlias = OfferRowsRequest  # noqa: Y015
+Global___OfferRequest: _TypeAlias = OfferRequest  # noqa: Y015
 
 @_typing.final
 class TiedRows(_message.Message):
@@ -2127,32 +1756,6 @@ class TableOffer(_message.Message):
 Global___TableOffer: _TypeAlias = TableOffer  # noqa: Y015
 
 @_typing.final
-class OfferRowsReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TABLES_FIELD_NUMBER: _builtins.int
-    MISSING_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableOffer]: ...
-    @_builtins.property
-    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as of MeasureReply"""
-
-    def __init__(
-        self,
-        *,
-        tables: _abc.Iterable[Global___TableOffer] | None = ...,
-        missing: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "tables", b"tables"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___OfferRowsReply: _TypeAlias = OfferRowsReply  # noqa: Y015
-
-@_typing.final
 class EvictionCut(_message.Message):
     """Rows of a shared budget that go: those last touched before the version, and
     of that version those of this id of the whole table or a greater one.
@@ -2204,12 +1807,13 @@ class TableSquares(_message.Message):
 Global___TableSquares: _TypeAlias = TableSquares  # noqa: Y015
 
 @_typing.final
-class MeasureReply(_message.Message):
+class PrepareReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLES_FIELD_NUMBER: _builtins.int
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSquares]: ...
     @_builtins.property
@@ -2220,20 +1824,25 @@ class MeasureReply(_message.Message):
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """micro-batches whose pushes are not here; then nothing else is set"""
 
+    @_builtins.property
+    def offers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableOffer]:
+        """and nothing else, where they were asked for"""
+
     def __init__(
         self,
         *,
         tables: _abc.Iterable[Global___TableSquares] | None = ...,
         not_finite: _abc.Iterable[_builtins.str] | None = ...,
         missing: _abc.Iterable[_builtins.int] | None = ...,
+        offers: _abc.Iterable[Global___TableOffer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "not_finite", b"not_finite", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "not_finite", b"not_finite", "offers", b"offers", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MeasureReply: _TypeAlias = MeasureReply  # noqa: Y015
+Global___PrepareReply: _TypeAlias = PrepareReply  # noqa: Y015
 
 @_typing.final
 class TableClip(_message.Message):
@@ -2413,7 +2022,7 @@ class CommitPushedReply(_message.Message):
     """the version was committed before"""
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as of MeasureReply; then nothing has changed"""
+        """as of PrepareReply; then nothing has changed"""
 
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2435,47 +2044,6 @@ class CommitPushedReply(_message.Message):
 Global___CommitPushedReply: _TypeAlias = CommitPushedReply  # noqa: Y015
 
 @_typing.final
-class TakeBackRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VERSION_FIELD_NUMBER: _builtins.int
-    version: _builtins.int
-    """absent: what broke off is undone, and the version stays"""
-    def __init__(
-        self,
-        *,
-        version: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
-    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
-
-Global___TakeBackRequest: _TypeAlias = TakeBackRequest  # noqa: Y015
-
-@_typing.final
-class TakeBackReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROWS_FIELD_NUMBER: _builtins.int
-    rows: _builtins.int
-    def __init__(
-        self,
-        *,
-        rows: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TakeBackReply: _TypeAlias = TakeBackReply  # noqa: Y015
-
-@_typing.final
 class ReadRecordRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2492,46 +2060,65 @@ Global___ReadRecordRequest: _TypeAlias = ReadRecordRequest  # noqa: Y015
 
 @_typing.final
 class RecordHeader(_message.Message):
-    """Body: uint8 record[record_bytes]."""
+    """Body: uint8 record[record_bytes], which only store servers keep."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HAS_RECORD_FIELD_NUMBER: _builtins.int
     RECORD_BYTES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    TAKE_BACK_FIELD_NUMBER: _builtins.int
     has_record: _builtins.bool
     record_bytes: _builtins.int
     version: _builtins.int
-    """of KeepRecord: that the rows are declared to be"""
+    """Of ResetVersion.
+    that the rows are declared to be
+    """
+    force: _builtins.bool
+    """as of DropTableRequest"""
+    take_back: _builtins.bool
+    """Of store servers: rows and slots go back to that version; where there is
+    none, what broke off is undone.
+    """
     def __init__(
         self,
         *,
         has_record: _builtins.bool = ...,
         record_bytes: _builtins.int = ...,
-        version: _builtins.int = ...,
+        version: _builtins.int | None = ...,
+        force: _builtins.bool = ...,
+        take_back: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_record", b"has_record", "record_bytes", b"record_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "force", b"force", "has_record", b"has_record", "record_bytes", b"record_bytes", "take_back", b"take_back", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
 
 Global___RecordHeader: _TypeAlias = RecordHeader  # noqa: Y015
 
 @_typing.final
-class KeepRecordReply(_message.Message):
+class ResetVersionReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ROWS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """taken back"""
     def __init__(
         self,
+        *,
+        rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KeepRecordReply: _TypeAlias = KeepRecordReply  # noqa: Y015
+Global___ResetVersionReply: _TypeAlias = ResetVersionReply  # noqa: Y015
 
 @_typing.final
 class RecordFrame(_message.Message):

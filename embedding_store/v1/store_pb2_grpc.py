@@ -36,15 +36,10 @@ class StoreStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.ListTables = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/ListTables',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesReply.FromString,
-                _registered_method=True)
-        self.GetVersion = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/GetVersion',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionReply.FromString,
+        self.GetStoreStatus = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/GetStoreStatus',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.StoreStatusRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.StoreStatus.FromString,
                 _registered_method=True)
         self.Lookup = channel.stream_stream(
                 '/elastable.embedding_store.v1.Store/Lookup',
@@ -56,25 +51,10 @@ class StoreStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
                 _registered_method=True)
-        self.CountRows = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/CountRows',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
-                _registered_method=True)
         self.TableStatistics = channel.unary_unary(
                 '/elastable.embedding_store.v1.Store/TableStatistics',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.FromString,
-                _registered_method=True)
-        self.ReadTableState = channel.unary_stream(
-                '/elastable.embedding_store.v1.Store/ReadTableState',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
-                _registered_method=True)
-        self.Scan = channel.unary_stream(
-                '/elastable.embedding_store.v1.Store/Scan',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
                 _registered_method=True)
         self.ReadRows = channel.stream_stream(
                 '/elastable.embedding_store.v1.Store/ReadRows',
@@ -91,21 +71,6 @@ class StoreStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinReply.FromString,
                 _registered_method=True)
-        self.RenewPin = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/RenewPin',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinReply.FromString,
-                _registered_method=True)
-        self.ReleasePin = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/ReleasePin',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.FromString,
-                _registered_method=True)
-        self.ListPins = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/ListPins',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsReply.FromString,
-                _registered_method=True)
         self.CreateTable = channel.unary_unary(
                 '/elastable.embedding_store.v1.Store/CreateTable',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
@@ -116,19 +81,9 @@ class StoreStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
                 _registered_method=True)
-        self.CommitStaged = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/CommitStaged',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
-                _registered_method=True)
         self.Put = channel.stream_unary(
                 '/elastable.embedding_store.v1.Store/Put',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
-                _registered_method=True)
-        self.PutTableState = channel.stream_unary(
-                '/elastable.embedding_store.v1.Store/PutTableState',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
                 _registered_method=True)
         self.Delete = channel.stream_unary(
@@ -136,70 +91,35 @@ class StoreStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
                 _registered_method=True)
-        self.ClearTable = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/ClearTable',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
-                _registered_method=True)
         self.DropTable = channel.unary_unary(
                 '/elastable.embedding_store.v1.Store/DropTable',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
                 _registered_method=True)
-        self.ResetVersion = channel.unary_unary(
+        self.ResetVersion = channel.stream_unary(
                 '/elastable.embedding_store.v1.Store/ResetVersion',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
-                _registered_method=True)
-        self.GetOwner = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/GetOwner',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
-                _registered_method=True)
-        self.GetShardStatus = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/GetShardStatus',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.FromString,
                 _registered_method=True)
         self.PushRows = channel.stream_unary(
                 '/elastable.embedding_store.v1.Store/PushRows',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.FromString,
                 _registered_method=True)
-        self.Renew = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/Renew',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.FromString,
-                _registered_method=True)
-        self.Measure = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/Measure',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
-                _registered_method=True)
-        self.OfferRows = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/OfferRows',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.FromString,
+        self.Prepare = channel.unary_unary(
+                '/elastable.embedding_store.v1.Store/Prepare',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PrepareReply.FromString,
                 _registered_method=True)
         self.CommitPushed = channel.stream_unary(
                 '/elastable.embedding_store.v1.Store/CommitPushed',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.FromString,
                 _registered_method=True)
-        self.TakeBack = channel.unary_unary(
-                '/elastable.embedding_store.v1.Store/TakeBack',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.FromString,
-                _registered_method=True)
         self.ReadRecord = channel.unary_stream(
                 '/elastable.embedding_store.v1.Store/ReadRecord',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
-                _registered_method=True)
-        self.KeepRecord = channel.stream_unary(
-                '/elastable.embedding_store.v1.Store/KeepRecord',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.FromString,
                 _registered_method=True)
         self.TakeChanges = channel.unary_unary(
                 '/elastable.embedding_store.v1.Store/TakeChanges',
@@ -223,15 +143,9 @@ class StoreServicer:
     reader, worker, administrator, each of which may do what those before it may.
     """
 
-    def ListTables(self, request, context):
+    def GetStoreStatus(self, request, context):
         """For readers.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetVersion(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -250,33 +164,15 @@ class StoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CountRows(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def TableStatistics(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadTableState(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Scan(self, request, context):
-        """Every row that holds a value of its own: one bulk message after the other.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ReadRows(self, request_iterator, context):
-        """Of the rows that hold a value of their own, in the order of the ids.
+        """Of the rows that hold a value of their own: those of ids, in their order,
+        or all, one bulk message after the other; or what the table keeps besides.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -291,24 +187,6 @@ class StoreServicer:
     def Pin(self, request, context):
         """Keeps one version readable while commits go on.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RenewPin(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReleasePin(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListPins(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -328,19 +206,7 @@ class StoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CommitStaged(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Put(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PutTableState(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -353,61 +219,29 @@ class StoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ClearTable(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def DropTable(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ResetVersion(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetOwner(self, request, context):
-        """Only at store servers, which refuse Commit and CommitStaged.
-        For readers.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetShardStatus(self, request, context):
+    def ResetVersion(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PushRows(self, request_iterator, context):
-        """For workers.
+        """Only at store servers, which refuse Commit.
+        For workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Renew(self, request, context):
+    def Prepare(self, request, context):
         """For the owner, who has claimed the server as an administrator.
-        says that the owner is there
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Measure(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def OfferRows(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -418,19 +252,7 @@ class StoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def TakeBack(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ReadRecord(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def KeepRecord(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -458,15 +280,10 @@ class StoreServicer:
 
 def add_StoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'ListTables': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListTables,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesReply.SerializeToString,
-            ),
-            'GetVersion': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetVersion,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionReply.SerializeToString,
+            'GetStoreStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStoreStatus,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.StoreStatusRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.StoreStatus.SerializeToString,
             ),
             'Lookup': grpc.stream_stream_rpc_method_handler(
                     servicer.Lookup,
@@ -478,25 +295,10 @@ def add_StoreServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.LookupReply.SerializeToString,
             ),
-            'CountRows': grpc.unary_unary_rpc_method_handler(
-                    servicer.CountRows,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsReply.SerializeToString,
-            ),
             'TableStatistics': grpc.unary_unary_rpc_method_handler(
                     servicer.TableStatistics,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.SerializeToString,
-            ),
-            'ReadTableState': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadTableState,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
-            ),
-            'Scan': grpc.unary_stream_rpc_method_handler(
-                    servicer.Scan,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ScanRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
             ),
             'ReadRows': grpc.stream_stream_rpc_method_handler(
                     servicer.ReadRows,
@@ -513,21 +315,6 @@ def add_StoreServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinReply.SerializeToString,
             ),
-            'RenewPin': grpc.unary_unary_rpc_method_handler(
-                    servicer.RenewPin,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinReply.SerializeToString,
-            ),
-            'ReleasePin': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleasePin,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.SerializeToString,
-            ),
-            'ListPins': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPins,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsReply.SerializeToString,
-            ),
             'CreateTable': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateTable,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.FromString,
@@ -538,19 +325,9 @@ def add_StoreServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.SerializeToString,
             ),
-            'CommitStaged': grpc.unary_unary_rpc_method_handler(
-                    servicer.CommitStaged,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.SerializeToString,
-            ),
             'Put': grpc.stream_unary_rpc_method_handler(
                     servicer.Put,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
-            ),
-            'PutTableState': grpc.stream_unary_rpc_method_handler(
-                    servicer.PutTableState,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
             ),
             'Delete': grpc.stream_unary_rpc_method_handler(
@@ -558,70 +335,35 @@ def add_StoreServicer_to_server(servicer, server):
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DeleteReply.SerializeToString,
             ),
-            'ClearTable': grpc.unary_unary_rpc_method_handler(
-                    servicer.ClearTable,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.SerializeToString,
-            ),
             'DropTable': grpc.unary_unary_rpc_method_handler(
                     servicer.DropTable,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.DropTableReply.SerializeToString,
             ),
-            'ResetVersion': grpc.unary_unary_rpc_method_handler(
+            'ResetVersion': grpc.stream_unary_rpc_method_handler(
                     servicer.ResetVersion,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.FromString,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.SerializeToString,
-            ),
-            'GetOwner': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetOwner,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.SerializeToString,
-            ),
-            'GetShardStatus': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetShardStatus,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.SerializeToString,
             ),
             'PushRows': grpc.stream_unary_rpc_method_handler(
                     servicer.PushRows,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowPushReply.SerializeToString,
             ),
-            'Renew': grpc.unary_unary_rpc_method_handler(
-                    servicer.Renew,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.SerializeToString,
-            ),
-            'Measure': grpc.unary_unary_rpc_method_handler(
-                    servicer.Measure,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.SerializeToString,
-            ),
-            'OfferRows': grpc.unary_unary_rpc_method_handler(
-                    servicer.OfferRows,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.SerializeToString,
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PrepareRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PrepareReply.SerializeToString,
             ),
             'CommitPushed': grpc.stream_unary_rpc_method_handler(
                     servicer.CommitPushed,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedFrame.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitPushedReply.SerializeToString,
             ),
-            'TakeBack': grpc.unary_unary_rpc_method_handler(
-                    servicer.TakeBack,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.SerializeToString,
-            ),
             'ReadRecord': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadRecord,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
-            ),
-            'KeepRecord': grpc.stream_unary_rpc_method_handler(
-                    servicer.KeepRecord,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.SerializeToString,
             ),
             'TakeChanges': grpc.unary_unary_rpc_method_handler(
                     servicer.TakeChanges,
@@ -652,7 +394,7 @@ class Store:
     """
 
     @staticmethod
-    def ListTables(request,
+    def GetStoreStatus(request,
             target,
             options=(),
             channel_credentials=None,
@@ -665,36 +407,9 @@ class Store:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.Store/ListTables',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListTablesReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetVersion(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/GetVersion',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetVersionReply.FromString,
+            '/elastable.embedding_store.v1.Store/GetStoreStatus',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.StoreStatusRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.StoreStatus.FromString,
             options,
             channel_credentials,
             insecure,
@@ -760,33 +475,6 @@ class Store:
             _registered_method=True)
 
     @staticmethod
-    def CountRows(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/CountRows',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def TableStatistics(request,
             target,
             options=(),
@@ -803,60 +491,6 @@ class Store:
             '/elastable.embedding_store.v1.Store/TableStatistics',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadTableState(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/ReadTableState',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadTableStateRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Scan(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/Scan',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -949,87 +583,6 @@ class Store:
             _registered_method=True)
 
     @staticmethod
-    def RenewPin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/RenewPin',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewPinReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleasePin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/ReleasePin',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPins(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/ListPins',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ListPinsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def CreateTable(request,
             target,
             options=(),
@@ -1084,33 +637,6 @@ class Store:
             _registered_method=True)
 
     @staticmethod
-    def CommitStaged(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/CommitStaged',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Put(request_iterator,
             target,
             options=(),
@@ -1126,33 +652,6 @@ class Store:
             target,
             '/elastable.embedding_store.v1.Store/Put',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PutTableState(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.Store/PutTableState',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TableStateFrame.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
             options,
             channel_credentials,
@@ -1192,33 +691,6 @@ class Store:
             _registered_method=True)
 
     @staticmethod
-    def ClearTable(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/ClearTable',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def DropTable(request,
             target,
             options=(),
@@ -1246,7 +718,7 @@ class Store:
             _registered_method=True)
 
     @staticmethod
-    def ResetVersion(request,
+    def ResetVersion(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -1256,66 +728,12 @@ class Store:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_unary(
+            request_iterator,
             target,
             '/elastable.embedding_store.v1.Store/ResetVersion',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetOwner(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/GetOwner',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetOwnerReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetShardStatus(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/GetShardStatus',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.GetShardStatusRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.ShardStatus.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1354,7 +772,7 @@ class Store:
             _registered_method=True)
 
     @staticmethod
-    def Renew(request,
+    def Prepare(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1367,63 +785,9 @@ class Store:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastable.embedding_store.v1.Store/Renew',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RenewReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Measure(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/Measure',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.MeasureReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def OfferRows(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/OfferRows',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.OfferRowsReply.FromString,
+            '/elastable.embedding_store.v1.Store/Prepare',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PrepareRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.PrepareReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1462,33 +826,6 @@ class Store:
             _registered_method=True)
 
     @staticmethod
-    def TakeBack(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.Store/TakeBack',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackRequest.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.TakeBackReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ReadRecord(request,
             target,
             options=(),
@@ -1505,33 +842,6 @@ class Store:
             '/elastable.embedding_store.v1.Store/ReadRecord',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.ReadRecordRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def KeepRecord(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.Store/KeepRecord',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.RecordFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.KeepRecordReply.FromString,
             options,
             channel_credentials,
             insecure,

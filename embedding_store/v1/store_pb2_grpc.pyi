@@ -41,58 +41,40 @@ class StoreStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StoreAsyncStub: ...
-    ListTables: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListTablesRequest, _store_pb2.ListTablesReply]
+    GetStoreStatus: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreStatusRequest, _store_pb2.StoreStatus]
     """For readers."""
-    GetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetVersionRequest, _store_pb2.GetVersionReply]
     Lookup: _grpc.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     LookupSmall: _grpc.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     """The same in one frame each way, at about half the latency: for replies of
     at most 3.5 MiB of rows.
     """
-    CountRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.CountRowsRequest, _store_pb2.CountRowsReply]
     TableStatistics: _grpc.UnaryUnaryMultiCallable[_store_pb2.TableStatisticsRequest, _store_pb2.TableStatisticsReply]
-    ReadTableState: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadTableStateRequest, _store_pb2.TableStateFrame]
-    Scan: _grpc.UnaryStreamMultiCallable[_store_pb2.ScanRequest, _store_pb2.RowBlockFrame]
-    """Every row that holds a value of its own: one bulk message after the other."""
     ReadRows: _grpc.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]
-    """Of the rows that hold a value of their own, in the order of the ids."""
+    """Of the rows that hold a value of their own: those of ids, in their order,
+    or all, one bulk message after the other; or what the table keeps besides.
+    """
     Attach: _grpc.UnaryUnaryMultiCallable[_store_pb2.AttachRequest, _store_pb2.AttachReply]
     Pin: _grpc.UnaryUnaryMultiCallable[_store_pb2.PinRequest, _store_pb2.PinReply]
     """Keeps one version readable while commits go on."""
-    RenewPin: _grpc.UnaryUnaryMultiCallable[_store_pb2.RenewPinRequest, _store_pb2.RenewPinReply]
-    ReleasePin: _grpc.UnaryUnaryMultiCallable[_store_pb2.ReleasePinRequest, _store_pb2.ReleasePinReply]
-    ListPins: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListPinsRequest, _store_pb2.ListPinsReply]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
     """Only where the server allows writing: a parameter server does, a store
     server its owner, the master of a job nobody.
     For workers.
     """
     Commit: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]
-    CommitStaged: _grpc.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
-    PutTableState: _grpc.StreamUnaryMultiCallable[_store_pb2.TableStateFrame, _store_pb2.PutReply]
     Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
     """For administrators; logged (elastable.audit)."""
-    ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
-    ResetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]
-    GetOwner: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]
-    """Only at store servers, which refuse Commit and CommitStaged.
-    For readers.
-    """
-    GetShardStatus: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]
+    ResetVersion: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]
     PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
-    """For workers."""
-    Renew: _grpc.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]
-    """For the owner, who has claimed the server as an administrator.
-    says that the owner is there
+    """Only at store servers, which refuse Commit.
+    For workers.
     """
-    Measure: _grpc.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]
-    OfferRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]
+    Prepare: _grpc.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]
+    """For the owner, who has claimed the server as an administrator."""
     CommitPushed: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]
-    TakeBack: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]
     ReadRecord: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]
-    KeepRecord: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.KeepRecordReply]
     TakeChanges: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]
     SaveRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]
     Claim: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]
@@ -105,58 +87,40 @@ class StoreAsyncStub(StoreStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    ListTables: _aio.UnaryUnaryMultiCallable[_store_pb2.ListTablesRequest, _store_pb2.ListTablesReply]  # type: ignore[assignment]
+    GetStoreStatus: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreStatusRequest, _store_pb2.StoreStatus]  # type: ignore[assignment]
     """For readers."""
-    GetVersion: _aio.UnaryUnaryMultiCallable[_store_pb2.GetVersionRequest, _store_pb2.GetVersionReply]  # type: ignore[assignment]
     Lookup: _aio.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     LookupSmall: _aio.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     """The same in one frame each way, at about half the latency: for replies of
     at most 3.5 MiB of rows.
     """
-    CountRows: _aio.UnaryUnaryMultiCallable[_store_pb2.CountRowsRequest, _store_pb2.CountRowsReply]  # type: ignore[assignment]
     TableStatistics: _aio.UnaryUnaryMultiCallable[_store_pb2.TableStatisticsRequest, _store_pb2.TableStatisticsReply]  # type: ignore[assignment]
-    ReadTableState: _aio.UnaryStreamMultiCallable[_store_pb2.ReadTableStateRequest, _store_pb2.TableStateFrame]  # type: ignore[assignment]
-    Scan: _aio.UnaryStreamMultiCallable[_store_pb2.ScanRequest, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
-    """Every row that holds a value of its own: one bulk message after the other."""
     ReadRows: _aio.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
-    """Of the rows that hold a value of their own, in the order of the ids."""
+    """Of the rows that hold a value of their own: those of ids, in their order,
+    or all, one bulk message after the other; or what the table keeps besides.
+    """
     Attach: _aio.UnaryUnaryMultiCallable[_store_pb2.AttachRequest, _store_pb2.AttachReply]  # type: ignore[assignment]
     Pin: _aio.UnaryUnaryMultiCallable[_store_pb2.PinRequest, _store_pb2.PinReply]  # type: ignore[assignment]
     """Keeps one version readable while commits go on."""
-    RenewPin: _aio.UnaryUnaryMultiCallable[_store_pb2.RenewPinRequest, _store_pb2.RenewPinReply]  # type: ignore[assignment]
-    ReleasePin: _aio.UnaryUnaryMultiCallable[_store_pb2.ReleasePinRequest, _store_pb2.ReleasePinReply]  # type: ignore[assignment]
-    ListPins: _aio.UnaryUnaryMultiCallable[_store_pb2.ListPinsRequest, _store_pb2.ListPinsReply]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
     """Only where the server allows writing: a parameter server does, a store
     server its owner, the master of a job nobody.
     For workers.
     """
     Commit: _aio.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]  # type: ignore[assignment]
-    CommitStaged: _aio.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
-    PutTableState: _aio.StreamUnaryMultiCallable[_store_pb2.TableStateFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
     """For administrators; logged (elastable.audit)."""
-    ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
-    ResetVersion: _aio.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
-    GetOwner: _aio.UnaryUnaryMultiCallable[_store_pb2.GetOwnerRequest, _store_pb2.GetOwnerReply]  # type: ignore[assignment]
-    """Only at store servers, which refuse Commit and CommitStaged.
-    For readers.
-    """
-    GetShardStatus: _aio.UnaryUnaryMultiCallable[_store_pb2.GetShardStatusRequest, _store_pb2.ShardStatus]  # type: ignore[assignment]
+    ResetVersion: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
     PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
-    """For workers."""
-    Renew: _aio.UnaryUnaryMultiCallable[_store_pb2.RenewRequest, _store_pb2.RenewReply]  # type: ignore[assignment]
-    """For the owner, who has claimed the server as an administrator.
-    says that the owner is there
+    """Only at store servers, which refuse Commit.
+    For workers.
     """
-    Measure: _aio.UnaryUnaryMultiCallable[_store_pb2.MeasureRequest, _store_pb2.MeasureReply]  # type: ignore[assignment]
-    OfferRows: _aio.UnaryUnaryMultiCallable[_store_pb2.OfferRowsRequest, _store_pb2.OfferRowsReply]  # type: ignore[assignment]
+    Prepare: _aio.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]  # type: ignore[assignment]
+    """For the owner, who has claimed the server as an administrator."""
     CommitPushed: _aio.StreamUnaryMultiCallable[_store_pb2.CommitPushedFrame, _store_pb2.CommitPushedReply]  # type: ignore[assignment]
-    TakeBack: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeBackRequest, _store_pb2.TakeBackReply]  # type: ignore[assignment]
     ReadRecord: _aio.UnaryStreamMultiCallable[_store_pb2.ReadRecordRequest, _store_pb2.RecordFrame]  # type: ignore[assignment]
-    KeepRecord: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.KeepRecordReply]  # type: ignore[assignment]
     TakeChanges: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]  # type: ignore[assignment]
     SaveRows: _aio.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]  # type: ignore[assignment]
     Claim: _aio.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]  # type: ignore[assignment]
@@ -168,19 +132,12 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
     """
 
     @_abc_1.abstractmethod
-    def ListTables(
+    def GetStoreStatus(
         self,
-        request: _store_pb2.ListTablesRequest,
+        request: _store_pb2.StoreStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ListTablesReply, _abc.Awaitable[_store_pb2.ListTablesReply]]:
+    ) -> _typing.Union[_store_pb2.StoreStatus, _abc.Awaitable[_store_pb2.StoreStatus]]:
         """For readers."""
-
-    @_abc_1.abstractmethod
-    def GetVersion(
-        self,
-        request: _store_pb2.GetVersionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.GetVersionReply, _abc.Awaitable[_store_pb2.GetVersionReply]]: ...
 
     @_abc_1.abstractmethod
     def Lookup(
@@ -200,13 +157,6 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def CountRows(
-        self,
-        request: _store_pb2.CountRowsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.CountRowsReply, _abc.Awaitable[_store_pb2.CountRowsReply]]: ...
-
-    @_abc_1.abstractmethod
     def TableStatistics(
         self,
         request: _store_pb2.TableStatisticsRequest,
@@ -214,27 +164,14 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.TableStatisticsReply, _abc.Awaitable[_store_pb2.TableStatisticsReply]]: ...
 
     @_abc_1.abstractmethod
-    def ReadTableState(
-        self,
-        request: _store_pb2.ReadTableStateRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_store_pb2.TableStateFrame], _abc.AsyncIterator[_store_pb2.TableStateFrame]]: ...
-
-    @_abc_1.abstractmethod
-    def Scan(
-        self,
-        request: _store_pb2.ScanRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_store_pb2.RowBlockFrame], _abc.AsyncIterator[_store_pb2.RowBlockFrame]]:
-        """Every row that holds a value of its own: one bulk message after the other."""
-
-    @_abc_1.abstractmethod
     def ReadRows(
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowIdsFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_store_pb2.RowBlockFrame], _abc.AsyncIterator[_store_pb2.RowBlockFrame]]:
-        """Of the rows that hold a value of their own, in the order of the ids."""
+        """Of the rows that hold a value of their own: those of ids, in their order,
+        or all, one bulk message after the other; or what the table keeps besides.
+        """
 
     @_abc_1.abstractmethod
     def Attach(
@@ -250,27 +187,6 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.PinReply, _abc.Awaitable[_store_pb2.PinReply]]:
         """Keeps one version readable while commits go on."""
-
-    @_abc_1.abstractmethod
-    def RenewPin(
-        self,
-        request: _store_pb2.RenewPinRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.RenewPinReply, _abc.Awaitable[_store_pb2.RenewPinReply]]: ...
-
-    @_abc_1.abstractmethod
-    def ReleasePin(
-        self,
-        request: _store_pb2.ReleasePinRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ReleasePinReply, _abc.Awaitable[_store_pb2.ReleasePinReply]]: ...
-
-    @_abc_1.abstractmethod
-    def ListPins(
-        self,
-        request: _store_pb2.ListPinsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ListPinsReply, _abc.Awaitable[_store_pb2.ListPinsReply]]: ...
 
     @_abc_1.abstractmethod
     def CreateTable(
@@ -291,23 +207,9 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.CommitReply, _abc.Awaitable[_store_pb2.CommitReply]]: ...
 
     @_abc_1.abstractmethod
-    def CommitStaged(
-        self,
-        request: _store_pb2.CommitStagedRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.CommitReply, _abc.Awaitable[_store_pb2.CommitReply]]: ...
-
-    @_abc_1.abstractmethod
     def Put(
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowBlockFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
-
-    @_abc_1.abstractmethod
-    def PutTableState(
-        self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.TableStateFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
 
@@ -320,13 +222,6 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         """For administrators; logged (elastable.audit)."""
 
     @_abc_1.abstractmethod
-    def ClearTable(
-        self,
-        request: _store_pb2.ClearTableRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ClearTableReply, _abc.Awaitable[_store_pb2.ClearTableReply]]: ...
-
-    @_abc_1.abstractmethod
     def DropTable(
         self,
         request: _store_pb2.DropTableRequest,
@@ -336,26 +231,9 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ResetVersion(
         self,
-        request: _store_pb2.ResetVersionRequest,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.RecordFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.ResetVersionReply, _abc.Awaitable[_store_pb2.ResetVersionReply]]: ...
-
-    @_abc_1.abstractmethod
-    def GetOwner(
-        self,
-        request: _store_pb2.GetOwnerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.GetOwnerReply, _abc.Awaitable[_store_pb2.GetOwnerReply]]:
-        """Only at store servers, which refuse Commit and CommitStaged.
-        For readers.
-        """
-
-    @_abc_1.abstractmethod
-    def GetShardStatus(
-        self,
-        request: _store_pb2.GetShardStatusRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ShardStatus, _abc.Awaitable[_store_pb2.ShardStatus]]: ...
 
     @_abc_1.abstractmethod
     def PushRows(
@@ -363,31 +241,17 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowPushFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.RowPushReply, _abc.Awaitable[_store_pb2.RowPushReply]]:
-        """For workers."""
-
-    @_abc_1.abstractmethod
-    def Renew(
-        self,
-        request: _store_pb2.RenewRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.RenewReply, _abc.Awaitable[_store_pb2.RenewReply]]:
-        """For the owner, who has claimed the server as an administrator.
-        says that the owner is there
+        """Only at store servers, which refuse Commit.
+        For workers.
         """
 
     @_abc_1.abstractmethod
-    def Measure(
+    def Prepare(
         self,
-        request: _store_pb2.MeasureRequest,
+        request: _store_pb2.PrepareRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.MeasureReply, _abc.Awaitable[_store_pb2.MeasureReply]]: ...
-
-    @_abc_1.abstractmethod
-    def OfferRows(
-        self,
-        request: _store_pb2.OfferRowsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.OfferRowsReply, _abc.Awaitable[_store_pb2.OfferRowsReply]]: ...
+    ) -> _typing.Union[_store_pb2.PrepareReply, _abc.Awaitable[_store_pb2.PrepareReply]]:
+        """For the owner, who has claimed the server as an administrator."""
 
     @_abc_1.abstractmethod
     def CommitPushed(
@@ -397,25 +261,11 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.CommitPushedReply, _abc.Awaitable[_store_pb2.CommitPushedReply]]: ...
 
     @_abc_1.abstractmethod
-    def TakeBack(
-        self,
-        request: _store_pb2.TakeBackRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.TakeBackReply, _abc.Awaitable[_store_pb2.TakeBackReply]]: ...
-
-    @_abc_1.abstractmethod
     def ReadRecord(
         self,
         request: _store_pb2.ReadRecordRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_store_pb2.RecordFrame], _abc.AsyncIterator[_store_pb2.RecordFrame]]: ...
-
-    @_abc_1.abstractmethod
-    def KeepRecord(
-        self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.RecordFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.KeepRecordReply, _abc.Awaitable[_store_pb2.KeepRecordReply]]: ...
 
     @_abc_1.abstractmethod
     def TakeChanges(

@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -36,6 +36,7 @@ from elastable.embedding_store.wire.messages.frames import (
 
 Answer = TypeVar("Answer")
 _FLOAT32 = np.dtype(np.float32)
+_NO_IDS = np.zeros(0, np.int64)
 _FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
 
 
@@ -56,11 +57,8 @@ class RemoteReads(BaseSource):
         self._stub = store_pb2_grpc.StoreStub(channel)
         self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
         self._lookup: Upload[Iterable[bytes]] = Upload(channel, f"{path}/Lookup", None)
-        self._read_state = channel.unary_stream(
-            f"{path}/ReadTableState", store_pb2.ReadTableStateRequest.SerializeToString, None
-        )
         self._read_rows: Upload[Iterable[bytes]] = Upload(channel, f"{path}/ReadRows", None)
-        self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
+        self._scan = channel.unary_stream(f"{path}/ReadRows", None, None)
         self._row_bytes: dict[str, int] = {}  # of the tables seen so far
 
     def require_open(self) -> None:
@@ -68,62 +66,66 @@ class RemoteReads(BaseSource):
 
     def specs(self) -> dict[str, TableSpec]:
         """All tables by name; those created after a pin are empty in it."""
-        reply = self.connection.send(self._stub.ListTables, store_pb2.ListTablesRequest())
-        return {status.spec.name: messages.spec_from_message(status.spec) for status in reply.tables}
+        return {of.spec.name: messages.spec_from_message(of.spec) for of in self.status(tables=True).tables}
+
+    def status(self, wait_s: float = 0.0, **wanted: bool | int) -> store_pb2.StoreStatus:
+        """What the server says of its store: fields of `StoreStatusRequest`."""
+        request = store_pb2.StoreStatusRequest(wait_ms=round(wait_s * 1000), **wanted)  # type: ignore[arg-type]
+        return self.connection.send(self._stub.GetStoreStatus, request, wait_s)
 
     def row_count(self, table: str) -> int:
         self.require_open()
-        request = store_pb2.CountRowsRequest(table=table, pin=self._token)
-        return int(self.connection.send(self._stub.CountRows, request).rows)
+        request = store_pb2.TableStatisticsRequest(table=table, pin=self._token)
+        return int(self.connection.send(self._stub.TableStatistics, request).rows)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """Each block has its own deadline."""
         self.require_open()
-        return self._blocks(
-            store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows), pin=self._token)
-        )
+        (request,) = messages.ids_frames(table, _NO_IDS, self._token, block_rows=require_block_rows(block_rows))
+        return self._blocks(request)
 
-    def _blocks(self, request: store_pb2.ScanRequest) -> Iterator[RowBlock]:
+    def _blocks(self, request: bytes) -> Iterator[RowBlock]:
         with raising(self.connection.address, self.connection.deadline_s):
             call = self._scan(request)
             try:
-                blocks = messages.blocks_from_frames(call)
+                blocks = messages.rows_from_frames(call)
                 while (block := self._next_block(call, blocks)) is not None:
                     yield block
             finally:
                 call.cancel()  # type: ignore[no-untyped-call]
 
-    def _next_block(self, call: grpc.Call, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
+    def _next_block(self, call: grpc.Call, blocks: Iterator[RowBlock]) -> RowBlock | None:
         """The next block, None at the end; the call is cancelled at the deadline."""
         timer = threading.Timer(self.connection.deadline_s, call.cancel)
         timer.daemon = True
         timer.start()
         try:
-            found = self.connection.decoded(lambda blocks: next(blocks, None), blocks)
+            return self.connection.decoded(lambda blocks: next(blocks, None), blocks)
         finally:
             timer.cancel()
-        return None if found is None else found[1]
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         self.require_open()
 
-        def attempt(timeout: float) -> list[tuple[str, RowBlock]]:
+        def attempt(timeout: float) -> list[RowBlock]:
             frames = self._read_rows(messages.ids_frames(table, ids, self._token), timeout)
-            return self.connection.decoded(lambda frames: list(messages.blocks_from_frames(frames)), frames)
+            return self.connection.decoded(lambda frames: list(messages.rows_from_frames(frames)), frames)
 
-        blocks = self.connection.call(attempt)
-        if len(blocks) != 1:
-            raise StoreFailed(f"{self.connection.address} answered with {len(blocks)} blocks instead of one")
-        return blocks[0][1]
+        return self._only(self.connection.call(attempt))
 
     def table_state(self, table: str) -> TableState:
         self.require_open()
-        request = store_pb2.ReadTableStateRequest(table=table, pin=self._token)
 
-        def attempt(timeout: float) -> TableState:
-            return self.connection.decoded(messages.state_from_frames, self._read_state(request, timeout=timeout))[1]
+        def attempt(timeout: float) -> list[TableState]:
+            frames = self._read_rows(messages.ids_frames(table, _NO_IDS, self._token, state=True), timeout)
+            return self.connection.decoded(lambda frames: list(messages.states_from_frames(frames)), frames)
 
-        return self.connection.call(attempt)
+        return self._only(self.connection.call(attempt))
+
+    def _only(self, answer: Sequence[Answer]) -> Answer:
+        if len(answer) != 1:
+            raise StoreFailed(f"{self.connection.address} answered with {len(answer)} blocks instead of one")
+        return answer[0]
 
     def _look_up(self, ids: Mapping[str, Int64], version: int | None, wait_s: float) -> dict[str, Float32]:
         for table, wanted in ids.items():
@@ -241,9 +243,7 @@ class RemoteSource(RemoteReads):
 
     def _version_when(self, at_least: int, wait_s: float) -> int:
         """The version, once it is `at_least` or after `wait_s` seconds."""
-        request = store_pb2.GetVersionRequest(at_least=at_least, wait_ms=round(wait_s * 1000))
-        reply = self.connection.send(self._stub.GetVersion, request, wait_s)
-        return int(reply.version)
+        return int(self.status(wait_s, at_least=at_least).version)
 
 
 class WriteCalls:
@@ -297,7 +297,7 @@ class RemoteStore(RemoteSource, BaseStore):
         )
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
-        self._put_state = Upload(channel, f"{path}/PutTableState", store_pb2.PutReply.FromString)
+        self._reset_version = Upload(channel, f"{path}/ResetVersion", store_pb2.ResetVersionReply.FromString)
 
     def create_table(self, spec: TableSpec) -> bool:
         """Creates the table; False also if the answer of an earlier attempt was lost.
@@ -333,10 +333,9 @@ class RemoteStore(RemoteSource, BaseStore):
         """Stages a commit; the gradients are sent now."""
         token = uuid.uuid4().bytes
         self._send_commit(commit, token, stage=True)
-        request = store_pb2.CommitStagedRequest(token=token)
 
         def finish() -> None:
-            self.connection.send(self._stub.CommitStaged, request)
+            self.connection.call(lambda timeout: self._commit(messages.staged_frames(token), timeout))
 
         return finish
 
@@ -348,14 +347,20 @@ class RemoteStore(RemoteSource, BaseStore):
         """
         if record is not None:
             raise Unsupported(f"{self.address}: a parameter server keeps no records of versions")
-        self._writes.send(self._writes.stub.ResetVersion, store_pb2.ResetVersionRequest(version=version, force=force))
+        self._reset(None, version, force=force)
+
+    def _reset(
+        self, record: bytes | None, version: int | None, *, force: bool = False, take_back: bool = False
+    ) -> store_pb2.ResetVersionReply:
+        frames = partial(messages.record_frames, record, version, force=force, take_back=take_back)
+        return self._writes.call(lambda timeout: self._reset_version(frames(), timeout))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """Pins a version at the server; the lease is at most 3,600 seconds."""
         return RemotePin(self, version, lease_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
-        pins = self.connection.send(self._stub.ListPins, store_pb2.ListPinsRequest()).pins
+        pins = self.status(pins=True).pins
         return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in pins)
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
@@ -379,11 +384,12 @@ class RemoteStore(RemoteSource, BaseStore):
         return TableStatistics(reply.rows, size, reply.refused, reply.evicted, reply.deleted, reply.written)
 
     def put_table_state(self, table: str, state: TableState) -> None:
-        self._writes.call(lambda timeout: self._put_state(messages.state_frames(table, state), timeout))
+        self._writes.call(lambda timeout: self._put(messages.state_frames(table, state), timeout))
 
     def clear(self, table: str, force: bool = False) -> None:
         """Deletes all rows of a table; `force` as in `drop_table`."""
-        self._writes.send(self._writes.stub.ClearTable, store_pb2.ClearTableRequest(table=table, force=force))
+        request = store_pb2.DropTableRequest(table=table, force=force, keep=True)
+        self._writes.send(self._writes.stub.DropTable, request)
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
         require_numbers(commit)
@@ -423,14 +429,14 @@ class RemotePin(RemoteReads, Snapshot):
     def renew(self, lease_s: float | None = None) -> None:
         self.require_open()
         seconds = self._lease_s if lease_s is None else require_lease(lease_s)
-        self.connection.send(self._stub.RenewPin, store_pb2.RenewPinRequest(token=self.token, lease_s=seconds))
+        self.connection.send(self._stub.Pin, store_pb2.PinRequest(token=self.token, lease_s=seconds, renew=True))
         self._lease_s = seconds
 
     def close(self) -> None:
         """Raises `Unavailable` if the server is not reached; there the version is freed when its lease ends."""
         if not self._closed:
             self._closed = True
-            self.connection.send(self._stub.ReleasePin, store_pb2.ReleasePinRequest(token=self.token))
+            self.connection.send(self._stub.Pin, store_pb2.PinRequest(token=self.token))
 
     def require_open(self) -> None:
         """Raises `StaleVersion` once the pin is closed."""

@@ -47,5 +47,5 @@ def test_silent_clients_are_silent_clients(address: str) -> None:
         until(lambda: silent.ended >= 8)  # each of the four that opened a call, at least twice
         assert silent.connected == 8
         with grpc.insecure_channel(address) as channel:
-            call = channel.unary_unary(f"/{STORE_SERVICE}/GetVersion", None, None)
+            call = channel.unary_unary(f"/{STORE_SERVICE}/GetStoreStatus", None, None)
             call(b"", timeout=WAIT_S, wait_for_ready=True)

@@ -10,11 +10,11 @@ from elastable.embedding_store.wire.messages.store_messages import (
     blocks_from_frames,
     commit_from_frames,
     ids_from_frames,
-    state_from_frames,
+    record_from_frames,
+    reset_from_frames,
 )
 from elastable.embedding_store.wire.pushes.push_messages import (
     pushed_commit_from_frames,
-    record_from_frames,
     row_push_from_frames,
 )
 from elastable.master.api import DenseSnapshot
@@ -28,7 +28,7 @@ from elastable.master.v1 import master_pb2
 from tests.fuzz.calls import Call, Seed, made_messages
 from tests.fuzz.master_calls import MASTER_CALLS, words_of_all
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.shard_calls import SHARD_CALLS, record_seed
+from tests.fuzz.shard_calls import SHARD_CALLS
 from tests.fuzz.store_calls import STORE_CALLS
 from tests.fuzz.target import Target
 
@@ -47,10 +47,10 @@ PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], object]]] = {
     "RowIds": (STORE_CALLS["Delete"], ids_from_frames),
     "RowBlock": (STORE_CALLS["Put"], lambda frames: list(blocks_from_frames(frames))),
     "Commit": (STORE_CALLS["Commit"], commit_from_frames),
-    "TableState": (STORE_CALLS["PutTableState"], state_from_frames),
     "RowPush": (SHARD_CALLS["PushRows"], row_push_from_frames),
     "CommitPushed": (SHARD_CALLS["CommitPushed"], pushed_commit_from_frames),
-    "Record": (Call(record_seed, store_pb2.RecordFrame), record_from_frames),
+    "Record": (STORE_CALLS["ResetVersion"], record_from_frames),
+    "ResetVersion": (STORE_CALLS["ResetVersion"], reset_from_frames),
     "Gradient": (MASTER_CALLS["ReportGradient"], push_from_frames),
     "Evaluation": (MASTER_CALLS["ReportEvaluation"], evaluation_from_frames),
     "Dense": (Call(_dense, master_pb2.DenseFrame), dense_from_frames),

@@ -133,10 +133,6 @@ def _change() -> Commit:
 def _pinned(store: RemoteStore) -> None:
     with store.pin(lease_s=0.5) as pin:
         pin.lookup({"any": _IDS})
-
-
-def _renewed(store: RemoteStore) -> None:
-    with store.pin(lease_s=0.5) as pin:
         pin.renew(0.5)
 
 
@@ -144,29 +140,24 @@ def _block() -> RowBlock:
     return RowBlock(_IDS, np.ones((3, 3), np.float32), np.ones((3, 3), np.float32))
 
 
+def _put(store: RemoteStore) -> None:
+    store.put("any", [_block()])
+    store.put_table_state("rare", TableState(np.zeros(64, np.uint8)))
+
+
 STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
-    "ListTables": lambda store: store.specs(),
-    "GetVersion": lambda store: (store.version(), store.wait_for_version(0, 0.01)),
+    "GetStoreStatus": lambda store: (store.specs(), store.version(), store.wait_for_version(0, 0.01), store.pins()),
     "Lookup": lambda store: store.lookup({"any": np.arange(310_000, dtype=np.int64)}),
     "LookupSmall": lambda store: store.lookup({"any": _IDS, "fixed": _IDS}),
-    "CountRows": lambda store: store.row_count("any"),
-    "TableStatistics": lambda store: store.table_statistics("any"),
-    "ReadTableState": lambda store: store.table_state("rare"),
-    "Scan": lambda store: list(store.scan("any")),
-    "ReadRows": lambda store: store.read_rows("any", _IDS),
+    "TableStatistics": lambda store: (store.table_statistics("any"), store.row_count("any")),
+    "ReadRows": lambda store: (store.read_rows("any", _IDS), list(store.scan("any")), store.table_state("rare")),
     "Attach": lambda store: store.attach(),
     "Pin": _pinned,
-    "RenewPin": _renewed,
-    "ReleasePin": _pinned,
-    "ListPins": lambda store: store.pins(),
     "CreateTable": lambda store: store.create_table(SPECS["any"]),
-    "Commit": lambda store: store.commit(_change()),
-    "CommitStaged": lambda store: store.stage(_change())(),
-    "Put": lambda store: store.put("any", [_block()]),
-    "PutTableState": lambda store: store.put_table_state("rare", TableState(np.zeros(64, np.uint8))),
+    "Commit": lambda store: (store.commit(_change()), store.stage(_change())()),
+    "Put": _put,
     "Delete": lambda store: store.delete("any", _IDS),
-    "ClearTable": lambda store: store.clear("any"),
-    "DropTable": lambda store: (store.drop_table("half"), store.create_table(SPECS["half"])),
+    "DropTable": lambda store: (store.clear("any"), store.drop_table("half"), store.create_table(SPECS["half"])),
     "ResetVersion": lambda store: store.reset_version(0),
 }
 """Name of a call -> what makes it."""
@@ -220,21 +211,22 @@ def _pushed_rows(server: ShardClient) -> None:
     server.push_rows(RowPush("lied", 0, 0, ({"any": slices},)))
 
 
+def _prepared(server: ShardClient) -> None:
+    server.measure(_SUMS)
+    server.offer_rows(PushedCommit(_SUMS, 0, {}), 3, {"few": (0, 2)})
+
+
 SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
-    "GetOwner": lambda server: server.other_writer(),
-    "GetShardStatus": lambda server: server.shard_status(),
     "PushRows": _pushed_rows,
-    "Renew": lambda server: server.require_owner(),
-    "Measure": lambda server: server.measure(_SUMS),
-    "OfferRows": lambda server: server.offer_rows(PushedCommit(_SUMS, 0, {}), 3, {"few": (0, 2)}),
+    "Prepare": _prepared,
     "CommitPushed": lambda server: server.commit_pushed(PushedCommit(_SUMS, 0, {}, {}, b"record")),
-    "TakeBack": lambda server: server.recover(),
     "ReadRecord": lambda server: server.record(),
-    "KeepRecord": lambda server: server.reset_version(0, b"record"),
     "TakeChanges": lambda server: server.take_changes(bytes(16), b""),
     "SaveRows": lambda server: server.save_rows(RowSave(bytes(16))),
     "Claim": lambda server: server.begin_job("lied", False),
     **{name: STORE_QUESTIONS[name] for name in OF_SERVERS},
+    "GetStoreStatus": lambda server: (server.other_writer(), server.shard_status(), server.require_owner()),
+    "ResetVersion": lambda server: (server.recover(), server.reset_version(0, b"record")),
 }
 """Name of a call -> what makes it."""
 

@@ -13,7 +13,7 @@ from elastable.embedding_store.shards import PushedCommit, RowPush, RowSums, Sha
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
-from elastable.embedding_store.wire.pushes.push_messages import pushed_commit_frames, record_frames
+from elastable.embedding_store.wire.pushes.push_messages import pushed_commit_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -55,20 +55,16 @@ def _sums(m: Mutator) -> store_pb2.RowSums:
     )
 
 
-def _offer(m: Mutator) -> Seed:
+def _prepare(m: Mutator) -> Seed:
     ids = {"few": store_pb2.TiedRows(version=m.small(2), count=m.small(5))}
-    return store_pb2.OfferRowsRequest(sums=_sums(m), time=1.0, most=m.small(5), ids=ids), b""
+    offer = store_pb2.OfferRequest(time=1.0, most=m.small(5), ids=ids) if m.chance(0.5) else None
+    return store_pb2.PrepareRequest(sums=_sums(m), offer=offer), b""
 
 
 def _commit(m: Mutator) -> Seed:
     commit = PushedCommit(RowSums(0, ()), 0, {"any": 0.1}, {}, m.bytes(m.small(20)) if m.chance(0.5) else None)
     frame = store_pb2.CommitPushedFrame.FromString(next(pushed_commit_frames(commit)))
     frame.header.sums.CopyFrom(_sums(m))
-    return frame.header, frame.body
-
-
-def record_seed(m: Mutator) -> Seed:
-    frame = store_pb2.RecordFrame.FromString(next(record_frames(m.bytes(m.small(20)))))
     return frame.header, frame.body
 
 
@@ -94,16 +90,10 @@ def _save(m: Mutator) -> Seed:
 
 
 SHARD_CALLS: dict[str, Call] = {
-    "GetOwner": plain(store_pb2.GetOwnerRequest),
-    "GetShardStatus": plain(store_pb2.GetShardStatusRequest),
     "PushRows": Call(_push, store_pb2.RowPushFrame),
-    "Renew": plain(store_pb2.RenewRequest),
-    "Measure": Call(lambda m: (store_pb2.MeasureRequest(sums=_sums(m)), b"")),
-    "OfferRows": Call(_offer),
+    "Prepare": Call(_prepare),
     "CommitPushed": Call(_commit, store_pb2.CommitPushedFrame),
-    "TakeBack": Call(lambda m: (store_pb2.TakeBackRequest(version=m.small(2) if m.chance(0.5) else None), b"")),
     "ReadRecord": plain(store_pb2.ReadRecordRequest),
-    "KeepRecord": Call(record_seed, store_pb2.RecordFrame),
     "TakeChanges": Call(lambda m: (store_pb2.TakeChangesRequest(mark=bytes(16), base=m.bytes(m.choice((0, 16)))), b"")),
     "SaveRows": Call(_save),
     "Claim": Call(_claim),
@@ -174,7 +164,7 @@ class ShardCalls(CallTarget):
         self._call("Claim", claim)
         for name in self.store.specs():
             self._call("DropTable", store_pb2.DropTableRequest(table=name))
-        self._call("ResetVersion", store_pb2.ResetVersionRequest(version=0))
+        self._call("ResetVersion", store_pb2.RecordFrame(header=store_pb2.RecordHeader(version=0)))
         for name in TRAINED:
             self.store.create_table(SPECS[name])
 

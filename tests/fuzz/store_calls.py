@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.messages.store_messages import spec_to_message
+from elastable.embedding_store.wire.messages.store_messages import record_frames, spec_to_message
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -111,12 +111,22 @@ def _lookup(m: Mutator) -> Seed:
 def _rows(m: Mutator) -> Seed:
     spec = m.choice(list(SPECS.values()))
     ids = _ids(m, spec)
-    return store_pb2.RowIdsHeader(table=spec.name, count=len(ids)), ids.tobytes()
+    header = store_pb2.RowIdsHeader(table=spec.name, count=len(ids))
+    match m.small(5):
+        case 0:
+            header.block_rows = m.small(9)
+        case 1:
+            header.state, header.table = True, "rare"
+    if header.block_rows or header.state:
+        header.count, ids = 0, ids[:0]
+    return header, ids.tobytes()
 
 
 def _block(m: Mutator) -> Seed:
     from elastable.embedding_store.optimizers.registry import row_optimizer
 
+    if m.chance(0.2):
+        return store_pb2.RowBlockHeader(table="rare", state=store_pb2.TableState(counters=64)), m.bytes(64)
     spec = m.choice(list(SPECS.values()))
     ids = _ids(m, spec)
     width = row_optimizer(spec.optimizer).slot_width(spec.dim)
@@ -126,10 +136,6 @@ def _block(m: Mutator) -> Seed:
         header.touches = True
         body += np.array([[m.small(3), m.small(3)] for _ in ids], np.int64).tobytes()
     return header, body
-
-
-def _table_state(m: Mutator) -> Seed:
-    return store_pb2.TableStateHeader(table="rare", counters=64), m.bytes(64)
 
 
 class StoreCalls(CallTarget):
@@ -178,10 +184,8 @@ class StoreCalls(CallTarget):
     def _begin_anew(self) -> None:
         """All tables but the calm one made anew, at version 0, without pins."""
         for token in _TOKENS:
-            request = store_pb2.ReleasePinRequest(token=token).SerializeToString()
-            self.channel.unary_unary(f"/{self.service.full_name}/ReleasePin", None, None)(
-                request, WAIT_S, self.metadata
-            )
+            request = store_pb2.PinRequest(token=token).SerializeToString()
+            self.channel.unary_unary(f"/{self.service.full_name}/Pin", None, None)(request, WAIT_S, self.metadata)
         ends = time.monotonic() + WAIT_S
         while self.store.pins() and time.monotonic() < ends:  # of other tokens, whose leases are short
             time.sleep(0.01)
@@ -210,6 +214,8 @@ def _train(store: EmbeddingStore) -> None:
 
 
 def _commit(m: Mutator) -> Seed:
+    if m.chance(0.2):
+        return store_pb2.CommitHeader(token=m.choice(_TOKENS), staged=True), b""
     header, body = store_pb2.CommitHeader(version=1, token=m.choice(_TOKENS), stage=m.chance(0.3)), b""
     for name in m.random.sample(sorted(SPECS), m.small(3)):
         ids = _ids(m, SPECS[name])
@@ -219,7 +225,21 @@ def _commit(m: Mutator) -> Seed:
 
 
 def _pin(m: Mutator) -> Seed:
-    return store_pb2.PinRequest(lease_s=m.choice((0.01, 1.0, 5.0)), token=m.choice(_TOKENS)), b""
+    lease_s = m.choice((0.0, 0.01, 1.0, 5.0))
+    return store_pb2.PinRequest(lease_s=lease_s, token=m.choice(_TOKENS), renew=m.chance(0.2)), b""
+
+
+def _status(m: Mutator) -> Seed:
+    wanted = {name: m.chance(0.3) for name in ("tables", "rows", "pins", "owner", "shard", "owned")}
+    return store_pb2.StoreStatusRequest(at_least=1, wait_ms=1, **wanted), b""
+
+
+def record_seed(m: Mutator) -> Seed:
+    """What a ResetVersion says."""
+    version, take_back = m.choice((None, 0, 1)), m.chance(0.3)
+    record = None if take_back or m.chance(0.3) else m.bytes(m.small(20))
+    frame = store_pb2.RecordFrame.FromString(next(record_frames(record, version, take_back=take_back)))
+    return frame.header, frame.body
 
 
 def plain(kind: type[Message], **fields: Keyword) -> Call:
@@ -233,36 +253,22 @@ def _table(m: Mutator) -> str:
     return m.choice(_NAMES)
 
 
-def _token(m: Mutator) -> bytes:
-    return m.choice(_TOKENS)
-
-
 STORE_CALLS: dict[str, Call] = {
-    "ListTables": plain(store_pb2.ListTablesRequest, count_rows=True),
-    "GetVersion": plain(store_pb2.GetVersionRequest, at_least=1, wait_ms=1),
+    "GetStoreStatus": Call(_status),
     "Lookup": Call(_lookup, store_pb2.LookupRequest),
     "LookupSmall": Call(_lookup, store_pb2.LookupRequest),
-    "CountRows": plain(store_pb2.CountRowsRequest, table=_table),
     "TableStatistics": plain(store_pb2.TableStatisticsRequest, table=_table),
-    "ReadTableState": plain(store_pb2.ReadTableStateRequest, table="rare"),
-    "Scan": plain(store_pb2.ScanRequest, table=_table),
     "ReadRows": Call(_rows, store_pb2.RowIdsFrame),
     "Attach": plain(store_pb2.AttachRequest),
     "Pin": Call(_pin),
-    "RenewPin": plain(store_pb2.RenewPinRequest, token=_token, lease_s=1.0),
-    "ReleasePin": plain(store_pb2.ReleasePinRequest, token=_token),
-    "ListPins": plain(store_pb2.ListPinsRequest),
     "CreateTable": Call(_spec),
     "Commit": Call(_commit, store_pb2.CommitFrame),
-    "CommitStaged": plain(store_pb2.CommitStagedRequest, token=_token),
     "Put": Call(_block, store_pb2.RowBlockFrame),
-    "PutTableState": Call(_table_state, store_pb2.TableStateFrame),
     "Delete": Call(_rows, store_pb2.RowIdsFrame),
-    "ClearTable": plain(store_pb2.ClearTableRequest, table=_table),
-    "DropTable": plain(store_pb2.DropTableRequest, table=_table),
-    "ResetVersion": plain(store_pb2.ResetVersionRequest, version=0),
+    "DropTable": Call(lambda m: (store_pb2.DropTableRequest(table=_table(m), keep=m.chance(0.5)), b"")),
+    "ResetVersion": Call(record_seed, store_pb2.RecordFrame),
 }
 """Name of a call -> how it is made."""
 
-OF_SERVERS = ("CreateTable", "Put", "PutTableState", "Delete", "ClearTable", "DropTable", "ResetVersion")
-"""Those that change a store, which the owner of a store server makes, too."""
+OF_SERVERS = ("GetStoreStatus", "CreateTable", "Put", "Delete", "DropTable", "ResetVersion")
+"""Those that are others at store servers, whose owner alone changes them."""

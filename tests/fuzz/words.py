@@ -139,7 +139,7 @@ class Tokens(Target):
         server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, credentials=Credentials(token=self.token)))
         channel = self.held.enter_context(grpc.insecure_channel(server.address))
         self.ask = channel.unary_unary(  # type: ignore[call-arg]
-            f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}/GetVersion"
+            f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}/GetStoreStatus"
         )
 
     def case(self, m: Mutator) -> str | None:

@@ -48,16 +48,15 @@ LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
             (
                 _STORE,
                 Role.READER,
-                "ListTables GetVersion Lookup LookupSmall CountRows TableStatistics ReadTableState Scan ReadRows "
-                "Attach Pin RenewPin ReleasePin ListPins GetOwner GetShardStatus",
+                "GetStoreStatus Lookup LookupSmall TableStatistics ReadRows Attach Pin",
             ),
-            (_STORE, Role.WORKER, "CreateTable Commit CommitStaged Put PutTableState PushRows"),
+            (_STORE, Role.WORKER, "CreateTable Commit Put PushRows"),
             (
                 _STORE,
                 Role.WORKER,  # for the owner alone, whose claim was an administrator's
-                "Renew Measure OfferRows CommitPushed TakeBack ReadRecord KeepRecord TakeChanges SaveRows",
+                "Prepare CommitPushed ReadRecord TakeChanges SaveRows",
             ),
-            (_STORE, Role.ADMINISTRATOR, "Delete ClearTable DropTable ResetVersion Claim"),
+            (_STORE, Role.ADMINISTRATOR, "Delete DropTable ResetVersion Claim"),
             (_MASTER, Role.READER, "GetStatus"),
             (_MASTER, Role.WORKER, "Join LeaseTasks PullDense ReportGradient ReportEvaluation ReportFailure"),
             (_MASTER, Role.ADMINISTRATOR, "StopJob"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -51,7 +51,7 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
     Args:
         commit: What is committed.
         token: Names it, and no other.
-        stage: Whether it is only made ready, for a CommitStaged to follow.
+        stage: Whether it is only made ready, for `staged_frames` to follow.
 
     Raises:
         BadIds, BadGradient: an array that the wire has no place for; names its table.
@@ -82,14 +82,21 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
     return encode(header.SerializeToString(), arrays)
 
 
-def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
-    """The commit in the frames of one Commit, its token, and whether it is only made ready.
+def staged_frames(token: bytes) -> Iterator[bytes]:
+    """The frames of a Commit that applies the one which was staged with that token."""
+    return encode(store_pb2.CommitHeader(token=token, staged=True).SerializeToString(), [])
+
+
+def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit | None, bytes, bool]:
+    """The commit in the frames of one Commit (None: the staged one), its token, and whether it is only made ready.
 
     Raises:
         BadInput: malformed frames, a table named twice, or a size that cannot be.
     """
     reader = FrameReader(frames, "Commit")
     header = reader.header(store_pb2.CommitHeader)
+    if header.staged and header != store_pb2.CommitHeader(token=header.token, staged=True):
+        raise BadInput("Commit: one that applies what was staged says its token, and nothing else")
     plan = BodyPlan("Commit")
     for entry in header.updates:
         plan.add(f"ids of table {entry.table!r}", (entry.count,), _INT64)
@@ -103,6 +110,8 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
     }
     if len(updates) < len(header.updates):
         raise BadInput("Commit: a table is in it twice; join its gradients")
+    if header.staged:
+        return None, header.token, False
     rates = dict(header.learning_rates)
     commit = Commit(
         header.version,
@@ -138,8 +147,8 @@ def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
     return encode(header.SerializeToString(), arrays)
 
 
-def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]]:
-    """Blocks with the tables that they are of, one after the other, until the frames end.
+def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock | TableState]]:
+    """Blocks, or states, with the tables that they are of, one after the other, until the frames end.
 
     Raises:
         BadInput: malformed frames, or a size that cannot be.
@@ -149,6 +158,9 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]
         reader = FrameReader(chain((first,), frames), "RowBlock")
         header = reader.header(store_pb2.RowBlockHeader)
         plan = BodyPlan("RowBlock")
+        if header.HasField("state"):
+            yield header.table, _state(reader, header, plan)
+            continue
         plan.add("ids", (header.count,), _INT64)
         plan.add("weights", (header.count, header.dim), _FLOAT32)
         plan.add("slots", (header.count, header.slot_width), _FLOAT32)
@@ -158,23 +170,44 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]
         yield header.table, RowBlock(ids, weights, slots, touches[0] if touches else None, header.trained)
 
 
-def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
+def rows_from_frames(frames: Iterable[bytes]) -> Iterator[RowBlock]:
+    """Blocks of a reply, which holds nothing else. Raises as `blocks_from_frames`."""
+    for table, block in blocks_from_frames(frames):
+        if isinstance(block, TableState):
+            raise BadInput(f"RowBlock: the state of table {table!r} where rows were asked for")
+        yield block
+
+
+def states_from_frames(frames: Iterable[bytes]) -> Iterator[TableState]:
+    """States of a reply, which holds nothing else. Raises as `blocks_from_frames`."""
+    for table, state in blocks_from_frames(frames):
+        if not isinstance(state, TableState):
+            raise BadInput(f"RowBlock: rows of table {table!r} where its state was asked for")
+        yield state
+
+
+def ids_frames(
+    table: str, ids: Int64, pin: bytes = b"", *, block_rows: int = 0, state: bool = False
+) -> Iterator[bytes]:
     """The frames of one Delete or ReadRows.
 
     Args:
         table: Its name.
         ids: int64 `[n]`.
         pin: Token of the pin to read; empty: the store.
+        block_rows: Above 0: all rows are read instead, in blocks of so many.
+        state: Whether what the table keeps besides its rows is read instead.
 
     Raises:
         BadIds: ids that the wire has no place for.
     """
     require_wire_ids(table, ids)
-    return encode(store_pb2.RowIdsHeader(table=table, count=len(ids), pin=pin).SerializeToString(), [ids])
+    header = store_pb2.RowIdsHeader(table=table, count=len(ids), pin=pin, block_rows=block_rows, state=state)
+    return encode(header.SerializeToString(), [ids])
 
 
-def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
-    """The table, the ids and the pin in the frames of one Delete or ReadRows.
+def ids_from_frames(frames: Iterable[bytes]) -> tuple[store_pb2.RowIdsHeader, Int64]:
+    """The header and the ids in the frames of one Delete or ReadRows.
 
     Raises:
         BadInput: malformed frames.
@@ -184,7 +217,7 @@ def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
     plan = BodyPlan("RowIds")
     plan.add("ids", (header.count,), _INT64)
     (ids,) = reader.read(plan)
-    return header.table, ids, header.pin
+    return header, ids
 
 
 def state_frames(table: str, state: TableState) -> Iterator[bytes]:
@@ -193,7 +226,7 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
     Raises:
         BadInput: an array that the wire has no place for; names its table.
     """
-    header = store_pb2.TableStateHeader(table=table, untouched_decay=state.untouched_decay)
+    header = store_pb2.TableState(untouched_decay=state.untouched_decay)
     counts, times, arrays = state.admission_counts, state.touch_times, list[Array]()
     if counts is not None:
         if not isinstance(counts, np.ndarray) or counts.dtype != np.uint8 or counts.ndim != 1:
@@ -205,29 +238,67 @@ def state_frames(table: str, state: TableState) -> Iterator[bytes]:
             raise BadInput(f"table {table!r}: touch times must be int64 [spans, 3], got {array_kind(times)}")
         header.spans = len(times)
         arrays.append(times)
-    return encode(header.SerializeToString(), arrays)
+    return encode(store_pb2.RowBlockHeader(table=table, state=header).SerializeToString(), arrays)
 
 
-def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
-    """A table, and what it keeps next to its rows.
-
-    Raises:
-        BadInput: malformed frames.
-    """
-    reader = FrameReader(frames, "TableState")
-    header = reader.header(store_pb2.TableStateHeader)
-    plan = BodyPlan("TableState")
-    plan.add("admission counts", (header.counters,), np.dtype(np.uint8))
-    plan.add("touch times", (header.spans, 3), _INT64)
-    counts, times = reader.read(plan)
-    decay = optional(header, "untouched_decay")
-    timed = times if header.HasField("spans") else None
-    return header.table, TableState(counts if len(counts) else None, decay, timed)
+def _state(reader: FrameReader, header: store_pb2.RowBlockHeader, plan: BodyPlan) -> TableState:
+    """The inverse of `state_frames`, once the header is read."""
+    said = header.state
+    if header.count or header.dim or header.slot_width or header.touches:
+        raise BadInput(f"RowBlock: the state of table {header.table!r} comes with rows; send them after it")
+    plan.add("admission counts", (said.counters,), np.dtype(np.uint8))
+    plan.add("touch times", (said.spans, 3), _INT64)
+    counts, times = reader.read(plan, to_the_end=False)
+    decay = optional(said, "untouched_decay")
+    return TableState(counts if len(counts) else None, decay, times if said.HasField("spans") else None)
 
 
 def _require_rows(table: str, what: str, values: object, count: int, error: type[BadInput]) -> None:
     if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 2 or len(values) != count:
         raise error(f"table {table!r}: {what} must be float32 [{count}, columns], got {array_kind(values)}")
+
+
+# What a version is said to be, and the record that a store server keeps of it
+
+
+def record_frames(
+    record: bytes | None, version: int | None = None, *, force: bool = False, take_back: bool = False
+) -> Iterator[bytes]:
+    """The frames of one ReadRecord, or of one ResetVersion."""
+    return with_record(store_pb2.RecordHeader(version=version, force=force, take_back=take_back), record)
+
+
+def record_from_frames(frames: Iterable[bytes]) -> bytes | None:
+    """The record in the frames of one ReadRecord. Raises `BadInput`: malformed frames."""
+    return and_record(frames, "Record", store_pb2.RecordHeader)[1]
+
+
+def reset_from_frames(frames: Iterable[bytes]) -> tuple[store_pb2.RecordHeader, bytes | None]:
+    """What a ResetVersion says, and its record. Raises `BadInput`: malformed frames, or fields that do not fit."""
+    header, record = and_record(frames, "ResetVersion", store_pb2.RecordHeader)
+    if not (header.take_back or header.HasField("version")):
+        raise BadInput("ResetVersion: no version: say which one the rows are of")
+    if header.take_back and (header.force or record is not None):
+        raise BadInput("ResetVersion: a version that is taken back has its own record, and leaves pins alone")
+    return header, record
+
+
+WithRecord = TypeVar("WithRecord", store_pb2.CommitPushedHeader, store_pb2.RecordHeader)
+
+
+def with_record(header: WithRecord, record: bytes | None) -> Iterator[bytes]:
+    """Frames of a header that says how long the record behind it is."""
+    header.has_record, header.record_bytes = record is not None, len(record or b"")
+    return encode(header.SerializeToString(), [np.frombuffer(record, np.uint8)] if record else [])
+
+
+def and_record(frames: Iterable[bytes], message: str, kind: type[WithRecord]) -> tuple[WithRecord, bytes | None]:
+    """The inverse of `with_record`. Raises `BadInput`: malformed frames of that message."""
+    reader = FrameReader(frames, message)
+    header, plan = reader.header(kind), BodyPlan(message)
+    plan.add("record", (header.record_bytes,), np.dtype(np.uint8))
+    (body,) = reader.read(plan)
+    return header, body.tobytes() if header.has_record else None
 
 
 # Table specs as protobuf messages, and back

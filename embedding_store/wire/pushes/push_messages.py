@@ -3,9 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import TypeVar
-
-import numpy as np
 
 from elastable.embedding_store import shards
 from elastable.embedding_store.contract.arrays import Array
@@ -15,11 +12,9 @@ from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
-from elastable.embedding_store.wire.messages.store_messages import optional
+from elastable.embedding_store.wire.messages.store_messages import and_record, optional, with_record
 from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
-
-RecordHeader = TypeVar("RecordHeader", store_pb2.CommitPushedHeader, store_pb2.RecordHeader)
 
 _MOST_SQUARES_BYTES = 128
 
@@ -80,20 +75,20 @@ def row_outcome_from_message(reply: store_pb2.RowPushReply) -> shards.RowPushOut
         ) from error
 
 
-def measured_to_message(measured: shards.Measured) -> store_pb2.MeasureReply:
-    """The reply to a Measure."""
-    reply = store_pb2.MeasureReply(not_finite=measured.not_finite, missing=measured.missing)
+def measured_to_message(measured: shards.Measured) -> store_pb2.PrepareReply:
+    """The reply to a Prepare."""
+    reply = store_pb2.PrepareReply(not_finite=measured.not_finite, missing=measured.missing)
     for table, squares in measured.squares.items():
         reply.tables.add(table=table, squares=squares.to_bytes((squares.bit_length() + 7) // 8, "little"))
     return reply
 
 
-def measured_from_message(reply: store_pb2.MeasureReply) -> shards.Measured:
+def measured_from_message(reply: store_pb2.PrepareReply) -> shards.Measured:
     """The inverse of `measured_to_message`. Raises `BadInput` for a number longer than any sum is."""
     squares = {}
     for entry in reply.tables:
         if len(entry.squares) > _MOST_SQUARES_BYTES:
-            raise BadInput(f"MeasureReply: squares of {len(entry.squares)} bytes for table {entry.table!r}")
+            raise BadInput(f"PrepareReply: squares of {len(entry.squares)} bytes for table {entry.table!r}")
         squares[entry.table] = int.from_bytes(entry.squares, "little")
     return shards.Measured(squares, tuple(reply.not_finite), tuple(reply.missing))
 
@@ -113,12 +108,12 @@ def pushed_commit_frames(commit: shards.PushedCommit) -> Iterator[bytes]:
             for table, cut in commit.cuts.items()
         },
     )
-    return _with_record(header, commit.record)
+    return with_record(header, commit.record)
 
 
 def pushed_commit_from_frames(frames: Iterable[bytes]) -> shards.PushedCommit:
     """The commit in the frames of one CommitPushed. Raises `BadInput`: malformed frames."""
-    header, record = _and_record(frames, "CommitPushed", store_pb2.CommitPushedHeader)
+    header, record = and_record(frames, "CommitPushed", store_pb2.CommitPushedHeader)
     return shards.PushedCommit(
         sums_from_message(header.sums),
         header.step,
@@ -130,32 +125,6 @@ def pushed_commit_from_frames(frames: Iterable[bytes]) -> shards.PushedCommit:
         optional(header, "time"),
         {table: EvictionCut(cut.version, optional(cut, "least_id")) for table, cut in header.cuts.items()},
     )
-
-
-def record_frames(record: bytes | None, version: int = 0) -> Iterator[bytes]:
-    """The frames of one ReadRecord, or of one KeepRecord with its version."""
-    return _with_record(store_pb2.RecordHeader(version=version), record)
-
-
-def record_from_frames(frames: Iterable[bytes]) -> tuple[bytes | None, int]:
-    """The record in the frames of one ReadRecord, and the version. Raises `BadInput`: malformed frames."""
-    header, record = _and_record(frames, "Record", store_pb2.RecordHeader)
-    return record, header.version
-
-
-def _with_record(header: RecordHeader, record: bytes | None) -> Iterator[bytes]:
-    """Frames of a header that says how long the record behind it is."""
-    header.has_record, header.record_bytes = record is not None, len(record or b"")
-    return encode(header.SerializeToString(), [np.frombuffer(record, np.uint8)] if record else [])
-
-
-def _and_record(frames: Iterable[bytes], message: str, kind: type[RecordHeader]) -> tuple[RecordHeader, bytes | None]:
-    """The inverse of `_with_record`."""
-    reader = FrameReader(frames, message)
-    header, plan = reader.header(kind), BodyPlan(message)
-    plan.add("record", (header.record_bytes,), np.dtype(np.uint8))
-    (body,) = reader.read(plan)
-    return header, body.tobytes() if header.has_record else None
 
 
 # Which pushes are summed, as a message and back
@@ -193,48 +162,49 @@ def sums_from_message(message: store_pb2.RowSums) -> shards.RowSums:
 
 def offer_request_to_message(
     commit: shards.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
-) -> store_pb2.OfferRowsRequest:
+) -> store_pb2.PrepareRequest:
     """The arguments of `ShardServer.offer_rows`; of the commit, what matters there."""
-    return store_pb2.OfferRowsRequest(
-        sums=sums_to_message(commit.sums),
+    offer = store_pb2.OfferRequest(
         dropped=commit.dropped,
         time=commit.time,
         most=most,
         ids={table: store_pb2.TiedRows(version=version, count=count) for table, (version, count) in ids.items()},
     )
+    return store_pb2.PrepareRequest(sums=sums_to_message(commit.sums), offer=offer)
 
 
 def offer_request_from_message(
-    request: store_pb2.OfferRowsRequest,
+    request: store_pb2.PrepareRequest,
 ) -> tuple[shards.PushedCommit, int, dict[str, tuple[int, int]]]:
     """The inverse of `offer_request_to_message`. Raises `BadInput` for numbers that cannot be."""
-    ids = {table: (rows.version, rows.count) for table, rows in request.ids.items()}
-    if request.most < 0 or any(count < 0 for _, count in ids.values()):
-        raise BadInput("OfferRowsRequest: a negative number of versions or ids is asked for")
+    offer = request.offer
+    ids = {table: (rows.version, rows.count) for table, rows in offer.ids.items()}
+    if offer.most < 0 or any(count < 0 for _, count in ids.values()):
+        raise BadInput("PrepareRequest: a negative number of versions or ids is asked for")
     commit = shards.PushedCommit(
-        sums_from_message(request.sums), 0, {}, dropped=request.dropped, time=optional(request, "time")
+        sums_from_message(request.sums), 0, {}, dropped=offer.dropped, time=optional(offer, "time")
     )
-    return commit, request.most, ids
+    return commit, offer.most, ids
 
 
-def offers_to_message(offers: shards.RowOffers) -> store_pb2.OfferRowsReply:
-    """The reply to an OfferRows."""
-    reply = store_pb2.OfferRowsReply(missing=offers.missing)
+def offers_to_message(offers: shards.RowOffers) -> store_pb2.PrepareReply:
+    """The reply to a Prepare that asks for offers."""
+    reply = store_pb2.PrepareReply(missing=offers.missing)
     for table, offer in offers.tables.items():
         versions, counts = [version for version, _ in offer.touched], [count for _, count in offer.touched]
-        reply.tables.add(table=table, rows=offer.rows, versions=versions, counts=counts, ids=offer.ids)
+        reply.offers.add(table=table, rows=offer.rows, versions=versions, counts=counts, ids=offer.ids)
     return reply
 
 
-def offers_from_message(reply: store_pb2.OfferRowsReply) -> shards.RowOffers:
+def offers_from_message(reply: store_pb2.PrepareReply) -> shards.RowOffers:
     """The inverse of `offers_to_message`. Raises `BadInput` for numbers that cannot be."""
     offers = {}
-    for entry in reply.tables:
+    for entry in reply.offers:
         if len(entry.versions) != len(entry.counts):
-            raise BadInput(f"OfferRowsReply: versions and counts of table {entry.table!r} are of different lengths")
+            raise BadInput(f"PrepareReply: versions and counts of table {entry.table!r} are of different lengths")
         ascend = all(one < other for one, other in pairwise(entry.versions))
         if not ascend or min(entry.counts, default=1) < 1 or sum(entry.counts) > entry.rows:
-            raise BadInput(f"OfferRowsReply: versions or counts of rows of table {entry.table!r} that cannot be")
+            raise BadInput(f"PrepareReply: versions or counts of rows of table {entry.table!r} that cannot be")
         touched = tuple(zip(entry.versions, entry.counts, strict=True))
         offers[entry.table] = shards.RowOffer(entry.rows, touched, tuple(entry.ids))
     return shards.RowOffers(offers, tuple(reply.missing))

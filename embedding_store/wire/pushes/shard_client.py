@@ -16,7 +16,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE, record_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
 from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore, WriteCalls
@@ -52,7 +52,6 @@ class ShardClient(RemoteStore, shards.ShardServer):
         self._pushes = SharedUpload(target, push, messages.row_push_frames, self)
         channel, path = self._owner.channel, f"/{STORE_SERVICE}"
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
-        self._keep_record = Upload(channel, f"{path}/KeepRecord", store_pb2.KeepRecordReply.FromString)
         self._record_frames = channel.unary_stream(
             f"{path}/ReadRecord", store_pb2.ReadRecordRequest.SerializeToString, None
         )
@@ -66,28 +65,25 @@ class ShardClient(RemoteStore, shards.ShardServer):
 
     def require_owner(self) -> None:
         if self._owner.claimed:
-            self._owner.send(self._server.Renew, store_pb2.RenewRequest())
+            self._owner.send(self._server.GetStoreStatus, store_pb2.StoreStatusRequest(owned=True))
 
     def other_writer(self) -> str | None:
-        return self._get_owner().owner or None
+        return self.status(owner=True).owner or None
 
     @property
     def keeps_records(self) -> bool:
         if self._keeps_records is None:
-            self._keeps_records = bool(self._get_owner().keeps_records)
+            self._keeps_records = bool(self.status(owner=True).keeps_records)
         return self._keeps_records
-
-    def _get_owner(self) -> store_pb2.GetOwnerReply:
-        return self.connection.send(self._server.GetOwner, store_pb2.GetOwnerRequest())
 
     def push_rows(self, push: shards.RowPush) -> shards.RowPushOutcome:
         return self.connection.decoded(messages.row_outcome_from_message, self._pushes.send(push))
 
     def shard_status(self) -> shards.ShardStatus:
-        request = store_pb2.GetShardStatusRequest()
+        request = store_pb2.StoreStatusRequest(shard=True)
         try:
             with raising(self.address, _STATUS_S):
-                return messages.shard_status_from_message(self._server.GetShardStatus(request, timeout=_STATUS_S))
+                return messages.shard_status_from_message(self._server.GetStoreStatus(request, timeout=_STATUS_S).shard)
         except (errors.Unavailable, errors.DeadlineExceeded):
             self.connection.look_elsewhere()
             raise
@@ -100,14 +96,14 @@ class ShardClient(RemoteStore, shards.ShardServer):
         self._pushes.share_memory()
 
     def measure(self, sums: shards.RowSums) -> shards.Measured:
-        reply = self._owner.send(self._server.Measure, store_pb2.MeasureRequest(sums=messages.sums_to_message(sums)))
+        reply = self._owner.send(self._server.Prepare, store_pb2.PrepareRequest(sums=messages.sums_to_message(sums)))
         return self.connection.decoded(messages.measured_from_message, reply)
 
     def offer_rows(
         self, commit: shards.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
     ) -> shards.RowOffers:
         request = messages.offer_request_to_message(commit, most, ids)
-        reply = self._owner.send(self._server.OfferRows, request)
+        reply = self._owner.send(self._server.Prepare, request)
         return self.connection.decoded(messages.offers_from_message, reply)
 
     def commit_pushed(self, commit: shards.PushedCommit) -> shards.Committed:
@@ -115,23 +111,18 @@ class ShardClient(RemoteStore, shards.ShardServer):
         return shards.Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
 
     def recover(self, version: int | None = None) -> int:
-        return int(self._owner.send(self._server.TakeBack, store_pb2.TakeBackRequest(version=version)).rows)
+        return int(self._reset(None, version, take_back=True).rows)
 
     def record(self) -> bytes | None:
         request = store_pb2.ReadRecordRequest()
 
         def attempt(timeout: float) -> bytes | None:
-            return self.connection.decoded(messages.record_from_frames, self._record_frames(request, timeout=timeout))[
-                0
-            ]
+            return self.connection.decoded(record_from_frames, self._record_frames(request, timeout=timeout))
 
         return self._owner.call(attempt)
 
     def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:
-        if record is None:
-            super().reset_version(version, force=force)
-        else:
-            self._owner.call(lambda timeout: self._keep_record(messages.record_frames(record, version), timeout))
+        self._reset(record, version, force=force)
 
     def take_changes(self, mark: bytes, base: bytes) -> shards.TakenChanges:
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)

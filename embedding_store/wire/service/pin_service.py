@@ -8,7 +8,6 @@ from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.server.handlers import Handler, client_of, control
 
 LONGEST_LEASE_S = 3600.0
 """For how long a client that may be gone by then may have a version kept, without renewing it."""
@@ -58,15 +57,6 @@ class ServedPins:
             )
         return known.pin
 
-    def handlers(self) -> dict[str, Handler]:
-        """Method name -> handler."""
-        return {
-            "Pin": control(self.pin, store_pb2.PinRequest, client_of),
-            "RenewPin": control(self.renew_pin, store_pb2.RenewPinRequest),
-            "ReleasePin": control(self.release_pin, store_pb2.ReleasePinRequest),
-            "ListPins": control(self.list_pins, store_pb2.ListPinsRequest),
-        }
-
     def close(self) -> None:
         """Releases them all."""
         with self._changing:
@@ -94,10 +84,15 @@ class ServedPins:
             )
 
     def pin(self, request: store_pb2.PinRequest, client: str) -> store_pb2.PinReply:
-        """Pins a version, or says which one a pin of that token has."""
-        lease_s = _lease("PinRequest", request.lease_s)
+        """Pins a version, or says which one a pin of that token has; renews or releases a pin."""
         if len(request.token) != TOKEN_BYTES:
             raise BadInput(f"PinRequest: a token has {TOKEN_BYTES} bytes, got {len(request.token)}")
+        if request.lease_s == 0:
+            return self._release(request.token)
+        if require_lease(lease_s := request.lease_s) > LONGEST_LEASE_S:
+            raise BadInput(f"PinRequest: lease_s {lease_s:g}: ask for {LONGEST_LEASE_S:g} s at most, and renew")
+        if request.renew:
+            return self._renew(request.token, lease_s)
         self._forget_old()
         known = self._pins.get(request.token)
         if known is None and len(self._pins) >= MOST_PINS:
@@ -111,33 +106,20 @@ class ServedPins:
                 pin.close()
         return store_pb2.PinReply(version=known.version)
 
-    def renew_pin(self, request: store_pb2.RenewPinRequest) -> store_pb2.RenewPinReply:
-        """Begins a lease anew."""
-        lease_s = _lease("RenewPinRequest", request.lease_s)
-        if not request.token:
-            raise BadInput("RenewPinRequest: no token")
-        self.source(request.token).renew(lease_s)
+    def _renew(self, token: bytes, lease_s: float) -> store_pb2.PinReply:
+        (pin := self.source(token)).renew(lease_s)
         with self._changing:
-            if (held := self._pins.get(request.token)) is not None:
-                self._pins[request.token] = replace(held, until=_known_until(lease_s))
-        return store_pb2.RenewPinReply()
+            if (held := self._pins.get(token)) is not None:
+                self._pins[token] = replace(held, until=_known_until(lease_s))
+        return store_pb2.PinReply(version=pin.version())
 
-    def release_pin(self, request: store_pb2.ReleasePinRequest) -> store_pb2.ReleasePinReply:
-        """Releases a pin; harmless where there is none."""
+    def _release(self, token: bytes) -> store_pb2.PinReply:
+        """Harmless where there is none."""
         with self._changing:
-            known = self._pins.pop(request.token, None)
+            known = self._pins.pop(token, None)
         if known is not None:
             known.pin.close()
-        return store_pb2.ReleasePinReply()
-
-    def list_pins(self, request: store_pb2.ListPinsRequest) -> store_pb2.ListPinsReply:
-        """All pins of the store, those of other clients and of the server itself, too."""
-        return store_pb2.ListPinsReply(
-            pins=[
-                store_pb2.PinStatus(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
-                for of in self._store.pins()
-            ]
-        )
+        return store_pb2.PinReply()
 
     def _forget_old(self) -> None:
         """Pins of clients that are gone have ended by themselves; their tokens are forgotten here."""
@@ -147,12 +129,6 @@ class ServedPins:
             gone = [self._pins.pop(token).pin for token in old]
         for pin in gone:
             pin.close()
-
-
-def _lease(message: str, lease_s: float) -> float:
-    if require_lease(lease_s) > LONGEST_LEASE_S:
-        raise BadInput(f"{message}: lease_s {lease_s:g}: ask for {LONGEST_LEASE_S:g} s at most, and renew")
-    return lease_s
 
 
 def _known_until(lease_s: float) -> float:

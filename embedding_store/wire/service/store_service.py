@@ -29,13 +29,19 @@ from elastable.embedding_store.wire.messages.frames import (
 )
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import Answer, Handler, Later, both_ways, control, stream
+from elastable.embedding_store.wire.server.handlers import (
+    Answer,
+    Handler,
+    Later,
+    both_ways,
+    client_of,
+    control,
+)
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 _INT64 = np.dtype(np.int64)
-_BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 64 << 20
 _FEW_BYTES = 64 << 10  # below this a second copy costs less than laying frames out
 _GATHERERS = 8  # lookups of many frames at once; more wait
@@ -81,20 +87,16 @@ class StoreServicer:
     def service(self, changing: Mapping[str, Handler], not_ready: NotReady) -> Service:
         """The service, with the calls that change the store."""
         handlers = {
-            "ListTables": control(self.list_tables, store_pb2.ListTablesRequest),
-            "GetVersion": control(self.get_version, store_pb2.GetVersionRequest),
-            "CountRows": control(self.count_rows, store_pb2.CountRowsRequest),
+            "GetStoreStatus": control(self.get_store_status, store_pb2.StoreStatusRequest, owner_secret),
             "TableStatistics": control(self.table_statistics, store_pb2.TableStatisticsRequest),
-            "ReadTableState": stream(self.read_table_state, store_pb2.ReadTableStateRequest),
             "Attach": control(self.attach, store_pb2.AttachRequest),
             "Lookup": both_ways(self.lookup),
             "LookupSmall": grpc.unary_unary_rpc_method_handler(self.lookup_small),
-            "Scan": stream(self.scan, store_pb2.ScanRequest),
             "ReadRows": both_ways(self.read_rows),
-            **self.pins.handlers(),
+            "Pin": control(self.pins.pin, store_pb2.PinRequest, client_of),
             **changing,
         }
-        waiting = frozenset({"GetVersion", "Lookup", "LookupSmall"})
+        waiting = frozenset({"GetStoreStatus", "Lookup", "LookupSmall"})
         return Service(messages.STORE_SERVICE, handlers, self.close, waiting=waiting, not_ready=not_ready)
 
     def close(self) -> None:
@@ -106,52 +108,70 @@ class StoreServicer:
         """Call it after another service dropped a table."""
         self._specs = {}
 
-    def list_tables(self, request: store_pb2.ListTablesRequest) -> store_pb2.ListTablesReply:
-        tables = [
-            store_pb2.TableStatus(
-                spec=messages.spec_to_message(spec), rows=self._store.row_count(name) if request.count_rows else None
-            )
-            for name, spec in self._store.specs().items()
-        ]
-        return store_pb2.ListTablesReply(tables=tables, version=self._store.version())
-
-    def get_version(self, request: store_pb2.GetVersionRequest) -> Later[None]:
-        wait_s = _wait_s("GetVersionRequest", request.wait_ms)
+    def get_store_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> Later[None]:
+        wait_s = _wait_s("StoreStatusRequest", request.wait_ms)
+        if request.owner or request.shard or request.owned:
+            self.require_shard_status(request, secret)
         there = self._versions.when(request.at_least, wait_s)
-        return Later(there, lambda _: store_pb2.GetVersionReply(version=self._store.version()))
+        return Later(there, lambda _: self._status(request, secret))
 
-    def count_rows(self, request: store_pb2.CountRowsRequest) -> store_pb2.CountRowsReply:
-        return store_pb2.CountRowsReply(rows=self.pins.source(request.pin).row_count(request.table))
+    def require_shard_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> None:
+        """Refuses what only store servers say, and there what only the owner with that secret may hear."""
+        raise Unsupported("GetStoreStatus: this is no store server, and has neither an owner nor a share of a job")
+
+    def add_shard_status(
+        self, request: store_pb2.StoreStatusRequest, secret: bytes, status: store_pb2.StoreStatus
+    ) -> None:
+        """Adds what only store servers say."""
+
+    def _status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> store_pb2.StoreStatus:
+        status = store_pb2.StoreStatus(version=self._store.version())
+        for name, spec in self._store.specs().items() if request.tables or request.rows else ():
+            rows = self._store.row_count(name) if request.rows else None
+            status.tables.add(spec=messages.spec_to_message(spec), rows=rows)
+        for of in self._store.pins() if request.pins else ():  # those of other clients and of the server itself, too
+            status.pins.add(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
+        self.add_shard_status(request, secret, status)
+        return status
 
     def table_statistics(self, request: store_pb2.TableStatisticsRequest) -> store_pb2.TableStatisticsReply:
+        if request.pin:
+            return store_pb2.TableStatisticsReply(rows=self.pins.source(request.pin).row_count(request.table))
         return store_pb2.TableStatisticsReply(**asdict(self._store.table_statistics(request.table)))
-
-    def read_table_state(self, request: store_pb2.ReadTableStateRequest) -> Iterator[bytes]:
-        source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
-        with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
-            yield from messages.state_frames(request.table, source.table_state(request.table))
 
     def attach(self, request: store_pb2.AttachRequest) -> store_pb2.AttachReply:
         if not isinstance(self._store, SharedMemoryStore):
             raise Unsupported("Attach: the rows of this store are not in shared memory")
         return store_pb2.AttachReply(socket=self._store.attachments.name, token=self._store.attachments.token)
 
-    def scan(self, request: store_pb2.ScanRequest) -> Iterator[bytes]:
-        if request.block_rows < 0:
-            raise BadInput(f"ScanRequest: block_rows {request.block_rows}: it must not be negative")
-        source = self.pins.source(request.pin)
-        row_bytes = self._row_bytes(request.table)
-        rows = min(request.block_rows or _BLOCK_ROWS, max(1, _BLOCK_BYTES // row_bytes))
-        with self._room.taken(rows * row_bytes):
-            for block in source.scan(request.table, rows):
-                yield from messages.block_frames(request.table, block)
-
     def read_rows(self, frames: Iterator[bytes]) -> Iterator[bytes]:
-        table, ids, pin = messages.ids_from_frames(frames)
-        size = len(ids) * self._row_bytes(table)
-        _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
-        with self._room.taken(size):
-            yield from messages.block_frames(table, self.pins.source(pin).read_rows(table, ids))
+        header, ids = messages.ids_from_frames(frames)
+        table, source = header.table, self.pins.source(header.pin)
+        if header.block_rows < 0:
+            raise BadInput(f"ReadRows: block_rows {header.block_rows}: it must not be negative")
+        if (len(ids) and (header.block_rows or header.state)) or (header.block_rows and header.state):
+            raise BadInput("ReadRows: ids, block_rows or state: ask for one of them")
+        if header.state:
+            return self._state(table, source)
+        row_bytes = self._row_bytes(table)
+        if header.block_rows:
+            return self._blocks(table, source, min(header.block_rows, max(1, _BLOCK_BYTES // row_bytes)), row_bytes)
+        _refuse_long_reply("ReadRows", len(ids) * row_bytes, MAX_BODY_BYTES)
+        return self._rows_of(table, source, ids, row_bytes)
+
+    def _state(self, table: str, source: Snapshot) -> Iterator[bytes]:
+        spec = self._specs_of((table,))[table]
+        with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
+            yield from messages.state_frames(table, source.table_state(table))
+
+    def _blocks(self, table: str, source: Snapshot, rows: int, row_bytes: int) -> Iterator[bytes]:
+        with self._room.taken(rows * row_bytes):
+            for block in source.scan(table, rows):
+                yield from messages.block_frames(table, block)
+
+    def _rows_of(self, table: str, source: Snapshot, ids: Int64, row_bytes: int) -> Iterator[bytes]:
+        with self._room.taken(len(ids) * row_bytes):
+            yield from messages.block_frames(table, source.read_rows(table, ids))
 
     def lookup(self, frames: Iterator[bytes]) -> Later[None]:
         return self._reply(frames, MAX_BODY_BYTES, lambda replies: replies)
@@ -204,6 +224,13 @@ class StoreServicer:
                 if table not in specs:
                     raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
         return specs
+
+
+def owner_secret(context: grpc.ServicerContext) -> bytes:
+    """What a caller shows who owns a store server; b"": nothing."""
+    key = messages.OWNER_KEY
+    shown = [value for name, value in context.invocation_metadata() if name == key and isinstance(value, bytes)]
+    return shown[0] if len(shown) == 1 else b""
 
 
 def _only_frame(replies: Iterator[bytes]) -> bytes:

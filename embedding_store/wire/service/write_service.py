@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from google.protobuf.message import Message
 
+from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, TableNotFound, Unsupported, VersionError
 from elastable.embedding_store.tables.checks import require_from_outside
@@ -57,16 +58,13 @@ class _WriteServicer:
         self._staged: tuple[bytes, Callable[[], None]] | None = None
         self.controls: dict[str, tuple[Callable[..., Message], type[Message]]] = {
             "CreateTable": (self.create_table, store_pb2.CreateTableRequest),
-            "CommitStaged": (self.commit_staged, store_pb2.CommitStagedRequest),
-            "ClearTable": (self.clear_table, store_pb2.ClearTableRequest),
             "DropTable": (self.drop_table, store_pb2.DropTableRequest),
-            "ResetVersion": (self.reset_version, store_pb2.ResetVersionRequest),
         }
         self.uploads: dict[str, Callable[[Iterator[bytes]], Message]] = {
             "Commit": self.commit,
             "Put": self.put,
-            "PutTableState": self.put_table_state,
             "Delete": self.delete,
+            "ResetVersion": self.reset_version,
         }
 
     def create_table(self, request: store_pb2.CreateTableRequest) -> store_pb2.CreateTableReply:
@@ -77,6 +75,8 @@ class _WriteServicer:
 
     def commit(self, frames: Iterator[bytes]) -> store_pb2.CommitReply:
         commit, token, stage = messages.commit_from_frames(frames)
+        if commit is None:
+            return self._commit_staged(token)
         require_from_outside(commit)
         with self._one_at_a_time():
             repeated = self._is_applied(token) and commit.version == self._store.version()
@@ -87,15 +87,15 @@ class _WriteServicer:
                 self._applied = (commit.version, token)
         return store_pb2.CommitReply(repeated=repeated)
 
-    def commit_staged(self, request: store_pb2.CommitStagedRequest) -> store_pb2.CommitReply:
+    def _commit_staged(self, token: bytes) -> store_pb2.CommitReply:
         with self._one_at_a_time():
-            repeated = self._is_applied(request.token)
+            repeated = self._is_applied(token)
             if not repeated:
-                if self._staged is None or self._staged[0] != request.token:
-                    raise VersionError("CommitStaged: no commit of that token is staged here; stage it again")
+                if self._staged is None or self._staged[0] != token:
+                    raise VersionError("Commit: none of that token is staged here; stage it again")
                 apply, self._staged = self._staged[1], None
                 apply()
-                self._applied = (self._store.version(), request.token)
+                self._applied = (self._store.version(), token)
         return store_pb2.CommitReply(repeated=repeated)
 
     @contextmanager
@@ -112,35 +112,34 @@ class _WriteServicer:
         return bool(token) and self._applied == (self._store.version(), token)
 
     def put(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
-        for table, block in messages.blocks_from_frames(frames):
-            self._store.put(table, [block])
-        return store_pb2.PutReply()
-
-    def put_table_state(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
-        table, state = messages.state_from_frames(frames)
-        self._store.put_table_state(table, state)
+        for table, put in messages.blocks_from_frames(frames):
+            if isinstance(put, TableState):
+                self._store.put_table_state(table, put)
+            else:
+                self._store.put(table, [put])
         return store_pb2.PutReply()
 
     def delete(self, frames: Iterator[bytes]) -> store_pb2.DeleteReply:
-        table, ids, _ = messages.ids_from_frames(frames)
-        return store_pb2.DeleteReply(rows=self._store.delete(table, ids))
-
-    def clear_table(self, request: store_pb2.ClearTableRequest) -> store_pb2.ClearTableReply:
-        self._require_table(request.table)
-        self._pins.make_way(f"table {request.table!r} cannot be cleared", request.force)
-        self._store.clear(request.table)
-        return store_pb2.ClearTableReply()
+        header, ids = messages.ids_from_frames(frames)
+        return store_pb2.DeleteReply(rows=self._store.delete(header.table, ids))
 
     def drop_table(self, request: store_pb2.DropTableRequest) -> store_pb2.DropTableReply:
         self._require_table(request.table)
-        self._pins.make_way(f"table {request.table!r} cannot be dropped", request.force)
-        self._store.drop_table(request.table)
-        self._dropped()
+        what = "cleared" if request.keep else "dropped"
+        self._pins.make_way(f"table {request.table!r} cannot be {what}", request.force)
+        if request.keep:
+            self._store.clear(request.table)
+        else:
+            self._store.drop_table(request.table)
+            self._dropped()
         return store_pb2.DropTableReply()
 
-    def reset_version(self, request: store_pb2.ResetVersionRequest) -> store_pb2.ResetVersionReply:
-        self._pins.make_way(f"the version cannot be reset to {request.version}", request.force)
-        self._store.reset_version(request.version)
+    def reset_version(self, frames: Iterator[bytes]) -> store_pb2.ResetVersionReply:
+        header, record = messages.reset_from_frames(frames)
+        if header.take_back or record is not None:
+            raise Unsupported("ResetVersion: only store servers keep records of versions, and take versions back")
+        self._pins.make_way(f"the version cannot be reset to {header.version}", header.force)
+        self._store.reset_version(header.version)
         return store_pb2.ResetVersionReply()
 
     def _require_table(self, table: str) -> None:

@@ -123,7 +123,7 @@ def test_a_version_holds_its_phases_and_its_micro_batches(traced: Traced) -> Non
     for version in traced.named("version"):
         inside = Counter(traced.inside(version))
         assert inside.pop("lookup ahead", 0) <= TO_A_VERSION
-        inside.pop("GetOwner", None)  # the first version asks the servers whether they keep records
+        inside.pop("GetStoreStatus", None)  # the first version asks the servers whether they keep records
         assert inside == {
             **dict.fromkeys(("wait", "sum", "dense", "rows", "callbacks"), 1),
             "micro-batch": TO_A_VERSION,
@@ -228,7 +228,7 @@ def test_what_a_client_shows_as_its_span_may_be_anything() -> None:
         served(1) as ((server,), _),
         grpc.insecure_channel(server.address) as plain,
     ):
-        call = plain.unary_unary("/elastable.embedding_store.v1.Store/GetVersion", None, None)
+        call = plain.unary_unary("/elastable.embedding_store.v1.Store/GetStoreStatus", None, None)
         for shown in hostile:
             call(b"", metadata=(("traceparent", shown),), timeout=60)
         call(b"", metadata=(("traceparent", "a"), ("traceparent", "b")), timeout=60)

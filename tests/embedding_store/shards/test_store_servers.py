@@ -362,8 +362,9 @@ def test_only_the_owner_changes_a_server() -> None:
             liar._owner.claimed = True
             with pytest.raises(errors.TakenOver):
                 liar.reset_version(7)
+        frame = store_pb2.RecordFrame(header=store_pb2.RecordHeader(version=7))
         with channel(address) as opened, pytest.raises(grpc.RpcError, match="show the secret of a claim"):
-            store_pb2_grpc.StoreStub(opened).ResetVersion(store_pb2.ResetVersionRequest(version=7), timeout=60)
+            store_pb2_grpc.StoreStub(opened).ResetVersion(iter([frame]), timeout=60)
         assert servers[0].store.version() == 0
 
 

@@ -38,7 +38,7 @@ def test_what_a_server_says_is_made_fit_for_a_terminal() -> None:
 
     service = store_service(MemoryStore(1))
     handlers = dict(service.handlers)
-    handlers["ListTables"] = grpc.unary_unary_rpc_method_handler(lie)
+    handlers["GetStoreStatus"] = grpc.unary_unary_rpc_method_handler(lie)
     with (
         GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, handlers, waiting=service.waiting)]) as server,
         RemoteSource(server.address, 60) as source,

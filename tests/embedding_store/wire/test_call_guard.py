@@ -100,7 +100,7 @@ def ended(call: grpc.Future) -> grpc.StatusCode:
     return code
 
 
-@pytest.mark.parametrize("method", [HEALTH, f"/{STORE_SERVICE}/GetVersion", f"/{STORE_SERVICE}/LookupSmall"])
+@pytest.mark.parametrize("method", [HEALTH, f"/{STORE_SERVICE}/GetStoreStatus", f"/{STORE_SERVICE}/LookupSmall"])
 def test_calls_whose_message_never_comes_leave_the_server_open(held: ExitStack, method: str) -> None:
     store, address = served(held, CallLimits(threads=16, first_message_s=2.0))
     with silent(address, method, 3 * LIMITS.threads) as calls:
@@ -119,7 +119,7 @@ def test_calls_whose_message_never_comes_leave_the_server_open(held: ExitStack, 
 
 def test_a_first_message_that_does_not_come_ends_its_call(held: ExitStack) -> None:
     _, address = served(held, CallLimits(threads=16, first_message_s=0.2))
-    with silent(address, f"/{STORE_SERVICE}/GetVersion", 1) as (call,):
+    with silent(address, f"/{STORE_SERVICE}/GetStoreStatus", 1) as (call,):
         assert ended(call) is grpc.StatusCode.CANCELLED
 
 
@@ -229,11 +229,11 @@ def test_messages_that_are_none_are_refused_by_name_and_cost_nothing(held: ExitS
 def test_a_call_without_room_takes_that_of_the_most_silent(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_room, "_LOOK_S", 3_600.0)  # nobody looks who is late
     _, address = served(held, CallLimits(threads=16, first_message_s=3_600.0))
-    with silent(address, f"/{STORE_SERVICE}/GetVersion", LIMITS.threads) as calls:
+    with silent(address, f"/{STORE_SERVICE}/GetStoreStatus", LIMITS.threads) as calls:
         refused = LIMITS.threads - LIMITS.of_a_host  # those that find no room
         until(lambda: sum(call.done() for call in calls) >= refused)
         time.sleep(2 * call_room._SHORT_S)  # the others count as silent by then
-        ask = channel(held, address).unary_unary(f"/{STORE_SERVICE}/GetVersion", None, None)
+        ask = channel(held, address).unary_unary(f"/{STORE_SERVICE}/GetStoreStatus", None, None)
         for _ in range(2 * LIMITS.threads):
             ask(b"", timeout=WAIT_S)
         until(lambda: sum(not call.done() for call in calls) < LIMITS.of_a_host)

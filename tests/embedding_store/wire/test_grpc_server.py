@@ -96,16 +96,18 @@ def test_a_service_that_is_not_ready_is_reported_and_so_is_the_whole() -> None:
 def test_calls_are_counted_by_method_and_code() -> None:
     store = MemoryStore()
     with serving(store) as server, grpc.insecure_channel(server.address) as channel:
-        count = channel.unary_unary(f"/{STORE_SERVICE}/CountRows", store_pb2.CountRowsRequest.SerializeToString, None)
+        count = channel.unary_unary(
+            f"/{STORE_SERVICE}/TableStatistics", store_pb2.TableStatisticsRequest.SerializeToString, None
+        )
         with pytest.raises(grpc.RpcError):
-            count(store_pb2.CountRowsRequest(table="none"), timeout=60)
-        channel.unary_unary(f"/{STORE_SERVICE}/GetVersion", None, None)(b"", timeout=60)
+            count(store_pb2.TableStatisticsRequest(table="none"), timeout=60)
+        channel.unary_unary(f"/{STORE_SERVICE}/GetStoreStatus", None, None)(b"", timeout=60)
         for name in ("no.such/Call", "no.such/Other"):
             with pytest.raises(grpc.RpcError):
                 channel.unary_unary(f"/{name}", None, None)(b"", timeout=60)
         expected = {
-            (f"{STORE_SERVICE}/CountRows", "NOT_FOUND"): 1,
-            (f"{STORE_SERVICE}/GetVersion", "OK"): 1,
+            (f"{STORE_SERVICE}/TableStatistics", "NOT_FOUND"): 1,
+            (f"{STORE_SERVICE}/GetStoreStatus", "OK"): 1,
             ("other", "UNIMPLEMENTED"): 2,
         }
         until(lambda: server.calls.totals() == expected)  # counted once it has ended, which its client may hear before

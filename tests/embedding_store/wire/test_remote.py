@@ -142,7 +142,7 @@ def test_a_client_of_generated_stubs_is_answered(stub: store_pb2_grpc.StoreStub,
     header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="narrow", count=2)])
     reply = stub.LookupSmall(store_pb2.LookupRequest(header=header, body=ids[:2].tobytes()), timeout=60)
     assert reply.body == store.lookup({"narrow": ids[:2]})["narrow"].tobytes()
-    tables = stub.ListTables(store_pb2.ListTablesRequest(count_rows=True), timeout=60).tables
+    tables = stub.GetStoreStatus(store_pb2.StoreStatusRequest(rows=True), timeout=60).tables
     assert {table.spec.name: table.rows for table in tables}["wide"] == 500
 
 

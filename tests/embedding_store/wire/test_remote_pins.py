@@ -50,7 +50,7 @@ def test_a_store_that_is_only_read_from_can_be_pinned(held: ExitStack) -> None:
 
 
 def test_calls_whose_answer_was_lost_count_once(held: ExitStack) -> None:
-    store, server = serve(held, "Pin", "RenewPin", "ReleasePin")
+    store, server = serve(held, "Pin")
     with RemoteStore(server.address, 60) as remote:
         pin = remote.pin(lease_s=90)
         assert len(store.pins()) == 1
@@ -101,7 +101,7 @@ def test_leases_and_tokens_that_cannot_be(held: ExitStack) -> None:
     stub = store_pb2_grpc.StoreStub(remote.connection.channel)
     for request in (
         store_pb2.PinRequest(lease_s=5, token=b"short"),
-        store_pb2.PinRequest(lease_s=0, token=uuid.uuid4().bytes),
+        store_pb2.PinRequest(lease_s=-1, token=uuid.uuid4().bytes),
     ):
         with pytest.raises(BadInput, match=r"token|lease_s"):
             remote.connection.call(lambda timeout, request=request: stub.Pin(request, timeout=timeout))  # type: ignore[misc]

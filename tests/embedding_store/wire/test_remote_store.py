@@ -56,7 +56,7 @@ def losing(service: Service, *methods: str) -> Service:
 
 
 def test_calls_whose_answer_was_lost_count_once() -> None:
-    methods = ("Commit", "CommitStaged", "DropTable", "Put", "ClearTable", "CreateTable", "ResetVersion")
+    methods = ("Commit", "DropTable", "Put", "CreateTable", "ResetVersion")
     with MemoryStore() as store, MemoryStore() as model:
         service = losing(store_service(store, writable=True), *methods)
         with (
@@ -159,7 +159,6 @@ WRITES: dict[str, Callable[[RemoteStore], object]] = {
     "CreateTable": lambda remote: remote.create_table(dynamic()),
     "Commit": lambda remote: commit(remote, {"cities": update(int64(1), 4)}),
     "Put": lambda remote: remote.put("cities", remote.scan("cities")),
-    "ClearTable": lambda remote: remote.clear("cities"),
     "DropTable": lambda remote: remote.drop_table("cities"),
     "ResetVersion": lambda remote: remote.reset_version(3),
 }
@@ -201,7 +200,7 @@ def test_a_scan_that_does_not_go_on_is_left_at_the_deadline() -> None:
         context.add_callback(gone.set)
         gone.wait(60)
 
-    service = Service(STORE_SERVICE, {"Scan": grpc.unary_stream_rpc_method_handler(scan)})
+    service = Service(STORE_SERVICE, {"ReadRows": grpc.unary_stream_rpc_method_handler(scan)})
     with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, deadline_s=4.0) as remote:
         blocks = remote.scan("t")
         assert next(blocks).ids.tolist() == [1]
@@ -213,7 +212,7 @@ def test_a_scan_that_does_not_go_on_is_left_at_the_deadline() -> None:
 def test_a_scan_that_makes_no_sense_is_a_failure(body: bytes) -> None:
     scan = grpc.unary_stream_rpc_method_handler(lambda request, context: iter([body]))
     with (
-        GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, {"Scan": scan})]) as server,
+        GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, {"ReadRows": scan})]) as server,
         RemoteStore(server.address, 60) as remote,
         pytest.raises(errors.StoreFailed, match="malformed"),
     ):
