@@ -244,11 +244,12 @@ class UpdateBatch:
 
     def arrays(self, weights: Float32, slots: Float32) -> tuple[Float32, Int64, Float32, Int64, Float32]:
         """The first arguments of every kernel: weights, where they are, slots, where they are, gradients."""
-        return weights, self.weight_positions, slots, self.positions, self.gradients
+        lie = self.positions if self.weights_at is None else self.weights_at
+        return weights, lie, slots, self.positions, self.gradients
 
     def part(self, start: int, stop: int) -> "UpdateBatch":
         """The rows from `start` to `stop`; arrays are views."""
-        if start == 0 and stop >= len(self):
+        if start == 0 and stop >= len(self.positions):
             return self
         piece = slice(start, stop)
         squares = None if self.squares is None else self.squares[piece]

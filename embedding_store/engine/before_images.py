@@ -284,6 +284,7 @@ class TableVersions:
 
     Attributes:
         sequence: Counts changes of rows of which images were taken.
+        pinned: Not empty where a version is pinned.
     """
 
     def __init__(
@@ -296,12 +297,8 @@ class TableVersions:
         self._steps = steps
         self._spec, self._slot_width, self._direct = spec, slot_width, direct
         self._spare: ImageRows | None = None  # memory that was used before, for the next version
-        self._images: dict[int, BeforeImages] = {}  # oldest version first
+        self._images = self.pinned = dict[int, BeforeImages]()  # oldest version first
         self._make_room: MakeRoom = lambda size: None
-
-    def __bool__(self) -> bool:
-        """Whether any version is pinned."""
-        return bool(self._images)
 
     def begin(self, version: int, count: int, make_room: MakeRoom) -> None:
         """The current version is pinned, newer than all that are: the table has `count` rows."""

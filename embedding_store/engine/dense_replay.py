@@ -112,9 +112,6 @@ class ReplayedRows(TableRows):
     def grow(self, rows: int) -> None:
         self._inner.grow(rows)
 
-    def allocate(self, positions: Int64) -> None:
-        self._inner.allocate(positions)
-
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
         return self._inner.prepare(positions, fresh, pool)
 
@@ -229,7 +226,7 @@ class DenseReplay:
             ids, positions = ids[late], positions[late]
             if into_memory is not None:
                 into_memory(positions)
-            if versions:
+            if versions.pinned:
                 versions.save(ids, positions, rows, members, SERIAL)
             rows.bring(positions, self._begun)
         self._cursor = cursor

@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.row_data import (
 from elastable.embedding_store.contract.row_source import LookupRequest, refuse_other_version
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec, refuse_conflict
-from elastable.embedding_store.engine.membership import budgets_due, require_cuts
+from elastable.embedding_store.engine.membership import budgets_due
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pins import MemoryPin, PinLease, StorePins
 from elastable.embedding_store.engine.staged_commit import StagedCommit, stage_commit, time_of
@@ -199,7 +199,8 @@ class MemoryStore(BaseStore):
         return self._unlogged is not None or self._failure is not None
 
     def _table(self, name: str) -> MemoryTable:
-        self._require_open()
+        if self._unlogged is not None or self._failure is not None or self._closed:
+            self._require_open()
         table = self._tables.get(name)
         if table is None:
             raise TableNotFound(f"no table {name!r}; tables here: {', '.join(sorted(self._tables)) or 'none'}")
@@ -355,10 +356,12 @@ class MemoryStore(BaseStore):
     # Commits: everything that can fail, then the rows, then the log
 
     def commit(self, commit: Commit) -> None:
-        self._make_way()
+        if self._flusher is not None:
+            self._make_way()
         with self._lock.writing():
-            self._own()
-            if not self._log_again(commit):
+            if self._tier is not None:
+                self._own()
+            if self._unlogged is None or not self._log_again(commit):
                 self._finish(commit, self._stage(commit))
 
     def begin_commit(self, commit: Commit) -> Future[None]:
@@ -413,23 +416,33 @@ class MemoryStore(BaseStore):
         """Everything about a commit that can fail; changes no row."""
         with self._phases.timing("prepare"):
             require_numbers(commit)
-            refuse_other_version(self._version, commit.version - 1)
-            require_cuts((table.spec for table in self._tables.values()), commit)
-            tables = [self._table(name) for name in commit.updates]
-            updates = [(t, require_update(t.spec, u)) for t, u in zip(tables, commit.updates.values(), strict=True)]
+            if commit.version - 1 != self._version:
+                refuse_other_version(self._version, commit.version - 1)
+            updates = []
+            for name, update in commit.updates.items():
+                table = self._table(name)
+                updates.append((table, require_update(table.spec, update)))
             bring = None if self._tier is None else self._tier.before_commit
             return stage_commit(commit, self._tables, updates, bring)
 
     def _finish(self, commit: Commit, staged: StagedCommit) -> None:
         """The second half, of which only logging can fail: everything else that could was done by `_stage`."""
         self._compute(commit, staged)
-        self._log_noted(commit)
+        if self._history is None:
+            self._commit_logged(commit)
+        else:
+            self._log_noted(commit)
 
     def _compute(self, commit: Commit, staged: StagedCommit) -> None:
         """Applies a commit, and notes that it is to be logged: until `_log_noted`, nobody changes a row."""
-        with self._whole_or_broken(), self._phases.timing("apply"):
-            self._pins.sweep()
-            staged.apply(self._pool)
+        with self._phases.timing("apply"):
+            try:
+                if not self._pins.idle:
+                    self._pins.sweep()
+                staged.apply(self._pool)
+            except BaseException as error:
+                self._failure = error  # rows of two versions
+                raise
             if self._history is not None:
                 kept = self._history.log.keeps_entries
 
@@ -504,10 +517,7 @@ class MemoryStore(BaseStore):
             StoreFailed, Unavailable, DeadlineExceeded: it is not logged; the same commit may be made again.
         """
         with self._phases.timing("append"):
-            if self._history is None:
-                self._commit_logged(commit)
-            else:
-                self._log_again(commit)
+            self._log_again(commit)
 
     def _log_again(self, commit: Commit) -> bool:
         """Logs a commit that was applied, and could not be logged before; whether there was such a one."""

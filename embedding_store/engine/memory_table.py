@@ -24,7 +24,7 @@ from elastable.embedding_store.engine.table_rows import MakeRows, TableRows, res
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.log.changes import TableImages
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.native.range_pool import SERIAL, RangePool, find_all
+from elastable.embedding_store.native.range_pool import FOUND_A_THREAD, SERIAL, RangePool, find_all
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.row_gather import scale_rows
 from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
@@ -76,6 +76,7 @@ class MemoryTable(TableReader):
 
     directory: RowDirectory
     rows: TableRows
+    _room: int  # rows that there is room for; 0: not known
 
     def __init__(
         self,
@@ -182,8 +183,9 @@ class MemoryTable(TableReader):
             MemoryError: no room for new rows.
             Exception: whatever an optimizer that is not fused raises.
         """
-        whole = len(update.ids)
-        update, sighted = self.members.screen(update, self.directory)
+        whole, sighted = len(update.ids), None
+        if self.spec.admission is not None:
+            update, sighted = self.members.screen(update, self.directory)
         ids, positions = update.ids, self._positions.take(len(update.ids))
         batch = UpdateBatch(ids, positions, update.gradients, step, rate, update.row_squares)
         block = None
@@ -206,10 +208,12 @@ class MemoryTable(TableReader):
         frames = self.rows.prepare(positions, fresh, pool)
         if frames is not None:
             staged.batch = replace(staged.batch, frames=frames)
-        if self.versions:
+        if self.versions.pinned:
             self._save(staged, fresh, pool)
-        self.members.count(staged.sighted, staged.refused)
-        self.members.touch(positions, fresh, version)
+        if self.spec.admission is not None:
+            self.members.count(staged.sighted, staged.refused)
+        if self.spec.eviction is not None:
+            self.members.touch(positions, fresh, version)
         if staged.block is None and len(fresh):
             fresh_ids, fresh_rows = ids[fresh], positions[fresh]
 
@@ -220,7 +224,7 @@ class MemoryTable(TableReader):
 
     def apply(self, staged: StagedUpdate, start: int, stop: int) -> None:
         """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
-        batch = staged.batch.part(start, stop)
+        batch = staged.batch if stop - start == len(staged.batch.ids) else staged.batch.part(start, stop)
         if staged.block is None:
             self.rows.update(batch)
         else:
@@ -262,8 +266,10 @@ class MemoryTable(TableReader):
             time: When, as of `Commit`.
             cut: What goes for `max_rows`, as of `Commit`.
         """
+        if self.spec.eviction is None:
+            return
         self._removed.clear()
-        if self.versions:
+        if self.versions.pinned:
             self.versions.save_touch_times(self.members)
             self._save_unsettled()
             if self.members.counts_anew(version):
@@ -406,18 +412,24 @@ class MemoryTable(TableReader):
 
     def find(self, ids: Int64, positions: Int64, pool: RangePool) -> int:
         """`RowDirectory.find`, by all threads."""
+        if len(ids) < FOUND_A_THREAD:
+            return self.directory.find(ids, positions)
         return find_all(self.directory.find, ids, positions, pool)
 
     def make_room(self, ids: Int64) -> None:
         """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""
+        if self._direct is not None and self._room:
+            return
         self.directory.reserve(len(ids))
-        self.rows.grow(self.directory.capacity)
-        self.members.grow(self.directory.capacity)
+        if (rows := self.directory.capacity) != self._room:
+            self._room = 0  # until all of it is there
+            self.rows.grow(rows)
+            self.members.grow(rows)
+            self._room = rows
 
     def _reserve(self, ids: Int64, loaded: bool = True) -> None:
         """As `make_room`, and takes what writing these rows needs. `loaded`: False where they are overwritten next."""
         self.make_room(ids)
-        self.rows.allocate(self.directory.places(ids))
 
     def _take_away(self, ids: Int64) -> int:
         """The rows of `ids` int64 `[n]`, which may repeat or have none, are gone; returns how many there were."""
@@ -434,7 +446,7 @@ class MemoryTable(TableReader):
         scale_rows(out, places, self.rows.untouched)
 
     def _empty(self, spec: TableSpec) -> tuple[RowDirectory, TableRows]:
-        new_slab = self._new_slab
+        new_slab, self._room = self._new_slab, 0
         directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
         return directory, self._make_rows(spec, self.optimizer, directory.capacity)
 
@@ -475,7 +487,7 @@ class MemoryTable(TableReader):
 
     def _save_of(self, ids: Int64) -> None:
         """Before rows of `ids` int64 `[n]`, which may repeat, are changed."""
-        if self.versions:
+        if self.versions.pinned:
             once, positions = np.unique(ids), np.empty(len(ids), np.int64)
             self.directory.find(once, positions[: len(once)])
             self.versions.save(once, positions[: len(once)], self.rows, self.members, SERIAL)

@@ -63,6 +63,7 @@ class StorePins:
     ) -> None:
         self._tables, self._most_bytes, self._clock = tables, most_bytes, clock
         self._leases: dict[int, list[PinLease]] = {}  # oldest version first
+        self.idle = True  # nothing is pinned, and no memory is kept for the next pin
         self._ended: dict[int, str] = {}  # why, of versions that were pinned
         self._freed_at: float | None = None  # since when memory is kept for the next pin
         self._estimate = 0  # of bytes taken: at least so many, but for what was freed since
@@ -79,6 +80,7 @@ class StorePins:
             StaleVersion, FutureVersion: neither.
         """
         self.sweep()
+        self.idle = False
         wanted = current if version is None else version
         if wanted not in self._leases:
             if wanted != current:
@@ -188,7 +190,7 @@ class StorePins:
 
     def _drop_spares(self) -> None:
         """Gives memory back that is kept for the next pin, and counts anew what is taken."""
-        self._freed_at = None
+        self._freed_at, self.idle = None, not self._leases
         for table in self._tables.values():
             table.versions.drop_spare()
         self._estimate = sum(self._size(version)[1] for version in self._leases)

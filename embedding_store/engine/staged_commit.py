@@ -8,6 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.engine.membership import require_cuts
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.log.changes import CommitImages
 from elastable.embedding_store.native.range_pool import RangePool
@@ -36,23 +37,30 @@ class StagedCommit:
         commit, updates = self.commit, self.updates
         for table, update in updates:
             table.claim(update, pool, commit.version)
-        lengths = [len(update.batch) for _, update in updates]
-        ends = np.cumsum(lengths).tolist()
+        ends, total = [], 0
+        for _, update in updates:
+            total += len(update.batch.ids)
+            ends.append(total)
 
         def span(first: int, last: int) -> None:
-            for (table, update), end, length in zip(updates, ends, lengths, strict=True):
-                start, stop = max(first, end - length), min(last, end)
+            begin = 0
+            for (table, update), end in zip(updates, ends, strict=True):
+                start, stop = max(first, begin), min(last, end)
                 if start < stop:
                     with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
-                        table.apply(update, start - end + length, stop - end + length)
+                        table.apply(update, start - begin, stop - begin)
+                begin = end
 
-        total = sum(lengths)
-        pool.share(span, total, _PIECE if pool.threads > 1 else max(1, total))
+        if total <= _PIECE or pool.threads == 1:
+            span(0, total)
+        else:
+            pool.share(span, total, _PIECE)
         for name, table in self.tables.items():
             if name in commit.frozen:
                 table.stay(commit.ends_replay_epoch)
                 continue
-            table.follow(commit.step, _rate(table, commit), commit.ends_replay_epoch)
+            if table.replay is not None:
+                table.follow(commit.step, _rate(table, commit), commit.ends_replay_epoch)
             table.evict(commit.version, self.time, commit.cuts.get(name))
 
     def images(self, pool: RangePool) -> CommitImages:
@@ -90,18 +98,25 @@ def stage_commit(
 
     Raises:
         MemoryError: no room for new rows.
+        BadInput: what goes for budgets of rows that tables share with others is not said, or of others.
         ElastableError: rows cannot be read, or steps not be taken.
         Exception: whatever an optimizer that is not fused raises.
     """
+    timed = False
     for table in tables.values():
         if table.replay is not None:
             table.replay.steps.prepare(commit.step, _rate(table, commit))
-        if table.spec.name not in commit.frozen:
-            table.make_ready_to_follow()
+            if table.spec.name not in commit.frozen:
+                table.make_ready_to_follow()
+        timed = timed or table.spec.eviction is not None
+    if timed or commit.cuts:
+        require_cuts((table.spec for table in tables.values()), commit)
     if bring is not None:
         bring([(table, update.ids) for table, update in updates])
-    staged = [(table, table.stage(update, commit.step, _rate(table, commit))) for table, update in updates]
-    return StagedCommit(commit, tables, staged, time_of(commit, tables))
+    staged = []
+    for table, update in updates:
+        staged.append((table, table.stage(update, commit.step, _rate(table, commit))))
+    return StagedCommit(commit, tables, staged, time_of(commit, tables) if timed else None)
 
 
 def time_of(commit: Commit, tables: Mapping[str, MemoryTable]) -> float | None:

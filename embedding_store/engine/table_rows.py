@@ -46,14 +46,6 @@ class TableRows(ABC):
         """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
 
     @abstractmethod
-    def allocate(self, positions: Int64) -> None:
-        """Takes whatever writing the rows at `positions` int64 `[n]` needs; they may be new or not.
-
-        Raises:
-            StoreFailed: there is no room; nothing has changed.
-        """
-
-    @abstractmethod
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
         """Prepares for a change of rows, in one thread alone.
 
@@ -114,6 +106,8 @@ class TableRows(ABC):
 class ResidentRows(TableRows):
     """Rows in slabs, each at its position."""
 
+    plain: Float32 | None = None
+
     def __init__(
         self, spec: TableSpec, optimizer: RowOptimizer, rows: int, new_slab: SlabMaker = anonymous_slab
     ) -> None:
@@ -122,10 +116,7 @@ class ResidentRows(TableRows):
         self._dim = spec.dim
         self._weights = row_values(spec, rows, new_slab)
         self._slots = new_slab("slots", rows, optimizer.slot_width(spec.dim))
-
-    @property
-    def plain(self) -> Float32 | None:
-        return self._weights.plain
+        self.plain = self._weights.plain
 
     @property
     def plain_slots(self) -> Float32:
@@ -133,11 +124,12 @@ class ResidentRows(TableRows):
         return slots
 
     def grow(self, rows: int) -> None:
-        self._weights.grow(rows)
-        self._slots.grow(rows)
-
-    def allocate(self, positions: Int64) -> None:
-        """Memory comes as it is touched."""
+        self.plain = None  # a slab that nobody looks at grows where it is
+        try:
+            self._weights.grow(rows)
+            self._slots.grow(rows)
+        finally:
+            self.plain = self._weights.plain
 
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
         """All rows are in memory."""
@@ -168,7 +160,10 @@ class ResidentRows(TableRows):
         self._slots.array[positions] = self._initial_slots
 
     def update(self, batch: UpdateBatch) -> None:
-        self._weights.update(self._optimizer, self._slots.array, batch)
+        if self.plain is None:
+            self._weights.update(self._optimizer, self._slots.array, batch)
+        else:
+            self._optimizer.apply(self.plain, self._slots.array, batch)
 
     def close(self) -> None:
         """There is nothing but memory."""

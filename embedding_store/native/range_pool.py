@@ -108,7 +108,7 @@ def _nobody_inside(state: Int64, looks: int) -> bool:
 
 
 _MOST_SHARED = 8
-_FOUND_A_THREAD = 1 << 14
+FOUND_A_THREAD = 1 << 14
 _DEADLINE_S = 600.0  # kernels are finite; this only keeps a dead thread from hanging its caller
 
 _Work = Callable[[int, int], None]
@@ -291,7 +291,7 @@ def find_all(find: Callable[[Int64, Int64], int], ids: Int64, positions: Int64, 
     def some(start: int, stop: int) -> None:
         missing.append(find(ids[start:stop], positions[start:stop]))
 
-    pool.run(some, len(ids), _FOUND_A_THREAD)
+    pool.run(some, len(ids), FOUND_A_THREAD)
     return sum(missing)
 
 

@@ -16,19 +16,16 @@ class RowDirectory(ABC):
 
     Attributes:
         count: Ids that have a row.
+        marks: One bit an id for whether it has a row, where that lies at `position = id`; None where it does not.
     """
 
     count: int
+    marks: UInt64 | None = None
 
     @property
     @abstractmethod
     def capacity(self) -> int:
         """Rows that the slabs of this directory need room for."""
-
-    @property
-    def marks(self) -> UInt64 | None:
-        """One bit an id for whether it has a row, where that lies at `position = id`; None where it does not."""
-        return None
 
     @property
     @abstractmethod
@@ -101,6 +98,8 @@ class RowDirectory(ABC):
 class DirectRows(RowDirectory):
     """A fixed table's rows at `position = id`, with one bit an id for whether it has one."""
 
+    marks: UInt64
+
     def __init__(self, size: int, new_slab: SlabMaker = anonymous_slab) -> None:
         self._size = size
         self._new_slab = new_slab
@@ -126,16 +125,12 @@ class DirectRows(RowDirectory):
         """One bit an id."""
         return int(self._live.array.nbytes)
 
-    @property
-    def marks(self) -> UInt64:
-        return self._marks
-
     def find(self, ids: Int64, positions: Int64) -> int:
         """Ids must lie in the vocabulary."""
         if self.count == self._size:
             positions[:] = ids
             return 0
-        return int(_find(self._marks, ids, positions))
+        return int(_find(self.marks, ids, positions))
 
     def slabs(self) -> tuple[Slab, ...]:
         return (self._live,)
@@ -149,26 +144,26 @@ class DirectRows(RowDirectory):
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         fresh = self._fresh.take(len(ids))
-        count = _claim(self._marks, ids, positions, fresh)
+        count = _claim(self.marks, ids, positions, fresh)
         self._count[0] += np.uint64(count)
         return fresh[:count]
 
     def remove(self, ids: Int64) -> int:
         """Ids must lie in the vocabulary."""
-        count = int(_remove(self._marks, ids))
+        count = int(_remove(self.marks, ids))
         self._count[0] -= np.uint64(count)
         return count
 
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
         """In ascending order; the cursor is the next id."""
         ids = np.empty(limit, np.int64)
-        count, cursor = _scan(self._marks, cursor, self._size, ids)
+        count, cursor = _scan(self.marks, cursor, self._size, ids)
         return ids[:count], ids[:count], cursor
 
     def clear(self) -> None:
         # A bit an id, and how many of them are set: who reads them from another process asks for that, too.
         self._live = self._new_slab("live", -(-self._size // 64) + 1, 1, np.uint64)
-        self._marks: UInt64 = self._live.array[:-1, 0]
+        self.marks = self._live.array[:-1, 0]
         self._count: UInt64 = self._live.array[-1]
 
 

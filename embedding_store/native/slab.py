@@ -19,6 +19,9 @@ class Slab:
 
     A fresh slab costs address space only. Large ones ask for huge pages, since rows are read at random. Growing moves
     page tables, not bytes; it needs that no view of `array` is kept, and copies where one is.
+
+    Attributes:
+        array: `[rows, columns]`, C-contiguous, writable; take it anew after `grow`.
     """
 
     def __init__(self, rows: int, columns: int, dtype: npt.DTypeLike = np.float32) -> None:
@@ -26,13 +29,7 @@ class Slab:
         self._columns = columns
         self._dtype = np.dtype(dtype)
         self._memory = _anonymous(self.bytes_of(rows))
-        self._array: npt.NDArray[np.generic] | None = self._view(rows)
-
-    @property
-    def array(self) -> Array:
-        """`[rows, columns]`, C-contiguous, writable; take it anew after `grow`."""
-        assert self._array is not None
-        return self._array
+        self.array: Array = self._view(rows)
 
     def grow(self, rows: int) -> None:
         """Makes room for at least `rows` rows; new ones are zero.
@@ -43,24 +40,24 @@ class Slab:
         before = len(self.array)
         if rows <= before:
             return
-        self._array = None  # a mapping with a view cannot be resized
+        del self.array  # a mapping with a view cannot be resized
         try:
             self._memory.resize(self.bytes_of(rows))
         except (BufferError, SystemError):  # someone looks at it, or the system cannot resize
-            self._array = self._copied(before, rows)
+            self.array = self._copied(before, rows)
         except OSError as error:
-            self._array = self._view(before)
+            self.array = self._view(before)
             raise MemoryError(f"no room to grow from {before} to {rows} rows: {error}") from error
         else:
             _prefer_huge_pages(self._memory)
-            self._array = self._view(rows)
+            self.array = self._view(rows)
 
     def _copied(self, before: int, rows: int) -> npt.NDArray[np.generic]:
         old = self._view(before)
         try:
             self._memory = _anonymous(self.bytes_of(rows))
         except MemoryError:
-            self._array = old
+            self.array = old
             raise
         new = self._view(rows)
         new[:before] = old

@@ -154,7 +154,7 @@ class KernelOptimizer(RowOptimizer):
 
     def single(self, *names: str) -> tuple[F, ...]:
         """Hyperparameters, rounded to float32."""
-        return tuple(self._singles[name] for name in names)
+        return tuple(map(self._singles.__getitem__, names))
 
     def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         rate = np.float32(batch.rate)

@@ -56,7 +56,8 @@ class ReadersWriterLock(AbstractContextManager[None]):
         with self._changed:
             self._writers_waiting += 1
             try:
-                self._wait(lambda: not self._writing and not self._readers, "write")
+                if self._writing or self._readers:
+                    self._wait(lambda: not self._writing and not self._readers, "write")
                 self._writing = True
             finally:
                 self._writers_waiting -= 1

@@ -30,6 +30,8 @@ def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
     Raises:
         BadIds: not integers (NaN, a fraction, a null, a float too large to be exact), or unsigned ones above 2**63 - 1.
     """
+    if type(values) is np.ndarray and values.dtype == np.int64:
+        return values
     refuse_masked(values, f"{_table(table)}ids")
     try:
         ids = np.asarray(values)
@@ -109,7 +111,8 @@ def require_ids(spec: TableSpec, ids: Int64) -> Int64:
         BadIds: another dtype (`as_ids` converts integers) or shape.
         IdOutOfRange: an id outside a fixed table; names table, id, position.
     """
-    ids = require_id_array(spec, ids)
+    if type(ids) is not np.ndarray or ids.dtype != np.int64 or ids.ndim != 1 or not ids.flags.c_contiguous:
+        ids = require_id_array(spec, ids)
     size = spec.vocabulary_size
     if size is not None and any_outside(ids, size):
         position = int(np.argmax((ids < 0) | (ids >= size)))
@@ -136,7 +139,8 @@ def require_gradients(spec: TableSpec, count: int, gradients: Float32) -> Float3
     Raises:
         BadGradient: anything but float32 `[count, dim]`.
     """
-    _require_float32(spec, "gradient", gradients, count, spec.dim, BadGradient)
+    if type(gradients) is not np.ndarray or gradients.dtype != np.float32 or gradients.shape != (count, spec.dim):
+        _require_float32(spec, "gradient", gradients, count, spec.dim, BadGradient)
     return np.ascontiguousarray(gradients)
 
 

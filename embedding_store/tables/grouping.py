@@ -71,7 +71,8 @@ class Indexer:
         Raises:
             BadIds: as `unique`.
         """
-        _require_groupable(ids)
+        if type(ids) is not np.ndarray or ids.dtype != np.int64 or ids.ndim != 1 or len(ids) > _ROWS_LIMIT:
+            _require_groupable(ids)
         bits = min(_MOST_BITS, _BITS_AN_ID * len(ids))
         return bool(_all_different(np.ascontiguousarray(ids), self._seen.take(-(-bits // 64)), np.uint64(bits)))
 

@@ -49,8 +49,11 @@ def lookup_request(
     """
     if not isinstance(wanted, Bags):
         ids = as_ids(wanted, spec.name)
-        out = _output(spec, (*ids.shape, spec.dim), out, of_wider)
-        return _apart(LookupRequest(spec.name, np.ascontiguousarray(ids).reshape(-1), out.reshape(-1, spec.dim)))
+        flat, shape = np.ascontiguousarray(ids).reshape(-1), (*ids.shape, spec.dim)
+        if out is None:
+            return LookupRequest(spec.name, flat, np.empty((len(flat), spec.dim), np.float32))
+        out = _output(spec, shape, out, of_wider)
+        return _apart(LookupRequest(spec.name, flat, out.reshape(-1, spec.dim)))
     if wanted.combiner not in COMBINERS:
         raise BadInput(f"table {spec.name!r}: combiner {wanted.combiner!r}; known combiners are {', '.join(COMBINERS)}")
     ids = as_ids(wanted.ids, spec.name)

@@ -44,18 +44,16 @@ class RowValues(ABC):
     """Weights at positions; callers see float32, however they are kept.
 
     Different positions may be read, written and updated from different threads.
+
+    Attributes:
+        plain: float32 `[rows, dim]` where the weights lie as they are, one row a position; None where they do not. To
+            be read and not kept: `grow` puts another array in its place.
     """
+
+    plain: Float32 | None = None
 
     def __init__(self, spec: TableSpec, slab: Slab) -> None:
         self._spec, self._slab = spec, slab
-
-    @property
-    def plain(self) -> Float32 | None:
-        """float32 `[rows, dim]` where the weights lie as they are, one row a position; None where they do not.
-
-        To be read and not kept: `grow` may put another array in its place.
-        """
-        return None
 
     def grow(self, rows: int) -> None:
         """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
@@ -88,9 +86,16 @@ class RowValues(ABC):
 class Float32Rows(RowValues):
     """The numbers as they are."""
 
-    @property
-    def plain(self) -> Float32:
-        return self._slab.array
+    def __init__(self, spec: TableSpec, slab: Slab) -> None:
+        super().__init__(spec, slab)
+        self.plain = slab.array
+
+    def grow(self, rows: int) -> None:
+        self.plain = None  # a slab that nobody looks at grows where it is
+        try:
+            super().grow(rows)
+        finally:
+            self.plain = self._slab.array
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         gather(self._slab.array, positions, out, stream)

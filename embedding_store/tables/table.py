@@ -76,12 +76,13 @@ class EmbeddingTable:
             StaleVersion, FutureVersion: another version is current, and this one is not pinned.
             StoreFailed, Unavailable: the backend failed.
         """
-        ids = self._wanted(ids, combiner, offsets, weights)
+        if not (combiner is None and offsets is None and weights is None):
+            ids = self._wanted(ids, combiner, offsets, weights)
         request = lookup_request(self.spec, ids, out)
         self.store.lookup_into([request], version)
         if out is not None:
             return out
-        return request.out if isinstance(ids, Bags) else request.out.reshape(*np.shape(ids), self.dim)
+        return request.out if isinstance(ids, Bags) else request.out.reshape(*np.shape(ids), self.spec.dim)
 
     def lookup_gradient(
         self,

@@ -93,17 +93,18 @@ class TableReader:
             IdOutOfRange: where `checks_ids`; rows may have been written.
         """
         plain, marks = self.rows.plain, self.directory.marks
-        if plain is not None and self.is_full:
-            if gather(plain, ids, out, stream) < len(ids):
+        if marks is not None and self.directory.count == self.spec.vocabulary_size:
+            # Every id has a row, at its own position.
+            if plain is None:
+                self.rows.read(ids, out, stream)
+            elif gather(plain, ids, out, stream) < len(ids):
                 require_ids(self.spec, ids)
-            return
-        if plain is None and marks is not None and self.directory.count == self.spec.vocabulary_size:
-            self.rows.read(ids, out, stream)  # every id has a row, at its own position
             return
         positions = np.empty(len(ids), np.int64)
         if plain is not None and marks is not None:
             unseen = positions[: gather_marked(plain, marks, ids, out, positions, stream)]
-            require_ids(self.spec, ids[unseen])
+            if len(unseen):
+                require_ids(self.spec, ids[unseen])
         else:
             missing = self.directory.find(ids, positions)
             if plain is not None:
@@ -192,10 +193,12 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
         IdOutOfRange: as `require_ids`; outputs may be half written then.
     """
     for table, request in zip(tables, requests, strict=True):
-        require_width(request, table.spec.dim)
-    stream = sum(4 * request.out.size for request in requests) >= _STREAMED_BYTES
-    if len(requests) == 1 and requests[0].places is None and _answered_together(tables[0], requests[0], stream, pool):
+        if request.out.shape[1] != table.spec.dim:
+            require_width(request, table.spec.dim)
+    if len(requests) == 1:
+        _answer_one(tables[0], requests[0], pool)
         return
+    stream = sum(4 * request.out.size for request in requests) >= _STREAMED_BYTES
     works = [
         _rows(table, request, stream) if request.offsets is None else _bags(table, request)
         for table, request in zip(tables, requests, strict=True)
@@ -242,14 +245,22 @@ def look_up(tables: Sequence[TableReader], ids: Mapping[str, Int64], pool: Range
     return {request.table: request.out for request in requests}
 
 
-def _answered_together(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> bool:
-    """Answers a request by threads that share the work within kernels, if the table supports it."""
-    ids, out = request.ids, request.out
-    helped = len(ids) * max(_LEAST_WIDTH, table.spec.dim) >= _HELPED
-    if table.is_full:
-        _answer_shared(table, request, stream, pool if helped else SERIAL)
-        return True
-    return request.offsets is None and table.read_together(ids, out, stream, pool if helped else SERIAL)
+def _answer_one(table: TableReader, request: LookupRequest, pool: RangePool) -> None:
+    """As `answer_requests`, of one: by threads that share the work within kernels, if the table supports it."""
+    ids, out, width = request.ids, request.out, max(_LEAST_WIDTH, table.spec.dim)
+    stream = 4 * out.size >= _STREAMED_BYTES
+    if request.places is None:
+        sharing = pool if len(ids) * width >= _HELPED else SERIAL
+        if table.is_full:
+            _answer_shared(table, request, stream, sharing)
+            return
+        if request.offsets is None and table.read_together(ids, out, stream, sharing):
+            return
+    length, work = _rows(table, request, stream) if request.offsets is None else _bags(table, request)
+    if length * width <= _PIECE:
+        work(0, length)
+    else:
+        pool.share(work, length, max(1, _PIECE // width))
 
 
 def _answer_shared(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> None:

@@ -89,16 +89,14 @@ def update_tables(store: EmbeddingStore, updates: Sequence[TableSlices], *, step
     return apply_updates(store, check_updates(updates), step)
 
 
-def learning_rate_for(spec: TableSpec, optimizer: OptimizerSpec | None) -> float:
-    """The learning rate that `optimizer` asks for on a table; None asks for the table's own.
+def _other_rate(spec: TableSpec, optimizer: OptimizerSpec) -> float:
+    """The learning rate that `optimizer` asks for on a table with another one.
 
     Raises:
         BadInput: it is not the table's optimizer, or differs in more than the
             learning rate: its slots are others, or a store elsewhere would not know.
     """
     own = row_optimizer(spec.optimizer)
-    if optimizer is None or optimizer == spec.optimizer:
-        return own.default_learning_rate
     given = row_optimizer(optimizer)
     if _identity(given) != _identity(own):
         raise BadInput(
@@ -142,8 +140,14 @@ def check_updates(updates: Sequence[TableSlices]) -> list[_Checked]:
                 f"table {spec.name!r}: its gradient must be IndexedSlices, with values float32 [n, {spec.dim}] and "
                 f"indices int64 [n], got {type(slices).__name__}"
             )
-        rate = learning_rate_for(spec, update.optimizer)
-        ids = require_ids(spec, as_ids(slices.indices, spec.name))
+        if update.optimizer is None or update.optimizer == spec.optimizer:
+            rate = row_optimizer(spec.optimizer).default_learning_rate
+        else:
+            rate = _other_rate(spec, update.optimizer)
+        ids = slices.indices
+        if type(ids) is not np.ndarray or ids.dtype != np.int64:
+            ids = as_ids(ids, spec.name)
+        ids = require_ids(spec, ids)
         gradients = require_gradients(spec, len(ids), np.asarray(slices.values))
         require_finite_of(spec.name, ids, gradients)
         checked[spec.name] = _Checked(spec.name, ids, gradients, rate)
@@ -152,14 +156,15 @@ def check_updates(updates: Sequence[TableSlices]) -> list[_Checked]:
 
 def apply_updates(store: EmbeddingStore, updates: Sequence[_Checked], step: int | None) -> int:
     """Commits updates that were checked; returns the version of the store that this made."""
-    pool = shared_pool()
-    summed = {
-        update.table: coalescer.coalesce(update.ids, update.gradients, pool)
-        for update, coalescer in zip(updates, _coalescers(len(updates)), strict=True)
-    }
-    for table, update in summed.items():  # of finite numbers, whose sum may be none
-        require_finite_of(table, update.ids, update.gradients)
-    return _commit(store, summed, {update.table: update.learning_rate for update in updates}, step)
+    pool, summed, rates = shared_pool(), {}, {}
+    kept: list[Coalescer] = _of_thread.__dict__.setdefault("coalescers", [])  # one for each table at a time
+    for number, update in enumerate(updates):
+        if number == len(kept):
+            kept.append(Coalescer())
+        part = kept[number].coalesce_many([(update.ids, update.gradients, 1.0)], pool)
+        require_finite_of(update.table, part.ids, part.gradients)  # finite numbers, whose sum may be none
+        summed[update.table], rates[update.table] = part, update.learning_rate
+    return _commit(store, summed, rates, step)
 
 
 def _commit(
@@ -181,10 +186,3 @@ def _commit(
 
 
 _of_thread = threading.local()
-
-
-def _coalescers(count: int) -> Sequence[Coalescer]:
-    """The calling thread's own, one for each table that it updates at a time."""
-    kept: list[Coalescer] = _of_thread.__dict__.setdefault("coalescers", [])
-    kept.extend(Coalescer() for _ in range(count - len(kept)))
-    return kept[:count]

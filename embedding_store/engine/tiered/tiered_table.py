@@ -182,7 +182,7 @@ class TieredTable(MemoryTable):
         self.tiered.release()
 
     def make_ready_to_delete(self, ids: Int64) -> None:
-        if self.versions:  # which keep the rows as they are
+        if self.versions.pinned:  # which keep the rows as they are
             self._bring(ids)
 
     def delete(self, ids: Int64) -> int:
@@ -310,7 +310,7 @@ class TieredTable(MemoryTable):
     def _reserve(self, ids: Int64, loaded: bool = True) -> None:
         self.make_room(ids)
         if not self.tiered.whole:
-            strangers = self._bring(ids, loaded or bool(self.versions))
+            strangers = self._bring(ids, loaded or bool(self.versions.pinned))
             self.tiered.allocate(self.directory.places(strangers))
 
     def _bring(self, ids: Int64, loaded: bool = True) -> Int64:

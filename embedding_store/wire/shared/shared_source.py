@@ -401,7 +401,7 @@ class MappedSlab(Slab):
         )
         # NumPy may think that it can be written: kernels are compiled for such arrays, and
         # would be compiled again for others. The system would not let anyone write.
-        self._array = array
+        self.array = array
 
 
 class AttachedTable:
@@ -465,7 +465,7 @@ class FixedSlab(Slab):
     """An array as a slab."""
 
     def __init__(self, array: npt.NDArray[np.generic]) -> None:
-        self._array = array
+        self.array = array
 
 
 def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[str, AttachedTable]]:

@@ -64,7 +64,7 @@ class SharedSlab(Slab):
         self._dtype = np.dtype(dtype)
         self._growing = growing
         self._mapping = self._mapped(rows)
-        self._array = self._mapping.view(rows, columns, self._dtype)
+        self.array = self._mapping.view(rows, columns, self._dtype)
         self._huge = np.zeros(0, bool)
 
     @property
@@ -79,7 +79,7 @@ class SharedSlab(Slab):
         self._growing()
         if self.bytes_of(rows) > self._mapping.reserve:
             self._mapping = self._mapped(rows)
-        self._array = self._mapping.view(rows, self._columns, self._dtype)
+        self.array = self._mapping.view(rows, self._columns, self._dtype)
 
     def make_huge(self) -> Iterator[None]:
         """Backs what is in use with huge pages, as rows are read at random; yields after each of them.

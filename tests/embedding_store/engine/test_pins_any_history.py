@@ -224,7 +224,7 @@ class PinsInAnyHistory(RuleBasedStateMachine):
             for reader in self.readers:
                 reader.pin.close()
             assert self.store.pins() == ()
-            assert all(not table.versions for table in self.store._tables.values())
+            assert all(not table.versions.pinned for table in self.store._tables.values())
             self.store.close()
             self.held.close()
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -142,4 +142,4 @@ def test_what_a_killed_client_held_is_freed_after_its_lease(held: ExitStack) -> 
     until(lambda: not store.pins())
     with pytest.raises(StaleVersion, match="lease of 3 s"):
         store.lookup({"t": int64(1)}, 1)
-    assert not store._tables["t"].versions
+    assert not store._tables["t"].versions.pinned
