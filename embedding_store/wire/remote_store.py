@@ -347,9 +347,9 @@ class RemoteStore(RemoteSource, BaseStore):
         """
         if record is not None:
             raise Unsupported(f"{self.address}: a parameter server keeps no records of versions")
-        self._reset(None, version, force=force)
+        self.send_reset(None, version, force=force)
 
-    def _reset(
+    def send_reset(
         self, record: bytes | None, version: int | None, *, force: bool = False, take_back: bool = False
     ) -> store_pb2.ResetVersionReply:
         frames = partial(messages.record_frames, record, version, force=force, take_back=take_back)

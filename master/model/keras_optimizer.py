@@ -83,6 +83,9 @@ def sees_occurrences(optimizer: keras.Optimizer | None, of_model: keras.Optimize
     return " with ".join([*([] if linear else [type(inner).__name__]), *clips])
 
 
+_UNCALLED = ("apply_gradients", "scale_loss", "finalize_variable_values")  # by anybody but Keras' own training loop
+
+
 def learning_rate_of(optimizer: keras.Optimizer) -> float:
     """The learning rate now: the schedule's at `optimizer.iterations`, or what was last assigned."""
     return float(keras.ops.convert_to_tensor(optimizer.learning_rate))
@@ -121,6 +124,18 @@ def refuse_unsupported(optimizer: keras.Optimizer | None) -> None:
             "grads_to_wait"
         )
     _refuse_callable_rate(optimizer, kind)
+    _refuse_replaced(optimizer, kind)
+
+
+def _refuse_replaced(optimizer: keras.Optimizer, kind: str) -> None:
+    """Raises where a program replaces what only Keras' own training loop would call, or one object's methods."""
+    replaced = [name for name in vars(optimizer) if callable(getattr(type(optimizer), name, None))]
+    replaced += [name for name in _UNCALLED if not getattr(type(optimizer), name).__module__.startswith("keras.")]
+    if replaced:
+        raise Unsupported(
+            f"{kind}.{replaced[0]} is the program's own and would not be called, as rows and dense variables are "
+            "updated apart: override `apply` or `update_step` in a subclass, or do it in a callback"
+        )
 
 
 def optimizer_of(model: keras.Model) -> keras.Optimizer:
@@ -139,6 +154,7 @@ def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
 def refuse_of_table(optimizer: keras.Optimizer) -> None:
     """Raises where an optimizer of a table's own says what is the model's optimizer's to say."""
     kind = type(optimizer).__name__
+    _refuse_replaced(optimizer, kind)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise Unsupported("LossScaleOptimizer: the loss is one for all tables and variables; give it to compile()")
     if accumulation_of(optimizer):

@@ -36,7 +36,8 @@ class ModelMetrics:
                 self._variables.append(variable)
         tracker = getattr(model, "_loss_tracker", None)
         places = {id(variable): place for place, variable in enumerate(self._variables)}
-        own = getattr(type(model), "train_step", None) is not keras.Model.train_step
+        step = None if model is None else vars(model).get("train_step", type(model).train_step)
+        own = step is not keras.Model.train_step
         counted = own and not any(each.name == "loss" and each is not tracker for each in getattr(model, "metrics", ()))
         self._loss_count = places.get(id(tracker.count)) if counted and tracker is not None else None
         self.specs = tuple(
@@ -87,7 +88,10 @@ class LazyLogs(Mapping[str, float]):
         return len(self._known())
 
 
-def _scalars(name: str, result: tf.Tensor | float) -> Iterator[tuple[str, float]]:
+def _scalars(name: str, result: tf.Tensor | float | Mapping[str, tf.Tensor]) -> Iterator[tuple[str, float]]:
+    if isinstance(result, Mapping):  # of one metric, by names of its own
+        yield from (pair for key, value in result.items() for pair in _scalars(key, value))
+        return
     values = np.asarray(result.numpy() if hasattr(result, "numpy") else result)
     if values.size == 1:
         yield name, float(values.item())

@@ -46,8 +46,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             initial value.
         mask_zero: Id 0, or the empty string, is padding: masked as in Keras, skipped by a combiner.
         weights: Initial rows `[input_dim, output_dim]`, as in Keras; written when training creates the table.
-        combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the ids. Sparse ids need one; sparse integers
-            below 0 are pruned.
+        combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the ids. Sparse ids need one; with
+            `input_dim` sparse integers below 0 are left out.
         table: Name of the table; layers that name the same one share it. Default: the layer's own name.
         admission: An `et.AdmissionSpec`: when an id gets a stored row; until then it reads its initial value and its
             gradients are dropped. None: at the first gradient. Not with `input_dim`.

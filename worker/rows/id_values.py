@@ -248,8 +248,9 @@ def flatten_ids(
 ) -> FlatIds:
     """Flattens the ids of one call of the layer named `layer`.
 
-    Sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`. Under `mask_zero` a combiner skips
-    id 0, or the empty string. With `vocabulary` ids are looked at here, because nobody does so behind.
+    Of a fixed vocabulary (`input_dim`) sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`.
+    Under `mask_zero` a combiner skips id 0, or the empty string. With `vocabulary` ids are looked at here, because
+    nobody does so behind.
 
     Raises:
         BadIds: ids that are neither integers nor strings, strings for a fixed vocabulary (`input_dim`), or weights that
@@ -265,7 +266,7 @@ def flatten_ids(
     if isinstance(inputs, tf.SparseTensor):
         if combiner is None:
             raise BadSpec(f"embedding layer {layer!r}: sparse ids need a combiner ({', '.join(COMBINERS)})")
-        flat = _flatten_sparse(layer, inputs, weights, mask_zero)
+        flat = _flatten_sparse(layer, inputs, weights, mask_zero, input_dim)
     else:
         flat = _flatten_dense(layer, inputs, weights, combiner, mask_zero)
     if vocabulary is None:
@@ -287,20 +288,21 @@ def _flatten_dense(
 
 def _is_kept(values: tf.Tensor, mask_zero: bool) -> tf.Tensor:
     """Whether each id is not padding (0, or the empty string)."""
-    if values.dtype == tf.string:
-        return tf.not_equal(values, "") if mask_zero else tf.ones_like(values, tf.bool)
-    return tf.not_equal(values, tf.zeros([], values.dtype))
+    if not mask_zero:
+        return tf.ones_like(values, tf.bool)
+    return tf.not_equal(values, "" if values.dtype == tf.string else tf.zeros([], values.dtype))
 
 
 def _flat(values: TensorLike) -> tf.Tensor:
     return values.flat_values if isinstance(values, tf.RaggedTensor) else tf.reshape(values, [-1])
 
 
-def _flatten_sparse(layer: str, inputs: TensorLike, weights: TensorLike | None, mask_zero: bool) -> FlatIds:
-    ids = as_int64(layer, inputs.values, inputs)
-    # Half of all string hashes are below 0.
-    pruned = ids > 0 if mask_zero else ids >= 0
-    kept = _is_kept(inputs.values, mask_zero) if inputs.dtype == tf.string else pruned
+def _flatten_sparse(
+    layer: str, inputs: TensorLike, weights: TensorLike | None, mask_zero: bool, input_dim: int | None
+) -> FlatIds:
+    ids, kept = as_int64(layer, inputs.values, inputs), _is_kept(inputs.values, mask_zero)
+    if input_dim is not None:
+        kept &= ids >= 0
     source = tf.sparse.retain(inputs, kept)
     values = None
     if weights is not None:

@@ -165,8 +165,11 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
     except Exception as error:
         if isinstance(error, tf.errors.InvalidArgumentError) and (message := assertion_of(error)):
             raise BadIds(message) from error
+        fixed = [of.name for of in getattr(model, "inputs", None) or () if of.shape[0] is not None]
+        hint = f" (its input {fixed[0]!r} has a fixed batch size: write keras.Input(shape))" if fixed else ""
+        hint = hint or (" (its data has no labels)" if len(sample) < 2 else "")
         raise ModelError(
-            f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
+            f"model {model.name!r} fails on the first records of its data{hint}: {type(error).__name__}: {error}"
         ) from error
     model.reset_metrics()
     if name := changed_value(model, values):
@@ -204,6 +207,12 @@ def _refuse_unsupported(model: keras.Model) -> None:
     """Refuses features of `compile()` or the model that the step does not support, by name."""
     if not getattr(model, "compiled", False):
         raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
+    for name in ("make_train_function", "make_test_function"):
+        if overrides(model, name):
+            raise Unsupported(
+                f"model {model.name!r} overrides {name}, which is not called here, as a step looks rows up first: "
+                "override train_step with et.step (docs/own-steps.md), or use a callback"
+            )
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:
         raise Unsupported(

@@ -111,7 +111,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
         return shards.Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
 
     def recover(self, version: int | None = None) -> int:
-        return int(self._reset(None, version, take_back=True).rows)
+        return int(self.send_reset(None, version, take_back=True).rows)
 
     def record(self) -> bytes | None:
         request = store_pb2.ReadRecordRequest()
@@ -122,7 +122,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
         return self._owner.call(attempt)
 
     def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:
-        self._reset(record, version, force=force)
+        self.send_reset(record, version, force=force)
 
     def take_changes(self, mark: bytes, base: bytes) -> shards.TakenChanges:
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)

@@ -536,6 +536,25 @@ def test_a_layer_that_the_model_does_not_know_is_refused() -> None:
         model.fit(X, np.zeros((len(X), 16)), verbose=0)
 
 
+@keras.saving.register_keras_serializable("tests")
+class _Pair(keras.metrics.Mean):
+    def result(self) -> dict[str, tf.Tensor]:
+        return {"half": super().result() / 2, "whole": super().result()}
+
+    def update_state(self, y: tf.Tensor, predicted: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+        super().update_state(predicted, sample_weight)
+
+
+def test_a_metric_of_several_names_has_these() -> None:
+    ours, theirs = (
+        program(kind, metrics=[_Pair(name="pair")]).fit(X, Y, BATCH, shuffle=False, verbose=0, validation_data=(X, Y))
+        for kind in (et.Embedding, keras.layers.Embedding)
+    )
+    assert ours.history.keys() == theirs.history.keys() > {"half", "val_whole"}
+    for name, values in theirs.history.items():
+        np.testing.assert_allclose(ours.history[name], values, rtol=1e-5)
+
+
 def test_a_metric_with_one_value_in_an_array_has_its_own_name() -> None:
     model = program(et.Embedding, metrics=[keras.metrics.F1Score(threshold=0.5, name="f1")])
     history = model.fit(X, Y[:, None], BATCH, verbose=0, validation_data=(X, Y[:, None]))

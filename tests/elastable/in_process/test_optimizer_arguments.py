@@ -249,3 +249,41 @@ def test_a_constraint_that_keras_applies_between_two_updates_is_refused(of: str)
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
     with pytest.raises(Unsupported, match=r"constraint.*gradient_accumulation_steps.*every batch, and here"):
         et.fit(model, np.zeros((8, 2), np.int64), np.ones((8, 1), np.float32), batch_size=4, verbose=0)
+
+
+def _again(method: Callable[..., object]) -> Callable[..., object]:
+    return lambda *arguments: method(*arguments)
+
+
+@pytest.mark.parametrize("method", ["apply_gradients", "scale_loss", "finalize_variable_values", "apply of one"])
+def test_what_would_not_be_called_of_an_optimizer_is_refused(method: str) -> None:
+    method, _, one = method.partition(" of ")
+    optimizer = K.SGD(0.1) if one else type("Own", (K.SGD,), {method: _again(getattr(K.SGD, method))})(0.1)
+    if one:  # a class's own `apply` is called
+        setattr(optimizer, method, _again(getattr(optimizer, method)))
+    for table in (et.Embedding(WORDS, DIM, name="words"), et.Embedding(WORDS, DIM, name="words", optimizer=optimizer)):
+        model = keras.Sequential(
+            [keras.Input((4,), dtype="int64"), table, keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+        model.compile(optimizer if table.optimizer is None else "sgd", "mse")
+        with pytest.raises(Unsupported, match=rf"{method} is the program's own"):
+            et.fit(model, np.ones((8, 4), np.int64), np.ones(8), lazy=True, verbose=0)
+
+
+@pytest.mark.parametrize("method", ["train_step", "make_train_function", "make_test_function"])
+def test_what_would_not_be_called_of_a_model_is_refused(method: str) -> None:
+    model, (x, y) = store_model(), clicks(RECORDS)
+    model.compile("sgd", "binary_crossentropy")
+    setattr(model, method, _again(getattr(model, method)))
+    with pytest.raises(Unsupported, match=f"overrides {method}"):
+        model.fit(x, y, verbose=0)
+
+
+def test_a_test_step_of_a_models_own_validates_it() -> None:
+    seen = []
+    for model in (store_model(), plain_model()):
+        model.compile(K.SGD(0.1), "binary_crossentropy")
+        step, (x, y) = model.test_step, clicks(RECORDS)
+        model.test_step = lambda data, step=step: step((data[0], 1 - data[1]))
+        seen.append(model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, validation_data=(x, y)).history)
+    np.testing.assert_allclose(seen[0]["val_loss"], seen[1]["val_loss"], rtol=1e-5)

@@ -122,7 +122,7 @@ def _tensors(kind: str, ids: list[np.ndarray], weights: list[np.ndarray]) -> tup
 
 
 def test_sparse_ids_below_zero_are_pruned_and_an_empty_row_is_zero() -> None:
-    layer = Embedding(None, 2, name="table", combiner="sum")
+    layer = Embedding(9, 2, name="table", combiner="sum")
     inputs = tf.SparseTensor([[0, 0], [0, 1], [1, 0]], [-1, 3, -5], [3, 2])
     output, [(_, unique, _)] = run_in_step(lambda: layer(inputs), ids_as_rows(2))
     np.testing.assert_array_equal(unique, [3])

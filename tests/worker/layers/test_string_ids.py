@@ -71,9 +71,12 @@ def test_ragged_sparse_and_masked_strings() -> None:
     rows = dict(zip(["a", "b", ""], np.asarray(plain(et.hash_ids(["a", "b", ""]))), strict=True))
     ragged = layer(tf.ragged.constant([["a", "b"], [], [""]]))
     np.testing.assert_allclose(ragged, [rows["a"] + rows["b"], [0, 0], rows[""]], rtol=1e-6)
-    # The id of "" is below 0, where a sparse integer would be pruned.
+    # The id of "" is below 0, where a sparse integer of a fixed vocabulary is left out.
     sparse = tf.SparseTensor([[0, 0], [1, 1]], [b"", b"b"], [2, 2])
     np.testing.assert_allclose(layer(sparse), [rows[""], rows["b"]], rtol=1e-6)
+    hashed = tf.SparseTensor([[0, 0], [1, 1]], et.hash_ids(["", "b"]), [2, 2])
+    again = et.Embedding(None, 2, combiner="sum", table="t")
+    np.testing.assert_allclose(again(hashed), [rows[""], rows["b"]], rtol=1e-6)
     masking = et.Embedding(None, 2, combiner="sum", mask_zero=True, table="t")
     np.testing.assert_allclose(masking(tf.constant([["a", ""]])), [rows["a"]], rtol=1e-6)
     np.testing.assert_allclose(masking(sparse), [[0, 0], rows["b"]], rtol=1e-6)

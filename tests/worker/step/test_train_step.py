@@ -300,3 +300,15 @@ def test_models_that_are_not_compiled_or_fail_on_their_data_are_refused(compiled
         model.compile("sgd", "mse")
     with pytest.raises(ModelError, match=message):
         build_model(model, BATCH)
+
+
+def test_why_a_model_fails_on_its_first_records_is_said_where_it_is_known() -> None:
+    inputs = keras.Input(batch_shape=(24, 4))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.ops.reshape(inputs, (24, 4))))
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=r"has a fixed batch size: write keras\.Input"):
+        build_model(model, (tf.ones((2, 4)), tf.ones(2)))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="its data has no labels"):
+        build_model(model, (tf.ones((2, 4)),))

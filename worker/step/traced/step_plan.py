@@ -55,8 +55,8 @@ def collecting(collector: Collector) -> Iterator[None]:
 
 
 def overrides(model: keras.Model, method: str) -> bool:
-    """Whether a model overrides `train_step` or `test_step`."""
-    return getattr(type(model), method, None) is not getattr(keras.Model, method)
+    """Whether a model, by its class or by itself, overrides a method of `keras.Model`, such as `train_step`."""
+    return method in vars(model) or getattr(type(model), method, None) is not getattr(keras.Model, method)
 
 
 def rehearse(model: keras.Model, batch: TensorBatch) -> None:
