@@ -46,7 +46,7 @@ from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step, planned_optimizers
-from elastable.worker.user_model.build import build_model, for_model, sample_batch, warn_of_batch_statistics
+from elastable.worker.user_model.build import build_model, for_model, sample_batch, warn_of_other_numbers
 from elastable.worker.user_model.offload import OffloadedEmbedding, offload_built
 
 _SHOW_EVERY_S = 0.5
@@ -100,7 +100,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     moved = offload_built(model, settings.offload_embeddings_above)
     steps = plan_step(model, batch_spec(sample))
     job = _job(model, data, settings, steps)
-    warn_of_batch_statistics(model, job)
+    warn_of_other_numbers(model, job)
     schedule = Schedule(job)
     # A job counts its versions from epoch 0, also where the rows are older.
     version = schedule.first_version(settings.initial_epoch)

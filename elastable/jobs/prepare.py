@@ -49,7 +49,7 @@ from elastable.worker.user_model.build import (
     make_model,
     needs_sample,
     sample_batch,
-    warn_of_batch_statistics,
+    warn_of_other_numbers,
 )
 from elastable.worker.user_model.model_file import ModelFile, load_model_file
 from elastable.worker.user_model.offload import keep_on_worker, refuse_slots_left_out
@@ -145,7 +145,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         steps = _planned(model, train)  # they are variables now
     tables = {name: spec for name, spec in tables.items() if name not in here}
     job = _described(options, file, train, model, steps, here)
-    warn_of_batch_statistics(model, job)
+    warn_of_other_numbers(model, job)
     dense = dense_part(model, steps)
     shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
     on_broken = None if checkpoint is None else giving_way_to(checkpoint, tables, job, options)

@@ -185,8 +185,20 @@ def _as_single(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float64, tf.float16) else tensor
 
 
-def warn_of_batch_statistics(model: keras.Model, job: JobSpec) -> None:
-    """Names layers that train on statistics of a batch, where a batch is computed in several micro-batches."""
+def warn_of_other_numbers(model: keras.Model, job: JobSpec) -> None:
+    """Names what may come to other numbers than in Keras.
+
+    That are an optimizer that looks at all gradients at once, and layers that train on statistics of a batch, where a
+    batch is computed in several micro-batches.
+    """
+    optimizer = type(getattr(model.optimizer, "inner_optimizer", model.optimizer))
+    if not optimizer.apply.__module__.startswith("keras."):
+        _log.warning(
+            "model %r: %s.apply is called for the dense variables together and for each table apart: where it looks at "
+            "several gradients, or at their places, the numbers are not those of Keras; override update_step",
+            model.name,
+            optimizer.__name__,
+        )
     if job.micro_batches_per_version == 1 or job.average == "batches":
         return
     layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]

@@ -1,5 +1,6 @@
 """Gradient accumulation and loss scaling, as Keras optimizers say them, compared with plain Keras."""
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeAlias
@@ -268,6 +269,16 @@ def test_what_would_not_be_called_of_an_optimizer_is_refused(method: str) -> Non
         model.compile(optimizer if table.optimizer is None else "sgd", "mse")
         with pytest.raises(Unsupported, match=rf"{method} is the program's own"):
             et.fit(model, np.ones((8, 4), np.int64), np.ones(8), lazy=True, verbose=0)
+
+
+def test_a_subclass_with_its_own_apply_is_told_what_it_sees(caplog: pytest.LogCaptureFixture) -> None:
+    kept = K.SGD.apply
+    half = type("Half", (K.SGD,), {"apply": lambda self, g, v: kept(self, [each / 2 for each in g], v)})
+    model, (x, y) = store_model(), clicks(RECORDS)
+    model.compile(keras.saving.register_keras_serializable("tests")(half)(0.1), "binary_crossentropy")
+    with caplog.at_level(logging.WARNING):
+        et.fit(model, x, y, lazy=True, verbose=0)
+    assert "Half.apply is called for the dense variables together and for each table apart" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["train_step", "make_train_function", "make_test_function"])
