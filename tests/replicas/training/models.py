@@ -57,7 +57,9 @@ def compiled(
     **named: Keyword,
 ) -> ReplicaTrainer:
     """A replica's trainer of a seeded model; `named` as of `compile`."""
-    trainer = ReplicaTrainer(seeded(make, seed), locations, group, seed=7)
+    model = seeded(make, seed)
+    group.barrier()  # a training that begins puts back what it draws, under whoever still builds a model
+    trainer = ReplicaTrainer(model, locations, group, seed=7)
     trainer.compile(optimizer, loss, **named)
     return trainer
 
