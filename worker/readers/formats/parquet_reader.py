@@ -25,8 +25,8 @@ class ParquetReader(BlockReader):
     x is a dict of arrays, each read as the model's input of its name wants it (docs/data.md): integers, float32,
     booleans, object arrays of `str`; lists are ragged, lists of one fixed size `[records, size]`. Types that differ
     between files become one that holds them all. Folders named `key=value`, in a folder or glob that you pass,
-    become columns, too, as in Hive: int64 if all values are integers, else strings; a column of the files takes
-    precedence. Pages that carry a checksum are verified.
+    become columns, too, as in Hive: int64 if all values are integers, else strings; a column of the files must say
+    the same. Pages that carry a checksum are verified.
 
     Args:
         paths: A file, a glob, a folder, or several of them: paths of this machine or URLs (`s3://`, `gs://`, `abfs://`,
