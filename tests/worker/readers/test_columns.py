@@ -1,6 +1,7 @@
 """Columns as pandas, Spark and people write them: the right array, or an error that names file, place and column."""
 
 import decimal
+import gzip
 import re
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ RIGHT = {
     "0 and 1 as booleans": (arrow([0.0, 1.0]), "int64", BOOLEAN, [0, 1]),
     "days": (arrow([3], pa.date32()), "int64", {"column_types": {"c": "int32"}}, [3]),
     "a plus": (arrow(["+1", "2"]), "int64", INTEGER, [1, 2]),
+    "NaN in a column that is filled": (arrow([0.5, np.nan]), "float32", {"fill_null": {"c": 2}}, [0.5, 2]),
     "flags": (arrow([True, False]), "", {}, [True, False]),
     "lists of one size": (arrow([[6.0, 7.0]], pa.list_(pa.float64(), 2)), "", {}, [[6, 7]]),
     "pandas Int64": (
@@ -245,6 +247,9 @@ CSV_RIGHT = {
     "latin-1": ("c\ncaf\xe9\n".encode("latin-1"), "string", {"encoding": "latin-1"}, ["café"]),
     "cp1252 in quotes": ('c,d\n"a\x93,\nb",1\n'.encode("latin-1"), "string", {"encoding": "cp1252"}, ["a“,\nb"]),
     "without a model": (f"c\n{2**53 + 1}\n{-(2**63)}\n{2**63 - 1}\n", "", {}, [2**53 + 1, -(2**63), 2**63 - 1]),
+    "floats as integers by name": (
+        "c,d\n16777217.0,1\n,2\n", "", INTEGER | {"fill_null": {"c": 0}}, [16_777_217, 0],
+    ),
     "digits": (f"c\n1\n{2**63}\n", "", {"column_types": {"c": "string"}}, ["1", str(2**63)]),
     "one quoted name with a semicolon": ('"c","d;e;f"\n1,2\n', "int64", {}, [1]),
 }  # fmt: skip
@@ -282,6 +287,13 @@ CSV_REFUSED = {
     "a pipe in Shift JIS": (b"c\n1\n", "", {"encoding": "shift_jis", "delimiter": "|"}, "convert the files to UTF-8"),
     "an unknown encoding": (b"c\n1\n", "", {"encoding": "klingon"}, "unknown encoding: klingon"),
     "beyond int64 without a model": (f"c\n1\n{2**63}\n", "", {}, f"beyond int64, such as {2**63}.*uint64-bits"),
+    "beyond int64 later": (
+        f"c\n1\n2\n{2**63}\n", "", {"block_records": 2}, rf"line 4: .*'{2**63}' .*\{{'c': 'uint64-bits'\}}.*'string'",
+    ),
+    "gzip": (gzip.compress(b"c\n1\n"), "", {}, "t.csv: is a gzip file, no CSV: decompress it"),
+    "Parquet": (b"PAR1\x15\x04", "", {}, "t.csv: is a Parquet file, no CSV: .*et.ParquetReader"),
+    "a quoted header cut by semicolons": ('"c";"d"\n1;2\n', "", {}, "is cut by ';', not by ','; say delimiter=';'"),
+    "a line for Excel": ("sep=;\nc;d;e\n1;2;3\n", "", {"delimiter": ";"}, "first line 'sep=;' .*: delete it"),
     "5,000 digits": (f"c\n{'9' * 5_000}\n", "", {}, r"beyond int64, such as 9{40}\.\.\. \(5000 digits\)"),
     "an exponent": ("c\n1\n2\n1e3\n", "", {"block_records": 2}, "line 4: column 'c': '1e3' is no int64"),
     "a header that is no UTF-8": ("größe,c\n1,2\n".encode("latin-1"), "", {}, r"t\.csv: no header can be read from it"),

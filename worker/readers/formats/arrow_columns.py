@@ -442,6 +442,8 @@ def _elements(values: pa.Array, column: Column, at: At) -> Array:
         values = pc.fill_null(values, column.fill)
     if pa.types.is_floating(element):
         floats = np.asarray(values.to_numpy(zero_copy_only=False))
+        if column.fill is not None:
+            floats = np.where(np.isnan(floats), floats.dtype.type(column.fill.as_py()), floats)
         return floats if column.wide else floats.astype(np.float32, copy=False)
     if values.null_count:
         first = pc.index(pc.is_null(values), True).as_py()

@@ -206,7 +206,12 @@ class BlockReader(Reader):
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:
             return batch
-        made: object = self._transform(batch)
+        try:
+            made: object = self._transform(batch)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # by a line of the transform
+            raise BadInput(f"{self._name}: {error}; transform takes one batch, a tuple such as (x, y)") from error
         if not isinstance(made, tuple) or not 1 <= len(made) <= 3:
             raise BadInput(
                 f"{self._name}: transform returned a {type(made).__name__}; return (x, y) or (x, y, sample_weight)"

@@ -37,8 +37,7 @@ class ParquetReader(BlockReader):
         transform: Batch -> batch, one record for each; floats come to it in the type of their column.
         column_types: Column -> name of the Arrow type to read it, or the elements of its lists, as, such as "int64";
             "uint64-bits" for unsigned ids whose 64 bits are kept as an int64.
-        fill_null: Column -> replacement of null values, also of those within lists; NaN is one in a column of floats
-            that feeds integers.
+        fill_null: Column -> replacement of null values, also of those within lists, and of NaN.
         fill_null_list: Column -> replacement of null lists.
         filesystem: A `pyarrow.fs.FileSystem` or fsspec file system for the paths; None: the local one, or that of a
             path's URL.
