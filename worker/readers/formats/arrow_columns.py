@@ -282,7 +282,7 @@ def read_as(
     Raises:
         BadInput: files in which one value has several numbers or texts: times of two units, booleans beside digits.
     """
-    text = pa.types.is_string(_element_of(named))
+    text = any(test(_element_of(named)) for test in _TEXTS)
     said = [(file, element) for file, kind in kinds if not pa.types.is_null(element := _element_of(kind))]
     for file, element in said:
         first = said[0][1]
