@@ -396,7 +396,7 @@ def _succeeds(read: Callable[[], object]) -> bool:
 
 
 def _hint(value: pa.Array, kind: pa.DataType, at: At) -> str:
-    digits = pa.types.is_string(value.type) and re.fullmatch(r"\s*[+-]?\d+\s*", value[0].as_py())
+    digits = pa.types.is_string(value.type) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value[0].as_py())
     if pa.types.is_int64(kind) and (digits or pa.types.is_uint64(value.type)):
         return f"; {at.keeps_bits}"
     if pa.types.is_string(value.type) and pa.types.is_integer(kind) and not digits and casts(value, pa.float64()):

@@ -189,8 +189,10 @@ class CsvReader(BlockReader):
             raise BadInput(f"{file}: no header can be read from it: {error}; {hint}") from error
         if names is None:
             raise BadInput(f"{file}: no header can be read from it: it is empty")
-        if re.fullmatch(r"sep=.\s*", text):
-            raise BadInput(f"{file}: its first line {text.strip()!r} is for Excel: delete it, and say delimiter=")
+        if excel := re.fullmatch(r"sep=(.)\s*", text):
+            raise BadInput(
+                f"{file}: its first line 'sep={excel[1]}' is for Excel: delete it; say delimiter={excel[1]!r}"
+            )
         for other in _DELIMITERS:
             cuts = text.count(other)
             there = not index.first_line or index.first_line.count(other.encode()) == cuts
