@@ -24,7 +24,7 @@ from elastable.master.model.model_metrics import ModelMetrics
 from elastable.models.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
-from elastable.worker.readers.batch.reader import Reader
+from elastable.worker.readers.batch.reader import Reader, source_of
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
@@ -164,4 +164,4 @@ def batches(model: keras.Model, reader: Reader, size: int) -> Iterator[TensorBat
     """All records of a reader, in order, as batches of tensors that the model takes."""
     for start in range(0, len(reader), size):
         rows = np.arange(start, min(len(reader), start + size), dtype=np.int64)
-        yield as_tensors(reader.take(rows), f"{type(reader).__name__}.take()", model, rows)
+        yield as_tensors(reader.take(rows), source_of(reader), model, rows)

@@ -87,13 +87,18 @@ def plain_ids(layer: str, values: npt.ArrayLike) -> tf.Tensor:
     return tf.constant(as_ids(values, layer))
 
 
+def called(name: str) -> str:
+    """What errors call an input of a model; a name that Keras made up says nothing."""
+    return "an unnamed input" if name.startswith("keras_tensor") else f"input {name!r}"
+
+
 def exact_tensor(value: TensorLike, name: str, dtype: str) -> TensorLike:
     """What an input of an integer dtype is given: floats as int64, if they are integers; others as they are.
 
     Raises:
         BadIds: a value that the input cannot hold, in eager mode. A graph raises `tf.errors.InvalidArgumentError`.
     """
-    limits, given, where = tf.as_dtype(dtype), value.dtype, f"input {name!r}:"
+    limits, given, where = tf.as_dtype(dtype), value.dtype, f"{called(name)}:"
     narrow = given.is_integer and (given.min < limits.min or given.max > limits.max)
     if not given.is_floating and not narrow:
         return value

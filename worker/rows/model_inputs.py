@@ -17,7 +17,7 @@ from elastable.worker.keras.keras_methods import wrap_method
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.readers.batch.pytrees import Structure
 from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, SparseArray, map_values, other_length
-from elastable.worker.rows.id_values import BELONGS, assertion_of, exact_tensor
+from elastable.worker.rows.id_values import BELONGS, assertion_of, called, exact_tensor
 
 _READING = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
 
@@ -80,8 +80,9 @@ def _sequential_input(model: keras.Sequential) -> Structure[_Input | keras.Keras
 
 
 def _mapped(x: object, inputs: Structure[_Input | keras.KerasTensor], function: _Convert) -> object:
-    if isinstance(inputs, list | tuple) and len(inputs) == 1 and not isinstance(x, list | tuple):
-        return _mapped(x, inputs[0], function)
+    one = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+    if isinstance(one, list | tuple) and len(one) == 1 and not isinstance(x, list | tuple | Mapping):
+        return _mapped(x, one[0], function)
     if isinstance(x, Mapping):
         named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
         return {key: _mapped(value, named[key], function) if key in named else value for key, value in x.items()}
@@ -125,11 +126,14 @@ def _exact(value: object, given: _Input | keras.KerasTensor) -> object:
         return exact_tensor(value, name, dtype) if "int" in dtype else value
     if not hasattr(value, "__array__"):
         return value
-    refuse_masked(value, f"input {name!r}")
+    refuse_masked(value, called(name))
     array = np.asarray(value)
     if "int" in dtype:
         return exact_leaf(array, "x", given)
-    return tf.constant(array) if array.dtype.kind in "SU" else value
+    if dtype == "string" and array.dtype.kind == "O" and array.size and not is_text(array):
+        place = next(place for place, each in enumerate(array.flat) if not isinstance(each, str | bytes))
+        raise BadIds(f"x: {called(name)}: record {_record_of(array, place)}: {array.flat[place]!r} is no string")
+    return tf.constant(array) if is_text(array) else value
 
 
 def _require_length(
@@ -141,7 +145,7 @@ def _require_length(
     if wanted is not None and other.size:
         record = int(other[0])
         number = record if numbers is None else numbers[record]
-        raise BadInput(f"{source}: input {given.name!r}: record {number}: {other_length(int(lengths[record]), wanted)}")
+        raise BadInput(f"{source}: {called(given.name)}: record {number}: {other_length(int(lengths[record]), wanted)}")
 
 
 def exact_leaf(
@@ -164,14 +168,14 @@ def exact_leaf(
         _require_length(np.diff(leaf.splits), source, given, numbers)
     if dtype == "string" and isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iufb":
         raise BadInput(
-            f"{source}: input {name!r} is given {leaf.dtype}, and takes strings; give it the digits, as .astype(str) "
-            "makes them, or make the input one of integers"
+            f"{source}: {called(name)} is given {leaf.dtype}, and takes strings; give it text (of a file by "
+            "column_types={column: 'string'}, else .astype(str)), or make the input one of integers"
         )
     if "int" not in dtype:
         return leaf
     if not isinstance(leaf, np.ndarray | RaggedArray | SparseArray):
         return _exact(leaf, given)
-    where, values = f"{source}: input {name!r}", _values_of(leaf)
+    where, values = f"{source}: {called(name)}", _values_of(leaf)
     if values.dtype.kind in "SUOc" or values.dtype.itemsize > _WIDEST:
         values = _plain_numbers(where, leaf, values, dtype, numbers)
         leaf = map_values(lambda _: values, leaf)

@@ -16,7 +16,7 @@ from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.structures import TensorBatch
-from elastable.worker.readers.batch.reader import Reader
+from elastable.worker.readers.batch.reader import Reader, source_of
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
 from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import IdSets, make_id_sets
@@ -121,7 +121,7 @@ class MicroBatchComputer:
         reader, records = self._readers[task.kind], task.stop - task.start
         rows = None
         if reader.batches is None:
-            source, rows = f"{type(reader).__name__}.take()", self._order(task).take(task.start, task.stop)
+            source, rows = source_of(reader), self._order(task).take(task.start, task.stop)
             taken = reader.of_pass(task.epoch).take(rows)
         else:
             number = task.micro_batch % reader.batches

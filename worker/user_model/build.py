@@ -20,7 +20,7 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.losses.loss_parts import all_metrics
 from elastable.worker.losses.origins import changes_of, dtype_of
 from elastable.worker.readers.batch.ragged import RaggedArray, SparseArray
-from elastable.worker.readers.batch.reader import ModelInputs, Reader
+from elastable.worker.readers.batch.reader import ModelInputs, Reader, source_of
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
 from elastable.worker.rows.saved_rows import rows_unlisted
@@ -76,7 +76,7 @@ def sample_batch(reader: Reader, model: keras.Model | None = None) -> TensorBatc
     if len(reader) == 0:
         raise BadInput("the training split is empty; data('train') must hold at least one record")
     first = np.arange(min(2, len(reader)), dtype=np.int64)
-    source = f"{type(reader).__name__}.take()"
+    source = source_of(reader)
     batch = as_tensors(reader.take(first), source, model, first)
     require_like(batch_spec(batch), batch, len(first), source)
     return batch

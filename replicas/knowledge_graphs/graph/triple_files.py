@@ -230,14 +230,14 @@ def _parquet(file: Path, columns: tuple[str, ...]) -> "pa.Table":
 
 
 def _as_text(file: Path, name: str, values: "pa.ChunkedArray") -> "pa.ChunkedArray":
-    """Names as text: of floats, as pandas makes them of integers with nulls, the integers' digits."""
+    """Names as text: of floats, as pandas makes them of integers with nulls, and decimals the integers' digits."""
     import pyarrow as pa
 
     from elastable.worker.readers.formats.arrow_columns import At, as_type
 
-    if pa.types.is_floating(values.type):
+    if pa.types.is_floating(values.type) or pa.types.is_decimal(values.type):
         at = At(name, lambda record: f"{file}, row {record} (from 0)")
-        values = pa.chunked_array([as_type(values.combine_chunks(), pa.int64(), at)])
+        values = pa.chunked_array([as_type(values.combine_chunks(), pa.string(), at)])
     return values.cast(pa.string())
 
 

@@ -1,6 +1,8 @@
 """Columns as pandas, Spark and people write them: the right array, or an error that names file, place and column."""
 
 import decimal
+import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ def arrow(values: object, kind: object = None) -> pa.Array:
 
 
 NULLED = arrow([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2))
+TEXT, INTEGER, BOOLEAN = ({"column_types": {"c": name}} for name in ("string", "int64", "bool"))
+DIGITS = [arrow([98765432109.0, None, np.nan]), arrow([98765432109]), arrow([decimal.Decimal("98765432109.00")])]
 UNSIGNED = arrow([[2**64 - 1], [], [1, 2**63]], pa.list_(pa.uint64()))
 
 RIGHT = {
@@ -92,6 +96,15 @@ RIGHT = {
     "digits of lists": (UNSIGNED[:1], "", {"column_types": {"c": "string"}}, [[str(2**64 - 1)]]),
     "text by name": (arrow(["5", "6"]), "", {"column_types": {"c": "int64"}}, [5, 6]),
     "lists of text by name": (arrow([["1"], []]), "", {"column_types": {"c": "list<int64>"}}, [[1], []]),
+    "digits of floats, integers and decimals": (
+        DIGITS, "string", TEXT | {"fill_null": {"c": ""}}, ["98765432109", "", "", "98765432109", "98765432109"],
+    ),
+    "digits of lists of floats": (arrow([[1e10], []]), "string", TEXT, [["10000000000"], []]),
+    "timestamps of one unit": ([arrow([7], pa.timestamp("us")), pa.nulls(0)], "int64", INTEGER, [7]),
+    "0 and 1 as booleans": (arrow([0.0, 1.0]), "int64", BOOLEAN, [0, 1]),
+    "days": (arrow([3], pa.date32()), "int64", {"column_types": {"c": "int32"}}, [3]),
+    "a plus": (arrow(["+1", "2"]), "int64", INTEGER, [1, 2]),
+    "NaN in a column that is filled": (arrow([0.5, np.nan]), "float32", {"fill_null": {"c": 2}}, [0.5, 2]),
     "flags": (arrow([True, False]), "", {}, [True, False]),
     "lists of one size": (arrow([[6.0, 7.0]], pa.list_(pa.float64(), 2)), "", {}, [[6, 7]]),
     "pandas Int64": (
@@ -137,6 +150,31 @@ REFUSED = {
         pd.DataFrame({"c": pd.period_range("2020", periods=2)}), "int64", {}, "column 'c': type extension",
     ),
     "duration": (arrow([1], pa.duration("s")), "", {}, "column 'c': type duration"),
+    **{
+        f"{kinds[0]} and {kinds[1]}": (
+            [arrow([1], kind) for kind in kinds], "", options,
+            re.escape(f"part-1.parquet: column 'c' is {kinds[1]}, and {kinds[0]} in"),
+        )
+        for kinds, options in (
+            ((pa.timestamp("us"), pa.timestamp("ns")), INTEGER),
+            ((pa.timestamp("us"), pa.timestamp("us", "UTC")), TEXT),
+            ((pa.duration("ms"), pa.duration("us")), INTEGER),
+            ((pa.date32(), pa.int32()), TEXT),
+        )
+    },
+    "timestamps in lists": (
+        [arrow([[1]], pa.list_(pa.timestamp(unit))) for unit in ("us", "ns")], "", INTEGER, "'c' is timestamp.*in .*-0",
+    ),
+    "a boolean's text": ([arrow([1]), arrow([True])], "", TEXT, "part-1.parquet: column 'c' is bool, and int64 in"),
+    "a fraction's text": (arrow([1.5]), "string", TEXT, r"row 0: column 'c': 1.5 where .*write the column as text"),
+    "a decimal fraction's text": (arrow([decimal.Decimal("1.50")]), "string", TEXT, "row 0: .*'1.50'.*column as text"),
+    "NaN as text": (arrow([1.0, np.nan]), "string", TEXT, "row 1: column 'c': null"),
+    "a rounded float's text": (arrow([2.0**24], pa.float32()), "string", TEXT, r"row 0: .* below 2\*\*24"),
+    "2 as a boolean": (pa.table({"c": [1, 2], "d": [1, 2]}), "", BOOLEAN | {"label": "c"}, "row 1: .*: 2 is no bool"),
+    "3 as a boolean": (arrow([1, 3]), "float32", BOOLEAN, "row 1: column 'c': 3 is no bool"),
+    "300 as an int8": (arrow([[], [300]]), "int64", {"column_types": {"c": "int8"}}, "row 1: .*: 300 is no int8"),
+    "a float's fraction by name": (arrow([1.0, 1.5]), "float32", INTEGER, "row 1: column 'c': 1.5 where integers"),
+    "days as int64": (arrow([3], pa.date32()), "int64", INTEGER, "row 0: .*say column_types={'c': 'int32'}.*'string'"),
     "map": (arrow([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "int64", {}, "column 'c': type map"),
     "uuid": (UUID, "string", {}, "column 'c': type extension<arrow.uuid>"),
     "no UTF-8": (NOT_UTF8, "string", {}, r"part-0.parquet, row 1: column 'c': is no UTF-8"),
@@ -209,6 +247,9 @@ CSV_RIGHT = {
     "latin-1": ("c\ncaf\xe9\n".encode("latin-1"), "string", {"encoding": "latin-1"}, ["café"]),
     "cp1252 in quotes": ('c,d\n"a\x93,\nb",1\n'.encode("latin-1"), "string", {"encoding": "cp1252"}, ["a“,\nb"]),
     "without a model": (f"c\n{2**53 + 1}\n{-(2**63)}\n{2**63 - 1}\n", "", {}, [2**53 + 1, -(2**63), 2**63 - 1]),
+    "floats as integers by name": (
+        "c,d\n16777217.0,1\n,2\n", "", INTEGER | {"fill_null": {"c": 0}}, [16_777_217, 0],
+    ),
     "digits": (f"c\n1\n{2**63}\n", "", {"column_types": {"c": "string"}}, ["1", str(2**63)]),
     "one quoted name with a semicolon": ('"c","d;e;f"\n1,2\n', "int64", {}, [1]),
 }  # fmt: skip
@@ -246,6 +287,13 @@ CSV_REFUSED = {
     "a pipe in Shift JIS": (b"c\n1\n", "", {"encoding": "shift_jis", "delimiter": "|"}, "convert the files to UTF-8"),
     "an unknown encoding": (b"c\n1\n", "", {"encoding": "klingon"}, "unknown encoding: klingon"),
     "beyond int64 without a model": (f"c\n1\n{2**63}\n", "", {}, f"beyond int64, such as {2**63}.*uint64-bits"),
+    "beyond int64 later": (
+        f"c\n1\n2\n{2**63}\n", "", {"block_records": 2}, rf"line 4: .*'{2**63}' .*\{{'c': 'uint64-bits'\}}.*'string'",
+    ),
+    "gzip": (gzip.compress(b"c\n1\n"), "", {}, "t.csv: is a gzip file, no CSV: decompress it"),
+    "Parquet": (b"PAR1\x15\x04", "", {}, "t.csv: is a Parquet file, no CSV: .*et.ParquetReader"),
+    "a quoted header cut by semicolons": ('"c";"d"\n1;2\n', "", {}, "is cut by ';', not by ','; say delimiter=';'"),
+    "a line for Excel": ("sep=;\nc;d;e\n1;2;3\n", "", {"delimiter": ";"}, "'sep=;' .*: delete it; say delimiter=';'"),
     "5,000 digits": (f"c\n{'9' * 5_000}\n", "", {}, r"beyond int64, such as 9{40}\.\.\. \(5000 digits\)"),
     "an exponent": ("c\n1\n2\n1e3\n", "", {"block_records": 2}, "line 4: column 'c': '1e3' is no int64"),
     "a header that is no UTF-8": ("größe,c\n1,2\n".encode("latin-1"), "", {}, r"t\.csv: no header can be read from it"),
@@ -278,6 +326,15 @@ def test_folder_values_are_read_as_the_input_wants_them(tmp_path: Path) -> None:
     for want in ("int64", "float32"):
         with pytest.raises(BadInput, match="column 'c'"):
             ParquetReader(tmp_path).for_inputs(ModelInputs({"c": want}, own_step=False)).take(np.arange(3))
+
+
+def test_a_folder_and_a_column_of_one_name_must_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "c=5").mkdir()
+    pq.write_table(pa.table({"c": [5, 5]}), tmp_path / "c=5" / "a.parquet")
+    assert ParquetReader(tmp_path).take(np.arange(2))[0]["c"].tolist() == [5, 5]
+    pq.write_table(pa.table({"c": [5, 6]}), tmp_path / "c=5" / "a.parquet")
+    with pytest.raises(BadInput, match=r"a\.parquet, row 1: column 'c': 6, and its folder is c=5; rename"):
+        ParquetReader(tmp_path).take(np.arange(2))
 
 
 def test_thousands_of_columns_are_refused_in_few_words(tmp_path: Path) -> None:

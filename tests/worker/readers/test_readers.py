@@ -146,6 +146,7 @@ def test_what_is_taken_is_a_copy() -> None:
         ((np.array(["2013-01-01"], "datetime64[D]"),), r"x: dtype datetime64\[D\]"),
         ((np.array([[1], 2], object),), "x: record 1 is a int, and record 0 a list"),
         ((np.array([b"a", 2], object),), "element 1 is a int; objects must all be strings.*astype"),
+        ((np.array([5, None], object),), "x: an object array whose element 1 is None: put a value in its place"),
         ((np.array([5, 2**63 + 1], np.uint64),), r"x: 9223372036854775809 at position 1 is above 2\*\*63 - 1"),
     ],
 )
@@ -225,6 +226,11 @@ def test_a_transform_makes_the_batch(tmp_path: Path) -> None:
     assert y.tolist() == (COLUMNS["price"][::-1] > 0).tolist()
     with pytest.raises(BadInput, match="made 2 records of 3"):
         ParquetReader(path, ["user"], transform=lambda b: (b[0]["user"][1:],)).take(np.arange(3))
+    two: Keywords = {"transform": lambda x, y: (x, y)}
+    with pytest.raises(
+        BadInput, match=r"missing 1 required.* 'y'; transform takes one batch, a tuple such as \(x, y\)"
+    ):
+        ParquetReader(path, ["user"], "price", **two).take(np.arange(3))
     with pytest.raises(BadInput, match="returned a dict"):
         ParquetReader(path, ["user"], transform=lambda b: b[0]).take(np.arange(3))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -315,10 +316,29 @@ def test_what_is_no_number_is_refused_by_record_and_value(kind: str) -> None:
     np.testing.assert_array_equal(model(np.array([1, 2], object)), model(np.array([1, 2])))
 
 
+def test_objects_of_strings_are_read_and_a_null_is_named() -> None:
+    texts = made(dtype="string")
+    assert texts.predict({"item": pd.Series(["a", "b"])}, verbose=0).shape == (2, 1)
+    for call in (
+        lambda: texts.predict(np.array(["a", None], object), verbose=0),
+        lambda: texts(pd.Series(["a", None])),
+    ):
+        with pytest.raises(BadIds, match=r"input 'item': record 1: (None|nan) is no string"):
+            call()
+
+
 def test_messages_say_what_to_write_instead(model: keras.Model) -> None:
     for numbers in (np.arange(4), np.ones(4)):
         with pytest.raises(BadInput, match=rf"'item' is given {numbers.dtype}, and takes strings; .*astype\(str\)"):
             made(dtype="string").fit({"item": numbers}, Y, verbose=0)
+    ids = keras.Input((), dtype="int64")
+    unnamed = keras.Model(ids, et.Embedding(10, 2)(ids))
+    unnamed.compile("sgd", "mse")
+    with pytest.raises(BadIds, match=r"^the data: an unnamed input: record 1: 1.5 is no integer"):
+        et.fit(unnamed, np.array([1, 1.5]), np.ones((2, 2)), shuffle=False, verbose=False)
+    for call in (model, lambda x: model.predict(x, verbose=0), lambda x: model.fit(x, Y, verbose=0)):
+        with pytest.raises(BadIds, match=r"input 'item': record 0: 1.7 is no integer"):
+            call(np.array([1.7, 2, 3, 4]))  # one array for a dict of one input
     with pytest.raises(ModelError, match=r"et\.step\(model\)"):
         model({"item": tf.range(4)}, training=True)
     with pytest.raises(Unsupported, match=r"keras\.initializers\.Constant\(matrix\)"):

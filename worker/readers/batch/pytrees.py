@@ -183,13 +183,16 @@ def _as_plain(array: Array, name: str) -> Array:
 
 
 def _refuse_objects(array: Array, name: str) -> None:
-    for place, value in enumerate(array.flat):
-        if not isinstance(value, str | bytes):
-            raise BadInput(
-                f"{name}: an object array whose element {place} is a {type(value).__name__}; "
-                "objects must all be strings, or all be lists or arrays of one rank, which make ragged records; "
-                'numbers are no objects: .astype("int64") or .astype("float32")'
-            )
+    others = [(place, value) for place, value in enumerate(array.flat) if not isinstance(value, str | bytes)]
+    for place, value in others:
+        if str(value) in ("None", "nan", "<NA>", "NaT"):
+            raise BadInput(f"{name}: an object array whose element {place} is {value}: put a value in its place")
+    for place, value in others:
+        raise BadInput(
+            f"{name}: an object array whose element {place} is a {type(value).__name__}; "
+            "objects must all be strings, or all be lists or arrays of one rank, which make ragged records; "
+            'numbers are no objects: .astype("int64") or .astype("float32")'
+        )
 
 
 # Converts ragged and sparse values of other libraries, without importing them

@@ -81,6 +81,12 @@ class Reader(ABC):
         """
 
 
+def source_of(reader: Reader) -> str:
+    """What errors call a reader's records."""
+    own = not type(reader).__module__.startswith("elastable.worker.readers.")
+    return f"{type(reader).__name__}.take()" if own else "the data"
+
+
 def checked_indices(indices: npt.ArrayLike, records: int, source: str) -> Int64:
     """`indices` as int64 `[n]`.
 

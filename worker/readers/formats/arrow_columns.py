@@ -1,6 +1,7 @@
 """Converts Arrow columns to arrays of records: exactly, or not at all; errors name file, record, column and value."""
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,6 +61,7 @@ class Column:
 
     Attributes:
         kind: Arrow type of its values, without dictionaries.
+        named: Type that `column_types` names for values, which they are read as first; None: none.
         fill: An Arrow scalar that replaces null values, also those within lists; None: nulls in a float column become
             NaN, and in any other are an error.
         fill_list: Replacement of null lists; None: they are an error.
@@ -69,6 +71,7 @@ class Column:
     """
 
     kind: pa.DataType
+    named: pa.DataType | None = None
     fill: pa.Scalar | None = None
     fill_list: Sequence[object] | None = None
     wide: bool = False
@@ -154,17 +157,18 @@ class ColumnChoice:
         Raises:
             BadInput: a replacement of nulls that is not of the type.
         """
-        bits = BITS in self.column_types.get(name, "")
+        bits, named = BITS in self.column_types.get(name, ""), self.type_of(name)
+        element = None if named is None else _element_of(_plain_type(named, f"column_types[{name!r}]"))
         fill = _filling(name, self.fill_null[name], _element_of(kind)) if name in self.fill_null else None
-        return Column(kind, fill, self.fill_null_list.get(name), wide, bits, length)
+        return Column(kind, element, fill, self.fill_null_list.get(name), wide, bits, length)
 
 
 # Types
 
 
 def _element_of(kind: pa.DataType) -> pa.DataType:
-    """The type within lists of any depth."""
-    while _is_list(kind):
+    """The type within lists and dictionaries of any depth."""
+    while _is_list(kind) or pa.types.is_dictionary(kind):
         kind = kind.value_type
     return kind
 
@@ -267,9 +271,29 @@ def _with_element(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
     return pa.list_(_with_element(kind.value_type, element)) if _is_list(kind) else element
 
 
-def read_as(there: pa.DataType, named: pa.DataType) -> pa.DataType:
-    """The type to read a column as that is `there` in its file: one named for lists may be that of their elements."""
-    return named if _is_list(named) else _with_element(there, named)
+def read_as(
+    kinds: Sequence[tuple[object, pa.DataType]], named: pa.DataType, name: str
+) -> list[tuple[object, pa.DataType]]:
+    """(file, type to read a column as that `column_types` names); one named for lists may be that of their elements.
+
+    Args:
+        kinds: (file, type of the column there).
+
+    Raises:
+        BadInput: files in which one value has several numbers or texts: times of two units, booleans beside digits.
+    """
+    text = any(test(_element_of(named)) for test in _TEXTS)
+    said = [(file, element) for file, kind in kinds if not pa.types.is_null(element := _element_of(kind))]
+    for file, element in said:
+        first = said[0][1]
+        if element != first and any(
+            pa.types.is_temporal(each) or (text and pa.types.is_boolean(each)) for each in (element, first)
+        ):
+            raise BadInput(
+                f"{file}: column {name!r} is {element}, and {first} in {said[0][0]}: as {named} one value would be two"
+                "; write the files with one type"
+            )
+    return [(file, named if _is_list(named) else _with_element(there, named)) for file, there in kinds]
 
 
 # Values
@@ -325,12 +349,10 @@ def as_type(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
         values = values.dictionary_decode()
     if values.type == kind:
         return values
-    if pa.types.is_floating(values.type) and pa.types.is_integer(kind):
+    if pa.types.is_floating(values.type) and not pa.types.is_floating(kind):
         return _float_as_integer(values, kind, at)
-    # A float is approximate: an integer is rounded to it, as by Keras; where it is an id, et.Embedding refuses it.
-    rounds = pa.types.is_integer(values.type) and pa.types.is_floating(kind)
     try:
-        return values.cast(kind, safe=not rounds)
+        return _cast(values, kind)
     except pa.ArrowException as error:
         bad = first_bad(len(values), lambda stop: casts(values[:stop], kind))
         hint = _hint(values[bad : bad + 1], kind, at)
@@ -348,7 +370,21 @@ def first_bad(records: int, good: Callable[[int], bool]) -> int:
 
 def casts(values: pa.Array, kind: pa.DataType) -> bool:
     """Whether every value is one of the type."""
-    return _succeeds(lambda: values.cast(kind))
+    return _succeeds(lambda: _cast(values, kind))
+
+
+def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """As Arrow casts, but decimals that are equal become one text, no integer but 0 and 1 a boolean, and "+1" is 1."""
+    if pa.types.is_decimal(values.type) and pa.types.is_string(kind):
+        values = values.cast(pa.decimal256(76, 0))
+    if pa.types.is_string(values.type) and pa.types.is_integer(kind):
+        values = pc.replace_substring_regex(values, r"^\+([0-9])", r"\1")
+    # A float is approximate: an integer is rounded to it, as by Keras; where it is an id, et.Embedding refuses it.
+    rounds = pa.types.is_integer(values.type) and pa.types.is_floating(kind)
+    made = values.cast(kind, safe=not rounds)
+    if pa.types.is_integer(values.type) and pa.types.is_boolean(kind) and not made.cast(values.type).equals(values):
+        raise pa.ArrowInvalid("neither 0 nor 1")
+    return made
 
 
 def _succeeds(read: Callable[[], object]) -> bool:
@@ -360,10 +396,16 @@ def _succeeds(read: Callable[[], object]) -> bool:
 
 
 def _hint(value: pa.Array, kind: pa.DataType, at: At) -> str:
-    if pa.types.is_uint64(value.type) and pa.types.is_int64(kind):
+    digits = pa.types.is_string(value.type) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value[0].as_py())
+    if pa.types.is_int64(kind) and (digits or pa.types.is_uint64(value.type)):
         return f"; {at.keeps_bits}"
-    if pa.types.is_string(value.type) and pa.types.is_integer(kind) and casts(value, pa.float64()):
+    if pa.types.is_string(value.type) and pa.types.is_integer(kind) and not digits and casts(value, pa.float64()):
         return f"; say column_types={{{at.column!r}: 'float64'}} for a column of floats"
+    if pa.types.is_temporal(value.type):
+        number = f"'int{value.type.bit_width}'"
+        return f"; say column_types={{{at.column!r}: {number}}} for its number of days or other units, or 'string'"
+    if pa.types.is_decimal(value.type) and pa.types.is_string(kind):
+        return ", because a fraction has several texts; write the column as text"
     if pa.types.is_binary(value.type) and pa.types.is_string(kind):
         return " in UTF-8; say encoding= of a CSV file, such as 'latin-1'"
     return ""
@@ -375,7 +417,7 @@ def _short(value: pa.Scalar) -> str:
 
 
 def _float_as_integer(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
-    """Integral floats as integers; NaN, as pandas writes a null, as null."""
+    """Integral floats as integers, booleans or digits; NaN, as pandas writes a null, as null."""
     floats = np.asarray(values.to_numpy(zero_copy_only=False))
     missing = np.isnan(floats)
     limit = _EXACT[values.type.bit_width]
@@ -383,10 +425,11 @@ def _float_as_integer(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
         bad = np.flatnonzero(~missing & ~((np.abs(floats) < limit) & (np.trunc(floats) == floats)))
     if bad.size:
         value = float(floats[bad[0]])
-        why = "it is none"
+        text = pa.types.is_string(kind)
+        why = f"it is none{'; write the column as text' if text else ''}"
         if value.is_integer():
             only = f"{values.type} is exact below 2**{limit.bit_length() - 1} only, and others may have become this one"
-            why = f"{only}; {at.keeps_bits if value >= 2.0**63 else 'write the column as integers'}"
+            why = f"{only}; {at.keeps_bits if value >= 2.0**63 and not text else 'write the column as integers'}"
         raise BadInput(f"{at(int(bad[0]))}: {value!r} where integers are wanted: {why}")
     whole = np.where(missing, 0, floats).astype(np.int64)
     return as_type(pa.array(whole, mask=missing), kind, at)
@@ -394,11 +437,13 @@ def _float_as_integer(values: pa.Array, kind: pa.DataType, at: At) -> pa.Array:
 
 def _elements(values: pa.Array, column: Column, at: At) -> Array:
     element = _element_of(column.kind)
-    values = as_type(values, element, at)
+    values = as_type(values if column.named is None else as_type(values, column.named, at), element, at)
     if values.null_count and column.fill is not None:
         values = pc.fill_null(values, column.fill)
     if pa.types.is_floating(element):
         floats = np.asarray(values.to_numpy(zero_copy_only=False))
+        if column.fill is not None:
+            floats = np.where(np.isnan(floats), floats.dtype.type(column.fill.as_py()), floats)
         return floats if column.wide else floats.astype(np.float32, copy=False)
     if values.null_count:
         first = pc.index(pc.is_null(values), True).as_py()

@@ -108,10 +108,9 @@ class BlockReader(Reader):
         self._features = self._all_features
         if choice.features is None and not inputs.own_step and wanted and wanted.keys() <= {*self._features}:
             self._features = list(wanted)  # in one order, whatever the files' is
-        #: Features, label and weight, each once; those in files, and those in folders' names.
+        #: Features, label and weight, each once; those in files.
         self._columns = list(dict.fromkeys([*self._features, *choice.targets]))
         self.in_file = [name for name in self._columns if name in self._inside]
-        self._in_folders = [name for name in self._columns if name not in self._inside]
         self._kinds: dict[str, Column] | None = None
         self._decoded: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
@@ -169,13 +168,20 @@ class BlockReader(Reader):
         if self._kinds is None:
             self._kinds = {name: self._column(name) for name in self._columns}
         found = self.read_block(block)
-        records = found.table.num_rows
-        folders = dict(found.file.partitions)
-        arrays: Block = {}
+        folders, arrays = dict(found.file.partitions), Block()
         for name, column in self._kinds.items():
-            inside = name not in self._in_folders
-            values = found.table.column(name) if inside else pa.repeat(pa.scalar(folders[name], pa.string()), records)
-            arrays[name] = to_array(values, column, At(name, found.place))
+            if name in self._inside:
+                arrays[name] = to_array(found.table.column(name), column, At(name, found.place))
+            if name in folders:
+                values = pa.repeat(pa.scalar(folders[name], pa.string()), found.table.num_rows)
+                of_folder = to_array(values, column, At(name, lambda _: f"{found.file}: the folder's name"))
+                other = np.flatnonzero(arrays.setdefault(name, of_folder) != of_folder)
+                if other.size:
+                    value = np.asarray(arrays[name]).tolist()[other[0]]
+                    raise BadInput(
+                        f"{found.place(int(other[0]))}: column {name!r}: {value!r}, and its folder is "
+                        f"{name}={folders[name]}; rename one of the two"
+                    )
         return arrays
 
     def want(self, name: str) -> str:
@@ -190,18 +196,22 @@ class BlockReader(Reader):
         if name in self._lacking:
             raise BadInput(self._lacking[name])
         want, kind = self.want(name), self.choice.type_of(name)
-        if name in self._in_folders:
+        if name not in self._inside:
             kinds = [(self.files[0], kind or _folder_type(self.files, name, want))]
         else:
             kinds = self.types_of(name, want)
-            kinds = kinds if kind is None else [(file, read_as(there, kind)) for file, there in kinds]
-        merged = merged_type(kinds, want, name)
+        merged = merged_type(kinds if kind is None else read_as(kinds, kind, name), want, name)
         return self.choice.column(name, merged, wide=self._transform is not None, length=self._inputs.lengths.get(name))
 
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:
             return batch
-        made: object = self._transform(batch)
+        try:
+            made: object = self._transform(batch)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # by a line of the transform
+            raise BadInput(f"{self._name}: {error}; transform takes one batch, a tuple such as (x, y)") from error
         if not isinstance(made, tuple) or not 1 <= len(made) <= 3:
             raise BadInput(
                 f"{self._name}: transform returned a {type(made).__name__}; return (x, y) or (x, y, sample_weight)"

@@ -20,12 +20,14 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.worker.readers.batch.reader import ModelInputs
-from elastable.worker.readers.formats.arrow_columns import INTEGERS, At, ColumnChoice, as_type, casts, first_bad
+from elastable.worker.readers.formats.arrow_columns import BITS, INTEGERS, At, ColumnChoice, as_type, casts, first_bad
 from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
 _HEXADECIMAL = re.compile(rb"(?<![0-9A-Za-z])0[xX]")
 _DELIMITERS = ",;\t|"
+#: How files begin that are no CSV -> what they are.
+_BINARY = {b"\x1f\x8b": "gzip", b"PAR1\x15": "Parquet", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
 _NULLS = csv.ConvertOptions().null_values
 
 
@@ -130,12 +132,8 @@ class CsvReader(BlockReader):
             kind = pa.uint64() if want == "uint64" else pa.int64()
         elif want and want not in INTEGERS and not boolean and not (number and want == "number"):
             kind = pa.float64()
-        elif (
-            not want
-            and pa.types.is_floating(found)
-            and pc.any(pc.greater_equal(pc.abs(self._first[name]), 2.0**63)).as_py()
-        ):
-            self._refuse_large_integers(name)
+        elif not want and pa.types.is_floating(found):
+            self._refuse_large_integers(name, self._first[name])
         self._parsed[name] = kind
         return [(self.files[0], kind)]
 
@@ -191,18 +189,25 @@ class CsvReader(BlockReader):
             raise BadInput(f"{file}: no header can be read from it: {error}; {hint}") from error
         if names is None:
             raise BadInput(f"{file}: no header can be read from it: it is empty")
+        if excel := re.fullmatch(r"sep=(.)\s*", text):
+            raise BadInput(
+                f"{file}: its first line 'sep={excel[1]}' is for Excel: delete it; say delimiter={excel[1]!r}"
+            )
         for other in _DELIMITERS:
             cuts = text.count(other)
             there = not index.first_line or index.first_line.count(other.encode()) == cuts
-            if there and cuts > text.count(self._delimiter) and '"' not in text:
+            quoted = '"' in text and not (len(names) == 1 and f'"{other}' in text)
+            if there and cuts > text.count(self._delimiter) and not quoted:
                 raise BadInput(
                     f"{file}: its first line {text.strip()[:60]!r} is cut by {other!r}, not by {self._delimiter!r}; "
                     f"say delimiter={other!r}"
                 )
         return names
 
-    def _refuse_large_integers(self, name: str) -> None:
-        """Refuses integers beyond int64, which Arrow would read as floats and so merge ids."""
+    def _refuse_large_integers(self, name: str, floats: pa.ChunkedArray) -> None:
+        """Refuses integers beyond int64, which Arrow reads as floats, and so would merge ids."""
+        if not pc.any(pc.greater_equal(pc.abs(floats), 2.0**63)).as_py():
+            return
         texts = self._parse(self._text(0), {name: pa.string()}, [name])[name]
         whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
         nulls = pc.is_in(texts, pa.array(_NULLS))
@@ -241,7 +246,8 @@ class CsvReader(BlockReader):
         exact = {}
         for name, values in zip(table.column_names, table.columns, strict=True):
             kind, where = types.get(name, pa.string()), At(name, text.place)
-            exact[name] = _from_text(values.combine_chunks(), kind, self.want(name), where)
+            named = pa.types.is_integer(kind) and self.choice.column_types.get(name, BITS) != BITS
+            exact[name] = _from_text(values.combine_chunks(), kind, self.want(name), named, where)
         return pa.table(exact)
 
     def _read(
@@ -278,8 +284,8 @@ class CsvReader(BlockReader):
         return BadInput(f"{text.place(bad)}: {reasons[-1]}{hint}")
 
 
-def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Array:
-    """The bytes of a column as `kind`; for an input of integers also as floats, if all of them are numbers."""
+def _from_text(values: pa.Array, kind: pa.DataType, want: str, named: bool, at: At) -> pa.Array:
+    """The bytes of a column as `kind`; for an input of integers, or integers by name, as floats if all are numbers."""
     texts = as_type(values, pa.string(), at)
     if pa.types.is_string(kind):
         return texts
@@ -289,7 +295,7 @@ def _from_text(values: pa.Array, kind: pa.DataType, want: str, at: At) -> pa.Arr
         bad = pc.index(pc.fill_null(found, False), True).as_py()
         text = "" if want else f", or say column_types={{{at.column!r}: 'string'}} for text"
         raise BadInput(f"{at(bad)}: {texts[bad].as_py()!r} is no {kind}: write it in decimal digits{text}")
-    if want in INTEGERS and not casts(texts, kind) and casts(texts, pa.float64()):
+    if (named or want in INTEGERS) and not casts(texts, kind) and casts(texts, pa.float64()):
         kind = pa.float64()
     return as_type(texts, kind, at)
 
@@ -313,15 +319,8 @@ def _checked_encoding(encoding: str, delimiter: str) -> str:
 
 
 def _of_several_bytes(encoding: str) -> bool:
-    decoder: Callable[[], codecs.IncrementalDecoder] = codecs.getincrementaldecoder(encoding)
-
-    def waits(byte: int) -> bool:
-        try:
-            return decoder().decode(bytes([byte])) == ""
-        except UnicodeError:
-            return False
-
-    return any(map(waits, range(128, 256)))
+    decoder: Callable[[str], codecs.IncrementalDecoder] = codecs.getincrementaldecoder(encoding)
+    return any(decoder("replace").decode(bytes([byte])) == "" for byte in range(128, 256))  # it waits for more
 
 
 # Finds where the records of a CSV file begin, in one pass over its bytes, so that any range can be read
@@ -367,7 +366,12 @@ def _index_csv(file: DataFile, block_records: int, delimiter: str, has_header: b
     found: list[tuple[Int64, Int64]] = []
     try:
         with file.open() as opened:
-            begin = len(_BOM) if opened.read(len(_BOM)) == _BOM else 0
+            head = opened.read(5)
+            if binary := next((kind for start, kind in _BINARY.items() if head.startswith(start)), None):
+                raise BadInput(
+                    f"{file}: is a {binary} file, no CSV: decompress it, or read Parquet by et.ParquetReader"
+                )
+            begin = len(_BOM) if head.startswith(_BOM) else 0
             opened.seek(begin)
             position = begin
             while chunk := opened.read(_CHUNK_BYTES):

@@ -25,8 +25,8 @@ class ParquetReader(BlockReader):
     x is a dict of arrays, each read as the model's input of its name wants it (docs/data.md): integers, float32,
     booleans, object arrays of `str`; lists are ragged, lists of one fixed size `[records, size]`. Types that differ
     between files become one that holds them all. Folders named `key=value`, in a folder or glob that you pass,
-    become columns, too, as in Hive: int64 if all values are integers, else strings; a column of the files takes
-    precedence. Pages that carry a checksum are verified.
+    become columns, too, as in Hive: int64 if all values are integers, else strings; a column of the files must say
+    the same. Pages that carry a checksum are verified.
 
     Args:
         paths: A file, a glob, a folder, or several of them: paths of this machine or URLs (`s3://`, `gs://`, `abfs://`,
@@ -37,8 +37,7 @@ class ParquetReader(BlockReader):
         transform: Batch -> batch, one record for each; floats come to it in the type of their column.
         column_types: Column -> name of the Arrow type to read it, or the elements of its lists, as, such as "int64";
             "uint64-bits" for unsigned ids whose 64 bits are kept as an int64.
-        fill_null: Column -> replacement of null values, also of those within lists; NaN is one in a column of floats
-            that feeds integers.
+        fill_null: Column -> replacement of null values, also of those within lists, and of NaN.
         fill_null_list: Column -> replacement of null lists.
         filesystem: A `pyarrow.fs.FileSystem` or fsspec file system for the paths; None: the local one, or that of a
             path's URL.
