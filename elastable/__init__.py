@@ -30,87 +30,52 @@ from elastable.worker.keras.keras_backend import register_trainers, require_tens
 if TYPE_CHECKING:
     __version__: str
 
-    from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
-    from elastable.embedding_store.contract.spec import (
-        AdmissionSpec,
-        EvictionSpec,
-        InitializerSpec,
-        OptimizerSpec,
-        TableSpec,
-    )
-    from elastable.embedding_store.engine.memory_store import MemoryStore
-    from elastable.embedding_store.errors import ElastableError
-    from elastable.embedding_store.native.string_ids import hash_ids
-    from elastable.embedding_store.open_store import open_reader, open_store
-    from elastable.in_process.fitting import fit
-    from elastable.in_process.tape_step import step
-    from elastable.models.saving import save
-    from elastable.monitoring.tracing import exporting_traces
-    from elastable.replicas.groups.replica_grouping import CommGroup
-    from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
-    from elastable.replicas.host_embeddings.host_embedding import HostEmbedding, create_host_embedding
+    from elastable.embedding_store.composite.locations import LocationSettings as LocationSettings
+    from elastable.embedding_store.composite.locations import TensorLocation as TensorLocation
+    from elastable.embedding_store.composite.locations import TensorLocationSettings as TensorLocationSettings
+    from elastable.embedding_store.contract.spec import AdmissionSpec as AdmissionSpec
+    from elastable.embedding_store.contract.spec import EvictionSpec as EvictionSpec
+    from elastable.embedding_store.contract.spec import InitializerSpec as InitializerSpec
+    from elastable.embedding_store.contract.spec import OptimizerSpec as OptimizerSpec
+    from elastable.embedding_store.contract.spec import TableSpec as TableSpec
+    from elastable.embedding_store.engine.memory_store import MemoryStore as MemoryStore
+    from elastable.embedding_store.errors import ElastableError as ElastableError
+    from elastable.embedding_store.native.string_ids import hash_ids as hash_ids
+    from elastable.embedding_store.open_store import open_reader as open_reader
+    from elastable.embedding_store.open_store import open_store as open_store
+    from elastable.in_process.fitting import fit as fit
+    from elastable.in_process.tape_step import step as step
+    from elastable.models.saving import save as save
+    from elastable.monitoring.tracing import exporting_traces as exporting_traces
+    from elastable.replicas.groups.replica_grouping import CommGroup as CommGroup
+    from elastable.replicas.host_embeddings.file import load_host_embedding as load_host_embedding
+    from elastable.replicas.host_embeddings.file import save_host_embedding as save_host_embedding
+    from elastable.replicas.host_embeddings.host_embedding import HostEmbedding as HostEmbedding
+    from elastable.replicas.host_embeddings.host_embedding import create_host_embedding as create_host_embedding
     from elastable.replicas.host_embeddings.optimizer_spec import (
-        HostEmbeddingOptimizerSpec,
-        HostEmbeddingSGDGAOptimizerSpec,
+        HostEmbeddingOptimizerSpec as HostEmbeddingOptimizerSpec,
     )
-    from elastable.replicas.processes.world import replica_group
-    from elastable.replicas.training.trainer import ReplicaTrainer
-    from elastable.worker.layers.distributed_embedding import DistributedEmbedding, FeatureConfig, TableConfig
-    from elastable.worker.layers.embedding import EdlEmbedding, Embedding
-    from elastable.worker.losses.loss_terms import averaged, summed
-    from elastable.worker.readers.batch.ragged import RaggedArray, SparseArray
-    from elastable.worker.readers.batch.reader import Reader
-    from elastable.worker.readers.formats.csv_reader import CsvReader
-    from elastable.worker.readers.formats.parquet_reader import ParquetReader
-    from elastable.worker.readers.live.endless_reader import EndlessReader
-    from elastable.worker.readers.live.stream_reader import StreamReader
-    from elastable.worker.readers.numpy_reader import NumpyReader
-    from elastable.worker.user_model.export import export_keras
-
-__all__ = [
-    "AdmissionSpec",
-    "CommGroup",
-    "CsvReader",
-    "DistributedEmbedding",
-    "EdlEmbedding",
-    "ElastableError",
-    "Embedding",
-    "EndlessReader",
-    "EvictionSpec",
-    "FeatureConfig",
-    "HostEmbedding",
-    "HostEmbeddingOptimizerSpec",
-    "HostEmbeddingSGDGAOptimizerSpec",
-    "InitializerSpec",
-    "LocationSettings",
-    "MemoryStore",
-    "NumpyReader",
-    "OptimizerSpec",
-    "ParquetReader",
-    "RaggedArray",
-    "Reader",
-    "ReplicaTrainer",
-    "SparseArray",
-    "StreamReader",
-    "TableConfig",
-    "TableSpec",
-    "TensorLocation",
-    "TensorLocationSettings",
-    "averaged",
-    "create_host_embedding",
-    "export_keras",
-    "exporting_traces",
-    "fit",
-    "hash_ids",
-    "load_host_embedding",
-    "open_reader",
-    "open_store",
-    "replica_group",
-    "save",
-    "save_host_embedding",
-    "step",
-    "summed",
-]
+    from elastable.replicas.host_embeddings.optimizer_spec import (
+        HostEmbeddingSGDGAOptimizerSpec as HostEmbeddingSGDGAOptimizerSpec,
+    )
+    from elastable.replicas.processes.world import replica_group as replica_group
+    from elastable.replicas.training.trainer import ReplicaTrainer as ReplicaTrainer
+    from elastable.worker.layers.distributed_embedding import DistributedEmbedding as DistributedEmbedding
+    from elastable.worker.layers.distributed_embedding import FeatureConfig as FeatureConfig
+    from elastable.worker.layers.distributed_embedding import TableConfig as TableConfig
+    from elastable.worker.layers.embedding import EdlEmbedding as EdlEmbedding
+    from elastable.worker.layers.embedding import Embedding as Embedding
+    from elastable.worker.losses.loss_terms import averaged as averaged
+    from elastable.worker.losses.loss_terms import summed as summed
+    from elastable.worker.readers.batch.ragged import RaggedArray as RaggedArray
+    from elastable.worker.readers.batch.ragged import SparseArray as SparseArray
+    from elastable.worker.readers.batch.reader import Reader as Reader
+    from elastable.worker.readers.formats.csv_reader import CsvReader as CsvReader
+    from elastable.worker.readers.formats.parquet_reader import ParquetReader as ParquetReader
+    from elastable.worker.readers.live.endless_reader import EndlessReader as EndlessReader
+    from elastable.worker.readers.live.stream_reader import StreamReader as StreamReader
+    from elastable.worker.readers.numpy_reader import NumpyReader as NumpyReader
+    from elastable.worker.user_model.export import export_keras as export_keras
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
 _NAMES_OF = {
@@ -143,6 +108,7 @@ _NAMES_OF = {
     "elastable.worker.readers.live.stream_reader": "StreamReader",
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+__all__ = list(_HOMES)
 _WITHOUT_KERAS = (
     "elastable.embedding_store", "elastable.monitoring", "elastable.replicas.groups", "elastable.worker.readers"
 )  # fmt: skip

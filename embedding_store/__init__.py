@@ -3,157 +3,64 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics, TableUpdate
-from elastable.embedding_store.contract.row_source import RowSource
-from elastable.embedding_store.contract.spec import (
-    INITIALIZER_KINDS,
-    SCALED_INITIALIZERS,
-    WEIGHT_DTYPES,
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    ShardOrigin,
-    TableSpec,
-)
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import (
-    BadGradient,
-    BadIds,
-    BadInput,
-    BadSpec,
-    CheckpointError,
-    DeadlineExceeded,
-    ElastableError,
-    FutureVersion,
-    IdOutOfRange,
-    JobFailed,
-    ModelError,
-    NotFinite,
-    NotJoined,
-    SpecConflict,
-    StaleVersion,
-    StoreBroken,
-    StoreFailed,
-    TableNotFound,
-    Unauthenticated,
-    Unavailable,
-    Unsupported,
-    VersionError,
-)
-
 if TYPE_CHECKING:
-    from elastable.embedding_store.composite.moving import repartition
-    from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-    from elastable.embedding_store.engine.memory_store import MemoryStore
-    from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
-    from elastable.embedding_store.optimizers.registry import register_row_optimizer
-    from elastable.embedding_store.tables.checks import as_ids, require_finite, require_gradients, require_ids
-    from elastable.embedding_store.tables.conversion import Conversion, convert_table
-    from elastable.embedding_store.tables.grouping import (
-        Coalescer,
-        Grouping,
-        Indexer,
-        coalesce,
-        coalesce_many,
-        group_ids,
-        unique_ids,
-    )
-    from elastable.embedding_store.tables.initial_values import initial_rows
-    from elastable.embedding_store.tables.lookups import Bags
-    from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many, update_many
-    from elastable.embedding_store.tables.table import EmbeddingTable, size
-    from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
-    from elastable.embedding_store.wire.access.credentials import Credentials
-    from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
-    from elastable.embedding_store.wire.shared.shared_source import SharedSource
-    from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+    from elastable.embedding_store.composite.moving import repartition as repartition
+    from elastable.embedding_store.composite.partitioned_store import PartitionedStore as PartitionedStore
+    from elastable.embedding_store.contract.row_data import Commit as Commit
+    from elastable.embedding_store.contract.row_data import RowBlock as RowBlock
+    from elastable.embedding_store.contract.row_data import TableStatistics as TableStatistics
+    from elastable.embedding_store.contract.row_data import TableUpdate as TableUpdate
+    from elastable.embedding_store.contract.row_source import RowSource as RowSource
+    from elastable.embedding_store.contract.spec import INITIALIZER_KINDS as INITIALIZER_KINDS
+    from elastable.embedding_store.contract.spec import SCALED_INITIALIZERS as SCALED_INITIALIZERS
+    from elastable.embedding_store.contract.spec import WEIGHT_DTYPES as WEIGHT_DTYPES
+    from elastable.embedding_store.contract.spec import AdmissionSpec as AdmissionSpec
+    from elastable.embedding_store.contract.spec import EvictionSpec as EvictionSpec
+    from elastable.embedding_store.contract.spec import InitializerSpec as InitializerSpec
+    from elastable.embedding_store.contract.spec import OptimizerSpec as OptimizerSpec
+    from elastable.embedding_store.contract.spec import ShardOrigin as ShardOrigin
+    from elastable.embedding_store.contract.spec import TableSpec as TableSpec
+    from elastable.embedding_store.contract.store import EmbeddingStore as EmbeddingStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore as MemoryStore
+    from elastable.embedding_store.optimizers.base import RowOptimizer as RowOptimizer
+    from elastable.embedding_store.optimizers.base import SlotSpec as SlotSpec
+    from elastable.embedding_store.optimizers.registry import register_row_optimizer as register_row_optimizer
+    from elastable.embedding_store.tables.checks import as_ids as as_ids
+    from elastable.embedding_store.tables.checks import require_finite as require_finite
+    from elastable.embedding_store.tables.checks import require_gradients as require_gradients
+    from elastable.embedding_store.tables.checks import require_ids as require_ids
+    from elastable.embedding_store.tables.conversion import Conversion as Conversion
+    from elastable.embedding_store.tables.conversion import convert_table as convert_table
+    from elastable.embedding_store.tables.grouping import Coalescer as Coalescer
+    from elastable.embedding_store.tables.grouping import Grouping as Grouping
+    from elastable.embedding_store.tables.grouping import Indexer as Indexer
+    from elastable.embedding_store.tables.grouping import coalesce as coalesce
+    from elastable.embedding_store.tables.grouping import coalesce_many as coalesce_many
+    from elastable.embedding_store.tables.grouping import group_ids as group_ids
+    from elastable.embedding_store.tables.grouping import unique_ids as unique_ids
+    from elastable.embedding_store.tables.initial_values import initial_rows as initial_rows
+    from elastable.embedding_store.tables.lookups import Bags as Bags
+    from elastable.embedding_store.tables.many_tables import LookupStrategy as LookupStrategy
+    from elastable.embedding_store.tables.many_tables import lookup_many as lookup_many
+    from elastable.embedding_store.tables.many_tables import update_many as update_many
+    from elastable.embedding_store.tables.table import EmbeddingTable as EmbeddingTable
+    from elastable.embedding_store.tables.table import size as size
+    from elastable.embedding_store.tables.table_update import IndexedSlices as IndexedSlices
+    from elastable.embedding_store.tables.table_update import TableSlices as TableSlices
+    from elastable.embedding_store.tables.table_update import update_tables as update_tables
+    from elastable.embedding_store.wire.access.credentials import Credentials as Credentials
+    from elastable.embedding_store.wire.remote_store import RemoteSource as RemoteSource
+    from elastable.embedding_store.wire.remote_store import RemoteStore as RemoteStore
+    from elastable.embedding_store.wire.shared.shared_source import SharedSource as SharedSource
+    from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore as SharedMemoryStore
 
-__all__ = [  # noqa: RUF022 - grouped, as a map of the package
-    # What a table is.
-    "INITIALIZER_KINDS",
-    "SCALED_INITIALIZERS",
-    "WEIGHT_DTYPES",
-    "AdmissionSpec",
-    "EvictionSpec",
-    "InitializerSpec",
-    "OptimizerSpec",
-    "ShardOrigin",
-    "TableSpec",
-    # What a store does.
-    "Commit",
-    "EmbeddingStore",
-    "RowBlock",
-    "RowSource",
-    "TableStatistics",
-    "TableUpdate",
-    # Tables without a cluster.
-    "Bags",
-    "EmbeddingTable",
-    "IndexedSlices",
-    "LookupStrategy",
-    "TableSlices",
-    "lookup_many",
-    "size",
-    "update_many",
-    "update_tables",
-    # Stores.
-    "Credentials",
-    "MemoryStore",
-    "PartitionedStore",
-    "RemoteSource",
-    "RemoteStore",
-    "SharedMemoryStore",
-    "SharedSource",
-    "repartition",
-    # Tables in another dtype.
-    "Conversion",
-    "convert_table",
-    # Rows: initial values, id sets, sums of gradients.
-    "Coalescer",
-    "Grouping",
-    "Indexer",
-    "coalesce",
-    "coalesce_many",
-    "group_ids",
-    "initial_rows",
-    "unique_ids",
-    # Optimizers over rows.
-    "RowOptimizer",
-    "SlotSpec",
-    "register_row_optimizer",
-    # Refusing what does not fit.
-    "as_ids",
-    "require_finite",
-    "require_gradients",
-    "require_ids",
-    # Errors.
-    "BadGradient",
-    "BadIds",
-    "BadInput",
-    "BadSpec",
-    "CheckpointError",
-    "DeadlineExceeded",
-    "ElastableError",
-    "FutureVersion",
-    "IdOutOfRange",
-    "JobFailed",
-    "ModelError",
-    "NotFinite",
-    "NotJoined",
-    "SpecConflict",
-    "StaleVersion",
-    "StoreBroken",
-    "StoreFailed",
-    "TableNotFound",
-    "Unauthenticated",
-    "Unavailable",
-    "Unsupported",
-    "VersionError",
-]
-
-# Loaded when first named: they need compiled kernels or a client library.
+# Loaded when first named: most need compiled kernels or a client library.
 _NAMES_OF = {
+    "contract.row_data": "Commit RowBlock TableStatistics TableUpdate",
+    "contract.row_source": "RowSource",
+    "contract.spec": "INITIALIZER_KINDS SCALED_INITIALIZERS WEIGHT_DTYPES AdmissionSpec EvictionSpec InitializerSpec "
+    "OptimizerSpec ShardOrigin TableSpec",
+    "contract.store": "EmbeddingStore",
     "composite.moving": "repartition",
     "composite.partitioned_store": "PartitionedStore",
     "engine.memory_store": "MemoryStore",
@@ -173,6 +80,7 @@ _NAMES_OF = {
     "wire.shared.shared_store": "SharedMemoryStore",
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:

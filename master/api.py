@@ -10,7 +10,7 @@ from typing import Protocol
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.shards import ServerStatus, Slices
+from elastable.embedding_store.shards.server_contract import ServerStatus, Slices
 
 
 class TaskKind(StrEnum):

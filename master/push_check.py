@@ -8,7 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFound
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tables.checks import require_finite, require_gradients, require_ids
 from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, Tensor

@@ -19,15 +19,12 @@ ELASTABLE = """
     replica_group save save_host_embedding step summed
 """
 EMBEDDING_STORE = """
-    AdmissionSpec BadGradient BadIds BadInput BadSpec Bags CheckpointError Coalescer Commit Conversion Credentials
-    DeadlineExceeded ElastableError EmbeddingStore EmbeddingTable EvictionSpec FutureVersion Grouping
-    INITIALIZER_KINDS IdOutOfRange IndexedSlices Indexer InitializerSpec JobFailed LookupStrategy MemoryStore
-    ModelError NotFinite NotJoined OptimizerSpec PartitionedStore RemoteSource RemoteStore RowBlock RowOptimizer
-    RowSource SCALED_INITIALIZERS ShardOrigin SharedMemoryStore SharedSource SlotSpec SpecConflict StaleVersion
-    StoreBroken StoreFailed TableNotFound TableSlices TableSpec TableStatistics TableUpdate Unauthenticated
-    Unavailable Unsupported VersionError WEIGHT_DTYPES as_ids coalesce coalesce_many convert_table group_ids
-    initial_rows lookup_many register_row_optimizer repartition require_finite require_gradients require_ids size
-    unique_ids update_many update_tables
+    AdmissionSpec Bags Coalescer Commit Conversion Credentials EmbeddingStore EmbeddingTable EvictionSpec
+    Grouping INITIALIZER_KINDS IndexedSlices Indexer InitializerSpec LookupStrategy MemoryStore OptimizerSpec
+    PartitionedStore RemoteSource RemoteStore RowBlock RowOptimizer RowSource SCALED_INITIALIZERS ShardOrigin
+    SharedMemoryStore SharedSource SlotSpec TableSlices TableSpec TableStatistics TableUpdate WEIGHT_DTYPES
+    as_ids coalesce coalesce_many convert_table group_ids initial_rows lookup_many register_row_optimizer
+    repartition require_finite require_gradients require_ids size unique_ids update_many update_tables
 """
 
 

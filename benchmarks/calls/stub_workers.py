@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master.api import Push, SyncPushId
 from elastable.master.rpc.bulk_messages import push_frames
 from elastable.master.rpc.messages import MASTER_SERVICE

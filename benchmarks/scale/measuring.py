@@ -20,7 +20,7 @@ from benchmarks.scale.processes import TABLE, drawn_ids, run_master, run_worker,
 from benchmarks.scale.setting import Run, Setting
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.shards import PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.local_processes import LocalStores, StoreAccess
 from elastable.jobs.options import StoreServerOptions

@@ -17,7 +17,7 @@ from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.store_url import server_addresses
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

@@ -22,7 +22,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.shards import ShardStore
+from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.in_process.fit_data import FitData
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.in_process_stores import FitTables, StoreGiven

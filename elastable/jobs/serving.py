@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, TakenOver
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.open_store import open_store, operation_deadline
-from elastable.embedding_store.shards import Shard
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import byte_count, url_of_server
 from elastable.embedding_store.tiers.redis.url import redacted

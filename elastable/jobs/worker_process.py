@@ -25,7 +25,7 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.open_store import GRPC_DEADLINE_S, open_reader, operation_deadline
-from elastable.embedding_store.shards import ShardStore
+from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
 from elastable.embedding_store.wire.access.credentials import Credentials

@@ -12,7 +12,8 @@ from elastable.embedding_store.composite.composite_store import CompositeSource
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.measures import Counts, Histogram, LookupCounts
-from elastable.embedding_store.shards import ServerStatus, Shard
+from elastable.embedding_store.shards.server_contract import ServerStatus
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.retry import RETRIES
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.monitoring.checkpoint_log import CheckpointLog

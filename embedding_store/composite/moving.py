@@ -9,7 +9,8 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.shards import Move, ShardServer
+from elastable.embedding_store.shards.ownership import Move
+from elastable.embedding_store.shards.server_contract import ShardServer
 
 Progress = Callable[[str, int, int], None]
 """Is called after every block with the table, its rows moved so far, and its rows in all."""

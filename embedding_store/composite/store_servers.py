@@ -15,7 +15,8 @@ from elastable.embedding_store.composite.partitions import Partition, gather_row
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.errors import BadInput, ElastableError, ShardLost, StoreFailed, VersionError
 from elastable.embedding_store.measures import StoreMeasures
-from elastable.embedding_store.shards import (
+from elastable.embedding_store.shards.ownership import refuse_moved
+from elastable.embedding_store.shards.server_contract import (
     FEW_VERSIONS,
     ChangedTable,
     Committed,
@@ -36,7 +37,6 @@ from elastable.embedding_store.shards import (
     Slices,
     TakenChanges,
     cut_of,
-    refuse_moved,
 )
 from elastable.embedding_store.tables.checks import require_gradients, require_ids
 

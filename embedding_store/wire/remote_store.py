@@ -6,11 +6,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 import numpy as np
-from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
@@ -246,26 +245,13 @@ class RemoteSource(RemoteReads):
         return int(self.status(wait_s, at_least=at_least).version)
 
 
-class WriteCalls:
-    """The calls that change a store, for whoever the server lets write.
+class Calls(Protocol):
+    """How calls to one server are made: `ServerConnection`, or as that does, for whoever the server lets write."""
 
-    Attributes:
-        channel: That they go by.
-        stub: The small calls by it.
-    """
+    @property
+    def channel(self) -> grpc.Channel: ...
 
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
-        self.channel = connection.channel
-        self.stub = store_pb2_grpc.StoreStub(self.channel)
-
-    def call(self, attempt: Callable[[float], Answer]) -> Answer:
-        """Makes a call, as `ServerConnection.call` does."""
-        return self._connection.call(attempt)
-
-    def send(self, method: Callable[..., Answer], request: Message) -> Answer:
-        """Makes a call of one small message each way."""
-        return self.call(lambda timeout: method(request, timeout=timeout))
+    def call(self, attempt: Callable[[float], Answer]) -> Answer: ...
 
 
 class RemoteStore(RemoteSource, BaseStore):
@@ -287,14 +273,13 @@ class RemoteStore(RemoteSource, BaseStore):
         target: str | ServerConnection,
         deadline_s: float = 30.0,
         credentials: Credentials | None = None,
-        writes: WriteCalls | None = None,
+        writes: Calls | None = None,
     ) -> None:
         super().__init__(target, deadline_s, credentials)
-        self._writes = WriteCalls(self.connection) if writes is None else writes
+        self._writes: Calls = self.connection if writes is None else writes
         channel, path = self._writes.channel, f"/{messages.STORE_SERVICE}"
-        self._commit = Upload(
-            self.connection.channel, f"/{messages.STORE_SERVICE}/Commit", store_pb2.CommitReply.FromString
-        )
+        self._write_stub = store_pb2_grpc.StoreStub(channel)
+        self._commit = Upload(self.connection.channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
         self._reset_version = Upload(channel, f"{path}/ResetVersion", store_pb2.ResetVersionReply.FromString)
@@ -306,7 +291,7 @@ class RemoteStore(RemoteSource, BaseStore):
             Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
         """
         request = store_pb2.CreateTableRequest(spec=messages.spec_to_message(spec))
-        return bool(self._writes.send(self._writes.stub.CreateTable, request).created)
+        return self._writes.call(lambda timeout: self._write_stub.CreateTable(request, timeout=timeout)).created
 
     def drop_table(self, table: str, force: bool = False) -> None:
         """Drops the table; `force` gives up pins that clients of the server hold."""
@@ -316,7 +301,7 @@ class RemoteStore(RemoteSource, BaseStore):
         def attempt(timeout: float) -> None:
             nonlocal attempts
             attempts += 1
-            self._writes.stub.DropTable(request, timeout=timeout)
+            self._write_stub.DropTable(request, timeout=timeout)
 
         self._row_bytes.pop(table, None)
         try:
@@ -389,7 +374,7 @@ class RemoteStore(RemoteSource, BaseStore):
     def clear(self, table: str, force: bool = False) -> None:
         """Deletes all rows of a table; `force` as in `drop_table`."""
         request = store_pb2.DropTableRequest(table=table, force=force, keep=True)
-        self._writes.send(self._writes.stub.DropTable, request)
+        self._writes.call(lambda timeout: self._write_stub.DropTable(request, timeout=timeout))
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
         require_numbers(commit)

@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.shards import SavedTable
+from elastable.embedding_store.shards.server_contract import SavedTable
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import Changes
 from elastable.master.checkpoints.storage.manifest import TableEntry

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.shards import ChangedTable, RowSave, RowSaver, SavedRows, TakenChanges
+from elastable.embedding_store.shards.server_contract import ChangedTable, RowSave, RowSaver, SavedRows, TakenChanges
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows

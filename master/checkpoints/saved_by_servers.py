@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.shards import (
+from elastable.embedding_store.shards.server_contract import (
     ChangedTable,
     RowSave,
     SavedFile,

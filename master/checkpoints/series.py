@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.embedding_store.shards import ShardStore
+from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows

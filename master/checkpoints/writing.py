@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.shards import ServedRows
+from elastable.embedding_store.shards.server_contract import ServedRows
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint, open_named

@@ -7,7 +7,8 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.shards import Pushes, RowSums, SumTerm
+from elastable.embedding_store.shards.server_contract import RowSums, SumTerm
+from elastable.embedding_store.shards.version_sums import Pushes
 from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Tensor
 
 _BLOCK = 1 << 14

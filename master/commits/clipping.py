@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.shards import TableClip
+from elastable.embedding_store.shards.server_contract import TableClip
 from elastable.master.api import Tensor
 
 

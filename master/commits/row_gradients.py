@@ -10,17 +10,15 @@ from dataclasses import replace
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import FutureVersion, StoreBroken
-from elastable.embedding_store.shards import (
+from elastable.embedding_store.shards.server_contract import (
     Committed,
     Measured,
     PushedCommit,
-    Pushes,
     RowSums,
     ShardStore,
     TableClip,
-    VersionSums,
-    square_of,
 )
+from elastable.embedding_store.shards.version_sums import Pushes, VersionSums, square_of
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
 

@@ -24,21 +24,12 @@ from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.model.model_metrics import LazyLogs, ModelMetrics
 from elastable.master.tasks.progress import Progress
 
-PHASES = {
-    "wait": "for the workers' gradients",
-    "sum": "adding the gradients up, and clipping them",
-    "dense": "the optimizer of the dense variables",
-    "rows": "committing the rows to the store",
-    "callbacks": "callbacks, records and checkpoints",
-}
-"""What one version after the other is made of -> what is done then."""
-
 
 class JobMeasures:
     """Of one job, from the start of this process on.
 
     Attributes:
-        phases: Seconds of each version by phase; see `PHASES`.
+        phases: Seconds of each version by phase: "wait" for gradients, "sum", "dense", "rows", "callbacks".
         versions: Seconds of each version, all phases together; its label is "version".
         pushes: Pushes by outcome.
         refused: Pushes that raised, by name of the error.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
-from elastable.embedding_store.shards import ShardStore
+from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.embedding_store.support.futures import at_once, settle
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import (

@@ -7,7 +7,7 @@ import numpy as np
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels

@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
-from elastable.embedding_store.shards import ServerStatus
+from elastable.embedding_store.shards.server_contract import ServerStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import error_class
 from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message

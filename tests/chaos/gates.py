@@ -156,7 +156,7 @@ def _lay_tiers(gates: Gates) -> None:
 
 def _lay_store(gates: Gates, role: str) -> None:
     from elastable.embedding_store.engine.memory_store import MemoryStore
-    from elastable.embedding_store.shards import Shard
+    from elastable.embedding_store.shards.shard import Shard
 
     kind = MemoryStore if role == "store" else Shard
     _around(kind, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))

@@ -13,7 +13,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.push_check import TensorSpec

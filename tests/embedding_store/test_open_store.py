@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import BadInput, Commit, PartitionedStore, TableSpec, TableUpdate, Unsupported
+from elastable.embedding_store import Commit, PartitionedStore, TableSpec, TableUpdate
 from elastable.embedding_store.composite.locations import storage_of_url
+from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.embedding_store.support.store_url import outlives_process, shard_urls
 from tests.contracts.store_samples import create_tables

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store import FutureVersion, IdOutOfRange, StaleVersion, StoreBroken, TableNotFound, Unsupported
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
@@ -20,6 +19,14 @@ from elastable.embedding_store.contract.spec import (
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.errors import (
+    FutureVersion,
+    IdOutOfRange,
+    StaleVersion,
+    StoreBroken,
+    TableNotFound,
+    Unsupported,
+)
 from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier

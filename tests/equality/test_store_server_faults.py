@@ -12,7 +12,8 @@ import pytest
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.shards import Committed, PushedCommit, RowPush, RowPushOutcome, Shard
+from elastable.embedding_store.shards.server_contract import Committed, PushedCommit, RowPush, RowPushOutcome
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.master.checkpoints.checkpoint import list_checkpoints
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at

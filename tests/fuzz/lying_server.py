@@ -12,7 +12,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.shards import PushedCommit, RowPush, RowSave, RowSums, Shard, Slices, SumTerm
+from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSave, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY

@@ -9,7 +9,9 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.shards import PushedCommit, RowPush, RowSums, Shard, Slices, SumTerm, sum_pushes
+from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.shards.version_sums import sum_pushes
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY

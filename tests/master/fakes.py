@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, StaleVersion
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master import api
 from elastable.master.core.hooks import Hooks
 from elastable.master.core.job_master import Master

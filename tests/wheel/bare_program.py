@@ -13,7 +13,7 @@ from elastable.embedding_store import IndexedSlices, InitializerSpec, MemoryStor
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import NotInstalled
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master.api import AsyncPushId, Push, PushOutcome
 from elastable.master.rpc.client import MasterClient
 

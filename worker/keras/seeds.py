@@ -22,12 +22,6 @@ def global_seed() -> int:
     return 0 if seed is None else int(seed)
 
 
-def global_draws() -> list[keras.Variable]:
-    """The state of Keras' global generator of this thread; empty: nothing has been drawn from it yet."""
-    generator = global_state.get_global_attribute(_GENERATOR)
-    return [] if generator is None else [generator.state]
-
-
 @contextmanager
 def draws_kept() -> Iterator[None]:
     """Restores the state of `random` and `numpy.random` after the block, which traces code of the user."""

@@ -13,7 +13,7 @@ from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.worker.keras.structures import Gradient
 from elastable.worker.rows.store_layer import StoreLayer
 

@@ -25,7 +25,7 @@ from elastable.embedding_store.errors import (
     VersionError,
 )
 from elastable.embedding_store.measures import span
-from elastable.embedding_store.shards import RowPush, RowPushOutcome, ShardStore
+from elastable.embedding_store.shards.server_contract import RowPush, RowPushOutcome, ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import (
     AsyncPushId,

@@ -14,7 +14,7 @@ import tensorflow as tf
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Tensor
 from elastable.worker.keras.seeds import seed_states, set_seeds

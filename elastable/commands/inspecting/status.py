@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.snapshot import PinStatistics
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.option import Option, check_options, required, setting
-from elastable.embedding_store.shards import ServerStatus, ShardStatus
+from elastable.embedding_store.shards.server_contract import ServerStatus, ShardStatus
 from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.master.api import JobStatus, Refusal, WorkerIdentity
 from elastable.master.rpc.client import MasterClient

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from elastable.embedding_store.errors import BadInput, ElastableError, Unavailable
-from elastable.embedding_store.shards import position_of
+from elastable.embedding_store.shards.ownership import position_of
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient

@@ -12,7 +12,8 @@ from elastable.embedding_store import errors
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.measures import Histogram, StoreMeasures
-from elastable.embedding_store.shards import ServerStatus, Shard
+from elastable.embedding_store.shards.server_contract import ServerStatus
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import GoneWorker, JobStatus, WorkerStatus

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from elastable.embedding_store import shards
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import EvictionCut
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
+from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode

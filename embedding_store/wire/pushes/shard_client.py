@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
-from elastable.embedding_store import errors, shards
+from google.protobuf.message import Message
+
+from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
@@ -19,7 +22,7 @@ from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE, record_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
-from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore, WriteCalls
+from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore
 
 Answer = TypeVar("Answer")
 
@@ -165,7 +168,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
             self.connection.close()
 
 
-class OwnerCalls(WriteCalls):
+class OwnerCalls:
     """The calls of the owner of a store server: claims it with the first, and again where it was started again.
 
     Attributes:
@@ -182,6 +185,7 @@ class OwnerCalls(WriteCalls):
         self._claiming = threading.Lock()
 
     def call(self, attempt: Callable[[float], Answer]) -> Answer:
+        """Makes a call, as `ServerConnection.call` does."""
         if not self.claimed:
             self.send_claim(first=True)
         try:
@@ -189,6 +193,10 @@ class OwnerCalls(WriteCalls):
         except errors.NotReady:
             self.send_claim(first=False)  # the server was started again
             return self._connection.call(attempt)
+
+    def send(self, method: Callable[..., Answer], request: Message) -> Answer:
+        """Makes a call of one small message each way."""
+        return self.call(lambda timeout: method(request, timeout=timeout))
 
     def send_claim(self, first: bool) -> None:
         """Claims the server; `first`: from whoever owns it, if this client has not claimed it before."""

@@ -7,7 +7,8 @@ import grpc
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import LookupCounts
-from elastable.embedding_store.shards import Claim, Shard
+from elastable.embedding_store.shards.ownership import Claim
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, record_frames, reset_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages

@@ -9,7 +9,7 @@ from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFiel
 from elastable.embedding_store.contract.row_data import NEXT_VERSION, RowBlock
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.shards import SavedFile
+from elastable.embedding_store.shards.server_contract import SavedFile
 from elastable.master.tasks.progress import Progress
 
 _FORMAT = 2

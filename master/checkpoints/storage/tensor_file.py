@@ -18,7 +18,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.native.range_pool import available_cores
-from elastable.embedding_store.shards import SavedFile
+from elastable.embedding_store.shards.server_contract import SavedFile
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles, Part
 

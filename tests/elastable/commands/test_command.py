@@ -24,7 +24,7 @@ from elastable.embedding_store import errors
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.native.string_ids import hash_ids
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_store import RemoteStore

@@ -17,7 +17,7 @@ import pytest
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
-from elastable.embedding_store.shards import ServerStatus, ShardStatus
+from elastable.embedding_store.shards.server_contract import ServerStatus, ShardStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.master.api import WorkerIdentity

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from elastable.embedding_store import RemoteStore, TableSpec
 from elastable.embedding_store.errors import ElastableError, Unavailable
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import AsyncPushId, Push, WorkerIdentity
 from elastable.master.rpc.client import MasterClient

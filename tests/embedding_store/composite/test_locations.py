@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store import BadInput, BadSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store import OptimizerSpec, TableSpec
 from elastable.embedding_store.composite.locations import (
     LocationSettings,
     TensorLocation,
@@ -15,6 +15,7 @@ from elastable.embedding_store.composite.locations import (
     storage_of_tables,
     storage_of_url,
 )
+from elastable.embedding_store.errors import BadInput, BadSpec
 
 
 def tables(*specs: TableSpec) -> dict[str, TableSpec]:

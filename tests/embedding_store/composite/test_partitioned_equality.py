@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, TableUpdate, Unsupported, coalesce
+from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, TableUpdate, coalesce
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.tables.row_blocks import fresh_rows
 from tests.contracts.store_samples import commit, create_tables, rows_by_id

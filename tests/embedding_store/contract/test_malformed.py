@@ -5,8 +5,8 @@ import json
 import hiredis
 import pytest
 
-from elastable.embedding_store import BadSpec, StoreBroken, StoreFailed
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
+from elastable.embedding_store.errors import BadSpec, StoreBroken, StoreFailed
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, require_shapes
 from elastable.embedding_store.tiers.redis.records.record_transfer import RecordTable
 from elastable.embedding_store.tiers.redis.records.tier_registry import TierState

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from elastable.embedding_store import (
     SCALED_INITIALIZERS,
     AdmissionSpec,
-    BadSpec,
     EvictionSpec,
     InitializerSpec,
     OptimizerSpec,
@@ -18,6 +17,7 @@ from elastable.embedding_store import (
     TableSpec,
 )
 from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json, variance_scaling
+from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.store_messages import spec_from_message, spec_to_message
 

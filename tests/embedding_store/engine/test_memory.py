@@ -8,8 +8,9 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from elastable.embedding_store import BadSpec, Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.engine.store_history import StoreHistory
+from elastable.embedding_store.errors import BadSpec
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, create_tables
 

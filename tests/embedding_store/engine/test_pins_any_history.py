@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastable.embedding_store import MemoryStore, StaleVersion, initial_rows
+from elastable.embedding_store import MemoryStore, initial_rows
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.engine.pins import StorePins
+from elastable.embedding_store.errors import StaleVersion
 from tests.contracts.store_samples import create_tables
 from tests.embedding_store.engine.test_store_history import IDS, MOST
 from tests.embedding_store.engine.test_store_history import SPECS as HISTORY_SPECS

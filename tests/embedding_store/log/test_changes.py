@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from elastable.embedding_store import EvictionSpec, OptimizerSpec, StoreBroken, TableSpec
+from elastable.embedding_store import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
+from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log import changes
 
 SPEC = TableSpec("rows", 3, seed=7, optimizer=OptimizerSpec("adagrad"), eviction=EvictionSpec(max_rows=9))

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from elastable.embedding_store import ElastableError
+from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, without_sent
 from elastable.embedding_store.tiers.redis.streams import stream_records

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import BadInput, StoreBroken, StoreFailed
+from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log import file_log as reserved_blocks
 from elastable.embedding_store.log.base_file import write_base
 from elastable.embedding_store.log.file_log import FileLog

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import BadInput, FutureVersion, StaleVersion, StoreFailed
+from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreFailed
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.framing import HEADER_BYTES
 from elastable.embedding_store.tiers.redis.streams.stream_records import PART_BYTES

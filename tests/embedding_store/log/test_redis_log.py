@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store import BadInput, DeadlineExceeded, StaleVersion, StoreBroken, StoreFailed
-from elastable.embedding_store.errors import TakenOver
+from elastable.embedding_store.errors import (
+    BadInput,
+    DeadlineExceeded,
+    StaleVersion,
+    StoreBroken,
+    StoreFailed,
+    TakenOver,
+)
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.streams.stream_records import MAX_ENTRY_BYTES, PART_BYTES

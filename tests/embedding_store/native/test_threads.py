@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from elastable.embedding_store import DeadlineExceeded, StoreFailed
 from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.errors import DeadlineExceeded, StoreFailed
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import (
     SERIAL,

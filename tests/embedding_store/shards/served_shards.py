@@ -7,7 +7,7 @@ from pathlib import Path
 from elastable.embedding_store import EmbeddingStore
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.shards import Shard
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service

@@ -5,8 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from elastable.embedding_store.shards import exact_squares, square_of
-from elastable.embedding_store.shards.version_sums import UNIT
+from elastable.embedding_store.shards.version_sums import UNIT, exact_squares, square_of
 
 
 def values(count: int) -> np.ndarray:

@@ -9,7 +9,8 @@ from elastable.embedding_store import TableSpec
 from elastable.embedding_store.composite.store_servers import ServerWatch
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.shards import Shard, ShardStatus
+from elastable.embedding_store.shards.server_contract import ShardStatus
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
 from tests.contracts.store_samples import create_tables

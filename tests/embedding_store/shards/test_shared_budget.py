@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import BadInput, EvictionSpec, MemoryStore, OptimizerSpec, StoreFailed, TableSpec, shards
+from elastable.embedding_store import EvictionSpec, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.row_data import Commit, EvictionCut, StayingRows
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.shards.server_contract import offer_of
+from elastable.embedding_store.shards.version_sums import sum_pushes
 from tests.contracts.store_samples import create_tables
 from tests.embedding_store.shards.served_shards import served, stopped_with
 
@@ -34,8 +37,8 @@ def test_the_cut_leaves_those_touched_last_and_of_equal_ones_the_smaller_ids(dat
         held = (np.array([each[place] for place in own], np.int64) for each in (versions, ids))
         rows.append(StayingRows(*held))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shards.server_contract, "FEW_VERSIONS", most)
-        patched.setattr(shards.server_contract, "_MORE", 2)
+        patched.setattr(shards, "FEW_VERSIONS", most)
+        patched.setattr(shards, "_MORE", 2)
 
         def ask(more: int, wanted: tuple[int, int] | None) -> list[shards.RowOffer]:
             return [offer_of(each, more, wanted) for each in rows]
@@ -73,7 +76,7 @@ def commit(version: int) -> shards.PushedCommit:
 def assert_as_alone(store: StoreServers, versions: int) -> None:
     with create_tables(MemoryStore(1), FEW) as alone:
         for version in range(versions):
-            updates = shards.sum_pushes(commit(version).sums, {0: push(version).parts})
+            updates = sum_pushes(commit(version).sums, {0: push(version).parts})
             alone.commit(Commit(version + 1, updates, version, {"few": 0.1}))
         (theirs,) = alone.scan("few")
         ours = np.sort(np.concatenate([block.ids for block in store.scan("few")]))

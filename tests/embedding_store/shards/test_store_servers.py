@@ -13,7 +13,8 @@ from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, Remote
 from elastable.embedding_store.composite.partitions import partition
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import Unavailable
-from elastable.embedding_store.shards import (
+from elastable.embedding_store.shards.ownership import position_of, refuse_other_position
+from elastable.embedding_store.shards.server_contract import (
     PushedCommit,
     RowPush,
     RowPushOutcome,
@@ -21,12 +22,8 @@ from elastable.embedding_store.shards import (
     Slices,
     SumTerm,
     TableClip,
-    clipped_update,
-    exact_squares,
-    position_of,
-    sum_pushes,
 )
-from elastable.embedding_store.shards.ownership import refuse_other_position
+from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, sum_pushes
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store import BadInput, Credentials
+from elastable.embedding_store import Credentials
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.checked_files import read_secret
 from elastable.embedding_store.tiers.redis.url import login_of_environment
 

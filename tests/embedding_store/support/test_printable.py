@@ -1,7 +1,8 @@
 import grpc
 import pytest
 
-from elastable.embedding_store import BadInput, MemoryStore, RemoteSource
+from elastable.embedding_store import MemoryStore, RemoteSource
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service

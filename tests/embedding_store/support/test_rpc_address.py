@@ -2,7 +2,7 @@
 
 import pytest
 
-from elastable.embedding_store import BadInput
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
 
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from elastable.embedding_store import BadInput, MemoryStore, RowBlock, SpecConflict, TableNotFound, convert_table
+from elastable.embedding_store import MemoryStore, RowBlock, convert_table
 from elastable.embedding_store.contract.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.errors import BadInput, SpecConflict, TableNotFound
 from elastable.embedding_store.native.slab import anonymous_slab
 from elastable.embedding_store.tables.row_dtypes import row_values
 from tests.contracts.store_samples import commit, rows_by_id, update

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import BadInput, IndexedSlices, MemoryStore, TableSlices, update_many, update_tables
+from elastable.embedding_store import IndexedSlices, MemoryStore, TableSlices, update_many, update_tables
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine import staged_commit
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.tables import grouping
 from tests.contracts.store_samples import create_tables, rows_by_id

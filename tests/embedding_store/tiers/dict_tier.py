@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from elastable.embedding_store import SpecConflict, TableNotFound, Unavailable
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
+from elastable.embedding_store.errors import SpecConflict, TableNotFound, Unavailable
 
 
 @dataclass

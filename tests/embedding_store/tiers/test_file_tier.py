@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store import BadInput, StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.contract.tier import TierTable
+from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.native.record_checks import record_stride
 from elastable.embedding_store.tiers.files import table_files
 from elastable.embedding_store.tiers.files.file_tier import FileTier

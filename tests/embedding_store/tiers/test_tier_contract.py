@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from elastable.embedding_store import SpecConflict, TableNotFound
 from elastable.embedding_store.contract.tier import Tier, TierTable
+from elastable.embedding_store.errors import SpecConflict, TableNotFound
 from tests.embedding_store.tiers.tier_places import (
     Place,
     dict_places,

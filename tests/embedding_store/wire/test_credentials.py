@@ -10,7 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from elastable.embedding_store import BadInput, MemoryStore, RemoteSource, Unauthenticated, Unavailable
+from elastable.embedding_store import MemoryStore, RemoteSource
+from elastable.embedding_store.errors import BadInput, Unauthenticated, Unavailable
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT, Credentials, Role

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from elastable.embedding_store import BadInput
 from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import frames
 

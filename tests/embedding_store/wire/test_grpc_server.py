@@ -8,7 +8,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from elastable.embedding_store import BadInput, MemoryStore
+from elastable.embedding_store import MemoryStore
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service

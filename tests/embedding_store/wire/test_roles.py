@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from elastable.embedding_store import MemoryStore, RemoteStore
 from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
-from elastable.embedding_store.shards import Shard
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import LEAST_ROLE, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import channel

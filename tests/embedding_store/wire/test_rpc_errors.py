@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from elastable.embedding_store import (
+from elastable.embedding_store import errors
+from elastable.embedding_store.errors import (
     DeadlineExceeded,
     ElastableError,
     FutureVersion,
@@ -15,7 +16,6 @@ from elastable.embedding_store import (
     StoreFailed,
     Unavailable,
     Unsupported,
-    errors,
 )
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection

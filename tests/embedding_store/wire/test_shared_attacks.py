@@ -18,8 +18,9 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from elastable.embedding_store import BadInput, RemoteSource, SharedMemoryStore, StoreFailed, TableUpdate
+from elastable.embedding_store import RemoteSource, SharedMemoryStore, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.wire.shared import attachment, sealed_memory

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import grpc
 import pytest
 
-from elastable.embedding_store import StaleVersion
+from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import answering

@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.shards import (
+from elastable.embedding_store.shards.server_contract import (
     PushedCommit,
     RowPush,
     RowSave,
@@ -24,8 +24,8 @@ from elastable.embedding_store.shards import (
     Slices,
     SumTerm,
     TableSave,
-    sum_pushes,
 )
+from elastable.embedding_store.shards.version_sums import sum_pushes
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables

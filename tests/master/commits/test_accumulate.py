@@ -12,7 +12,8 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.shards import Slices, sum_pushes
+from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.shards.version_sums import sum_pushes
 from elastable.master.api import (
     AsyncPushId,
     Divisor,

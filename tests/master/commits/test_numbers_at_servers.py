@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.optimizers.registry import known_row_optimizers
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master import api
 from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.committer import Committer

@@ -9,7 +9,7 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master.api import AsyncPushId, JobSpec, Push
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.core.bare_master import BareMaster

@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, PushOutcome, SyncPushId, WorkerIdentity
 from elastable.master.core import bare_master
 from elastable.master.core.bare_master import BareMaster

@@ -22,7 +22,7 @@ from elastable.embedding_store.errors import (
     StaleVersion,
     StoreFailed,
 )
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master import api
 from elastable.master.core.hooks import Hooks
 from elastable.master.master_options import MasterOptions

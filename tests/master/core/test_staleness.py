@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, FutureVersion
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Task, TaskKind, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer

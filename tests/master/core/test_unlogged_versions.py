@@ -13,7 +13,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import NotJoined
 from elastable.embedding_store.log.changes import Change, CommitImages
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import DenseSnapshot, Push, SyncPushId, WorkerIdentity

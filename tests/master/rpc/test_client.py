@@ -23,7 +23,7 @@ from elastable.embedding_store.errors import (
     Unauthenticated,
     Unavailable,
 )
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service

@@ -14,7 +14,7 @@ import pytest
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader
 from elastable.embedding_store.wire.pushes import uploads
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer

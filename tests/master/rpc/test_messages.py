@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as npst
 from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadGradient, BadInput, JobFailed
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.master import api
 from elastable.master.rpc import bulk_messages as bulk

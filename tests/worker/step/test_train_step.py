@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.embedding_store.shards import Slices
+from elastable.embedding_store.shards.server_contract import Slices
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.step.batch_checks import batch_spec

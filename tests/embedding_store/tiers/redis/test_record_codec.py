@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store import StoreFailed
 from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tiers.redis.connections.redis_exchange import Replies
 from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP, Awaited, RecordReplies, WriteReplies
 from elastable.embedding_store.tiers.redis.records.record_requests import (

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store import BadInput, Commit, OptimizerSpec, TableSpec, TableUpdate
+from elastable.embedding_store import Commit, OptimizerSpec, TableSpec, TableUpdate
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.schema import (
     check_namespace,

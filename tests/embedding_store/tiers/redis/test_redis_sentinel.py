@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import RedisUrl

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store import BadInput
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.url import (
     FILE_VARIABLE,
