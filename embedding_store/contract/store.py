@@ -209,6 +209,10 @@ class EmbeddingStore(Snapshot):
             TableNotFound, BadIds, IdOutOfRange: as `lookup`; nothing is deleted.
         """
 
+    def last_known_version(self) -> int:
+        """A version that may be the current one, for who would ask a server elsewhere only to commit the next one."""
+        return self.version()
+
     def table_statistics(self, table: str) -> TableStatistics:
         """What the table holds. Raises `TableNotFound`."""
         return TableStatistics(self.row_count(table))

@@ -23,7 +23,9 @@ class BaseSource(RowSource):
         parts: dict[str, list[Int64]] = {}
         for request in requests:
             parts.setdefault(request.table, []).append(request.ids)
-        wanted = {name: np.concatenate(ids) if len(ids) > 1 else ids[0] for name, ids in parts.items()}
+        wanted = dict[str, Int64]()
+        for name, ids in parts.items():
+            wanted[name] = np.concatenate(ids) if len(ids) > 1 else ids[0]
         rows = self.lookup(wanted, version)
         begin = dict.fromkeys(parts, 0)
         for request in requests:
@@ -46,7 +48,8 @@ class BaseStore(BaseSource, EmbeddingStore):
 
 def deliver(request: LookupRequest, rows: Float32) -> None:
     """Writes a request's output from the rows float32 `[m, dim]` of its ids."""
-    require_width(request, rows.shape[1])
+    if request.out.shape[1] != rows.shape[1]:
+        require_width(request, rows.shape[1])
     if request.offsets is None:
         if request.places is None:
             request.out[...] = rows

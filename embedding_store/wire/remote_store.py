@@ -135,24 +135,21 @@ class RemoteReads(BaseSource):
         header = request.SerializeToString()
 
         def attempt(timeout: float) -> dict[str, Float32]:
-            return self.connection.decoded(lambda frames: self._rows(frames, ids), self._send(header, ids, timeout))
+            return self.connection.decoded(self._rows, self._send(header, ids, timeout), ids)
 
         return self.connection.call(attempt, wait_s)
 
     def _send(self, header: bytes, ids: Mapping[str, Int64], timeout: float) -> Iterable[bytes]:
         """Makes the call in the cheapest shape that carries it; its reply's frames."""
-        frames = encode(header, ids.values())
-        if not self._reply_is_small(ids):
+        frames, size = encode(header, ids.values()), 0
+        for table, wanted in ids.items():
+            size += len(wanted) * self._row_bytes.get(table, MAX_BODY_BYTES)
+        if len(ids) > _FEW_TABLES or size > ONE_FRAME_BYTES:  # or not known: no reply that LookupSmall may carry
             return self._lookup(frames, timeout)
         first, second = next(frames), next(frames, None)
         if second is None:
             return [self._lookup_small(first, timeout=timeout)]
         return self._lookup(chain((first, second), frames), timeout)
-
-    def _reply_is_small(self, ids: Mapping[str, Int64]) -> bool:
-        """Whether the reply is known to be one that LookupSmall may carry."""
-        sizes = (len(wanted) * self._row_bytes.get(table, MAX_BODY_BYTES) for table, wanted in ids.items())
-        return len(ids) <= _FEW_TABLES and sum(sizes) <= ONE_FRAME_BYTES
 
     def _rows(self, frames: Iterable[bytes], ids: Mapping[str, Int64]) -> dict[str, Float32]:
         """The rows in a reply."""
@@ -276,6 +273,7 @@ class RemoteStore(RemoteSource, BaseStore):
         writes: Calls | None = None,
     ) -> None:
         super().__init__(target, deadline_s, credentials)
+        self._committed: int | None = None
         self._writes: Calls = self.connection if writes is None else writes
         channel, path = self._writes.channel, f"/{messages.STORE_SERVICE}"
         self._write_stub = store_pb2_grpc.StoreStub(channel)
@@ -311,13 +309,21 @@ class RemoteStore(RemoteSource, BaseStore):
                 raise
             # An attempt whose answer was lost has dropped it.
 
+    def last_known_version(self) -> int:
+        """The one that this client committed last, without asking the server."""
+        return self.version() if self._committed is None else self._committed
+
     def commit(self, commit: Commit) -> None:
-        self._send_commit(commit, uuid.uuid4().bytes, stage=False)
+        require_numbers(commit)
+        token = uuid.uuid4().bytes
+        self.connection.call(lambda timeout: self._commit(messages.commit_frames(commit, token), timeout))
+        self._committed = commit.version
 
     def stage(self, commit: Commit) -> Callable[[], None]:
         """Stages a commit; the gradients are sent now."""
+        require_numbers(commit)
         token = uuid.uuid4().bytes
-        self._send_commit(commit, token, stage=True)
+        self.connection.call(lambda timeout: self._commit(messages.commit_frames(commit, token, True), timeout))
 
         def finish() -> None:
             self.connection.call(lambda timeout: self._commit(messages.staged_frames(token), timeout))
@@ -375,10 +381,6 @@ class RemoteStore(RemoteSource, BaseStore):
         """Deletes all rows of a table; `force` as in `drop_table`."""
         request = store_pb2.DropTableRequest(table=table, force=force, keep=True)
         self._writes.call(lambda timeout: self._write_stub.DropTable(request, timeout=timeout))
-
-    def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
-        require_numbers(commit)
-        self.connection.call(lambda timeout: self._commit(messages.commit_frames(commit, token, stage), timeout))
 
 
 class RemotePin(RemoteReads, Snapshot):

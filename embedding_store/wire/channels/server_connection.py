@@ -1,6 +1,7 @@
 """A client's connection to one server: its channel, its deadline, its retries."""
 
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partialmethod
@@ -34,6 +35,9 @@ class CallChannel(grpc.Channel):
 
     Args:
         channels: At least one; closed with this one.
+
+    Attributes:
+        at: The number of the channel that makes the next call.
     """
 
     def __init__(self, channels: Sequence[grpc.Channel]) -> None:
@@ -86,17 +90,15 @@ class FailoverChannel(CallChannel):
 
     Args:
         channels: At least one; closed with this one.
+
+    Attributes:
+        at: The number of the channel that makes the next call.
     """
 
     def __init__(self, channels: Sequence[grpc.Channel]) -> None:
         super().__init__(channels)
-        self._at = 0
+        self.at = 0
         self._lock = Lock()
-
-    @property
-    def at(self) -> int:
-        """The number of the channel that makes the next call."""
-        return self._at
 
     @property
     def only(self) -> grpc.Channel:
@@ -107,17 +109,17 @@ class FailoverChannel(CallChannel):
         """The next calls are made on one more channel."""
         with self._lock:
             self._channels = (*self._channels, channel)
-            self._at = len(self._channels) - 1
+            self.at = len(self._channels) - 1
 
     def leave(self, number: int) -> None:
         """Goes on to the next channel, unless another thread has left that one already."""
         with self._lock:
-            if self._at == number:
-                self._at = (number + 1) % len(self._channels)
+            if self.at == number:
+                self.at = (number + 1) % len(self._channels)
 
     def made(self, on: Callable[[int], Call]) -> Call:
         def call(*arguments: object, **options: object) -> object:
-            return on(self._at)(*arguments, **options)
+            return on(self.at)(*arguments, **options)
 
         return call
 
@@ -307,12 +309,24 @@ class ServerConnection:
             Unauthenticated: one end does not accept the other; at once where gRPC can tell.
             ElastableError: whatever the server answered.
         """
-        before = ""
+        began, at = time.monotonic(), self._failover.at
+        try:
+            return attempt(self.deadline_s + wait_s)
+        except (grpc.RpcError, ValueError) as error:
+            return self._again(attempt, wait_s, began, at, error)
+
+    def _again(
+        self, attempt: Callable[[float], Answer], wait_s: float, began: float, at: int, broke: Exception
+    ) -> Answer:
+        """Goes on with a call whose first attempt broke."""
+        before, first = "", [broke]
 
         def once() -> Answer:
-            nonlocal before
-            at = self._failover.at
+            nonlocal before, at
             try:
+                if first:
+                    raise first.pop()
+                at = self._failover.at
                 return attempt(max(retry.left + (wait_s if before else 0.0), 0.001))
             except grpc.RpcError as error:
                 if not is_transient_code(error):
@@ -326,7 +340,8 @@ class ServerConnection:
                     self.look_elsewhere()
                 raise
 
-        retry = Retry(self.deadline_s + wait_s, lambda error: isinstance(error, grpc.RpcError), pause=self._closed.wait)
+        left_s = self.deadline_s + wait_s - (time.monotonic() - began)
+        retry = Retry(left_s, lambda error: isinstance(error, grpc.RpcError), pause=self._closed.wait)
         with raising(self.address, self.deadline_s, wait_s):
             return retry.call(once)
 
@@ -334,14 +349,14 @@ class ServerConnection:
         """Makes a call of one small message each way, as `call`."""
         return self.call(lambda timeout: method(request, timeout=timeout), wait_s)
 
-    def decoded(self, decode: Callable[[Reply], Answer], reply: Reply) -> Answer:
-        """What `decode` makes of a reply.
+    def decoded(self, decode: Callable[..., Answer], reply: object, *more: object) -> Answer:
+        """What `decode(reply, *more)` makes of a reply.
 
         Raises:
             StoreFailed: the reply is malformed, for which the caller's input is not to blame.
         """
         try:
-            return decode(reply)
+            return decode(reply, *more)
         except BadInput as error:
             raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
 

@@ -1,7 +1,7 @@
 """Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy (docs/wire.md)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -59,14 +59,17 @@ def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
     if len(header) > MAX_HEADER_BYTES:
         raise BadInput(f"a header of {len(header)} bytes does not fit into a frame; at most {MAX_HEADER_BYTES} do")
     prefix = b"".join((_HEADER_TAG_BYTE, _varint(len(header)), header))
-    buffers = [_raw(array) for array in arrays if array.size]
-    size = sum(map(len, buffers))
+    buffers, size = list[memoryview | bytes](), 0
+    for array in arrays:
+        small = array.nbytes <= SMALL_BYTES and array.dtype.byteorder != ">"
+        buffers.append(array.tobytes() if small else _raw(array))
+        size += array.nbytes
     room = max(FRAME_BYTES - len(prefix), 0)
     if size <= room or (size <= ONE_FRAME_BYTES and len(prefix) + size <= MAX_FRAME_BYTES - _FIELD_BYTES):
-        yield _frame(prefix, buffers, size)
+        yield b"".join((prefix, _BODY_TAG_BYTE, _varint(size), *buffers)) if size else prefix
         return
     for pieces, held in _pieces(buffers, room):
-        yield _frame(prefix, pieces, held)
+        yield b"".join((prefix, _BODY_TAG_BYTE, _varint(held), *pieces)) if held else prefix
         prefix = b""
 
 
@@ -109,18 +112,10 @@ def _pieces(buffers: Iterable[memoryview | bytes], room: int) -> Iterator[tuple[
     yield pieces, held
 
 
-def _frame(prefix: bytes, pieces: Sequence[memoryview | bytes], size: int) -> bytes:
-    if not size:
-        return prefix
-    return b"".join((prefix, _BODY_TAG_BYTE, _varint(size), *pieces))
-
-
 def _raw(array: Array) -> memoryview | bytes:
     """The bytes of a contiguous array, little-endian."""
     if array.dtype.str[0] == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    if array.nbytes <= SMALL_BYTES:
-        return array.tobytes()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -145,12 +140,16 @@ _MAX_RANK = 32
 
 
 class BodyPlan:
-    """The buffers that a header declares, bounded before any is allocated."""
+    """The buffers that a header declares, bounded before any is allocated.
+
+    Attributes:
+        size: Bytes of the whole body.
+    """
 
     def __init__(self, message: str) -> None:
         self._message = message
         self._parts: list[tuple[tuple[int, ...], np.dtype[np.generic], int]] = []
-        self._size = 0
+        self.size = 0
 
     def add(self, what: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
         """Declares the next buffer: `what` names it in errors.
@@ -161,8 +160,8 @@ class BodyPlan:
         if len(shape) > _MAX_RANK:  # first: the product of a million lengths takes hours, in which nothing else is done
             raise BadInput(f"{self._message}: {what} has {len(shape)} dimensions; an array has at most {_MAX_RANK}")
         size = math.prod(shape) * dtype.itemsize
-        self._size += size
-        if (shape and min(shape) < 0) or self._size > MAX_BODY_BYTES or not size:
+        self.size += size
+        if (shape and min(shape) < 0) or self.size > MAX_BODY_BYTES or not size:
             self._refuse_impossible(what, shape, dtype)
         self._parts.append((shape, dtype, size))
 
@@ -171,16 +170,11 @@ class BodyPlan:
             raise BadInput(f"{self._message}: {what} has a negative size, {list(shape)}")
         # Of an empty buffer NumPy refuses [0, 2**62], so its other lengths are bounded too.
         declared = math.prod(max(length, 1) for length in shape) * dtype.itemsize
-        if max(declared, self._size) > MAX_BODY_BYTES:
+        if max(declared, self.size) > MAX_BODY_BYTES:
             raise BadInput(
                 f"{self._message}: {what} of shape {list(shape)} makes a body of more than the "
                 f"{MAX_BODY_BYTES} bytes that one call may carry; split the call"
             )
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole body."""
-        return self._size
 
     def allocate(self) -> list[Array]:
         """One uninitialised array for each buffer, in the order they were added."""
@@ -233,7 +227,8 @@ class FrameReader:
         Raises:
             BadInput: its bytes are no message of that kind, or more entries than any call has.
         """
-        _refuse_many_entries(self._header, self._message)
+        if len(self._header) > 2 * MAX_ENTRIES:
+            _refuse_many_entries(self._header, self._message)
         try:
             return kind.FromString(self._header)
         except DecodeError as error:
@@ -295,8 +290,6 @@ class FrameReader:
 
 def _refuse_many_entries(header: bytes, message: str) -> None:
     """Counts a header's fields before they are parsed: an empty entry takes 2 bytes of a frame and a hundred here."""
-    if len(header) <= 2 * MAX_ENTRIES:
-        return
     position = count = 0
     while position < len(header):
         count += 1

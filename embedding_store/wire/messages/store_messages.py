@@ -70,7 +70,8 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
     for table, update in commit.updates.items():
         ids, gradients, squares = update.ids, update.gradients, update.row_squares
         require_wire_ids(table, ids)
-        _require_rows(table, "gradient", gradients, len(ids), BadGradient)
+        if type(gradients) is not np.ndarray or gradients.dtype != np.float32 or gradients.shape[:-1] != (len(ids),):
+            _require_rows(table, "gradient", gradients, len(ids), BadGradient)
         header.updates.add(table=table, count=len(ids), dim=gradients.shape[1], row_squares=squares is not None)
         arrays += [ids, gradients]
         if squares is not None:

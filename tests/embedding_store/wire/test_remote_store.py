@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Commit, MemoryStore, RemoteStore, RowBlock, TableUpdate, errors
+from elastable.embedding_store import Commit, IndexedSlices, MemoryStore, RemoteStore, RowBlock, TableUpdate, errors
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
@@ -153,6 +153,16 @@ def test_large_commits_blocks_and_scans_take_many_frames(held: ExitStack) -> Non
         remote.clear("t")
         remote.put("t", copies)
         assert rows_by_id(remote, "t") == rows_by_id(model, "t")
+
+
+def test_clients_in_turn_update_tables_whatever_versions_they_know(held: ExitStack) -> None:
+    _, server = serve(held)
+    one, other = (held.enter_context(RemoteStore(server.address, 60)) for _ in range(2))
+    slices = IndexedSlices(np.ones((1, 4), np.float32), int64(1))
+    tables = [store.table(fixed()) for store in (one, other)]
+    assert [table.update(None, slices) for table in (*tables, *tables)] == [1, 2, 3, 4]
+    other.reset_version(0)  # which `one` does not know
+    assert [table.update(None, slices) for table in tables] == [1, 2]
 
 
 WRITES: dict[str, Callable[[RemoteStore], object]] = {
