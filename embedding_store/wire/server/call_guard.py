@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from grpc import _server as grpc_server
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.channels.status_codes import answering
@@ -256,7 +255,7 @@ class WaitingCalls:
         else:
             assert isinstance(answer, Message | bytes)
             self._end(call)
-            _send_last(call.context, _bytes(answer))
+            handlers.send_last(call.context, _bytes(answer))
 
     def _stream(self, call: _Call, messages: Iterable[handlers.Body], blocks: bool) -> None:
         rest, only = iter(messages), None
@@ -273,7 +272,7 @@ class WaitingCalls:
         if only is None:
             call.send(None)
         else:
-            _send_last(call.context, only)
+            handlers.send_last(call.context, only)
 
     def _send(self, call: _Call, message: handlers.Body) -> None:
         with self._room.waiting(call.place, call.context, self._limits.unread_s):
@@ -339,11 +338,3 @@ def _is_light(light: handlers.Light[Any], result: Future[Any]) -> bool:
 
 def _bytes(message: handlers.Body) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
-
-
-def _send_last(context: grpc.ServicerContext, message: bytes) -> None:
-    """Sends the only message of an answer and its status at once, as gRPC does for calls of one message.
-
-    `send` would wait until the message is on its way, and send the status after it.
-    """
-    grpc_server._status(context._rpc_event, context._state, message)  # type: ignore[attr-defined]

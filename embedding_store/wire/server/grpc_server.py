@@ -15,7 +15,6 @@ import grpc
 from google.protobuf import descriptor_pool, text_format
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
-from grpc import _server as grpc_server
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
@@ -36,20 +35,12 @@ from elastable.embedding_store.wire.server.handlers import (
     at_end_of,
     before_each_call,
     behaviour_of,
+    code_of,
     with_behaviour,
 )
 
 OTHER_METHODS = "other"
 """The method of calls that are not served: their names come from clients."""
-
-
-def _code(context: grpc.ServicerContext) -> str:
-    """Name of the status code of a call that has ended."""
-    state = context._state  # type: ignore[attr-defined]
-    if not state.statused and state.client is grpc_server._CANCELLED:
-        return grpc.StatusCode.CANCELLED.name
-    code = state.code
-    return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK.name if code is None else "UNKNOWN"
 
 
 _OPTIONS = [
@@ -354,7 +345,7 @@ class CheckedCalls(Interceptor):
         """The handler, whose calls are counted and are for the role `least`; None: for everybody."""
 
         def begin(context: grpc.ServicerContext) -> None:
-            at_end_of(context, lambda: self._counts.add(method, _code(context)))
+            at_end_of(context, lambda: self._counts.add(method, code_of(context)))
             if least is not None:
                 self._require(least, "" if method == OTHER_METHODS else method.rpartition("/")[2], context)
 

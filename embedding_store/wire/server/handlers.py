@@ -102,6 +102,23 @@ def at_end_of(context: grpc.ServicerContext, do: Callable[[], None]) -> None:
         do()
 
 
+def code_of(context: grpc.ServicerContext) -> str:
+    """Name of the status code of a call that has ended."""
+    state = context._state  # type: ignore[attr-defined]
+    if not state.statused and state.client is grpc_server._CANCELLED:
+        return grpc.StatusCode.CANCELLED.name
+    code = state.code
+    return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK.name if code is None else "UNKNOWN"
+
+
+def send_last(context: grpc.ServicerContext, message: bytes) -> None:
+    """Sends the only message of an answer and its status at once, as gRPC does for calls of one message.
+
+    `Send` would wait until the message is on its way, and send the status after it.
+    """
+    grpc_server._status(context._rpc_event, context._state, message)  # type: ignore[attr-defined]
+
+
 def receive_first(context: grpc.ServicerContext, then: Callable[[bytes | None], None]) -> None:
     """Has `then` called by the serving thread once the first message of a call is there; None: there will be none.
 
