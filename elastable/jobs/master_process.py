@@ -210,7 +210,7 @@ class JobAccess:
         if options.local_workers:
             credentials.for_client(where.for_this_host())
         # Workers look rows up at servers that others started; those of this run have separate tokens.
-        elsewhere = (bool(options.stores) and not options.local_stores) or options.store.startswith("grpc://")
+        elsewhere = bool(options.stores) and not options.local_stores
         if not options.local_workers or not _may_have_own(credentials, where, elsewhere):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")

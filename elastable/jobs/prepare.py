@@ -193,13 +193,10 @@ def _described(
     if options.mode == "async" and accumulation_of(model.optimizer):
         raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
     validation = file.reader("validation")
-    served = options.store.startswith(SERVERS) or (options.locations is None and options.store.startswith("grpc://"))
     return JobSpec(
         job=uuid.uuid4().hex[:12],
         grads_to_wait=grads_to_wait,
-        # Where workers look rows up: at the server of the store if it is one that serves, else at the master. With a
-        # location file some tables may be in another store than the one at grpc://; store servers have them all.
-        store_url=options.store if served else "master",
+        store_url=options.store if options.store.startswith(SERVERS) else "master",
         model_file=str(file.path),
         model_sha256=file.sha256,
         on_worker=on_worker,

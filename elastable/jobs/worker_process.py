@@ -24,7 +24,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.open_store import GRPC_DEADLINE_S, open_reader, operation_deadline
+from elastable.embedding_store.open_store import GRPC_DEADLINE_S, operation_deadline
 from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
@@ -143,12 +143,10 @@ def _source(
         store.follow(address_now)
         return source, store
     if job.store_url != "master":
-        if not job.store_url.startswith("grpc://"):
-            raise Unsupported(
-                "the master says that rows are at a store that is not grpc://: it is of another release; start master "
-                "and workers from the same one"
-            )
-        return open_reader(job.store_url, deadline_s=operation_deadline(deadline_s)), None
+        raise Unsupported(
+            "the master says that rows are at a store that workers do not know: it is of another release; start master "
+            "and workers from the same one"
+        )
     if transport == "grpc":
         return client.store(), None
     client.share_memory()

@@ -171,17 +171,18 @@ def shard_urls(url: str) -> tuple[str, list[str]]:
 
 
 def refuse_remote_shards(url: str) -> None:
-    """Refuses `token:grpc://...` and `encoding:grpc://...` for jobs: their master would pass every row on.
+    """Refuses `grpc://...`, whole or as a shard, for jobs: their master would pass every row on.
 
     Raises:
-        BadInput: a shard of the URL is in another process.
+        BadInput: rows would be in another process.
     """
-    remote = [shard.removeprefix("grpc://") for shard in shard_urls(url)[1] if shard.startswith("grpc://")]
+    strategy, shards = shard_urls(url)
+    remote = [shard for shard in shards or [url] if shard.startswith("grpc://")]
     if remote:
+        shown = f"{strategy}:{remote[0]},..." if strategy else url
         raise BadInput(
-            f"store {url.partition(':')[0]}:grpc://{remote[0]},...: every row and gradient of the job would pass the "
-            "master; start elastable store where elastable serve runs now, and write --stores host:port,host:port "
-            "instead"
+            f"store {shown}: every row and gradient of the job would pass the master; start elastable store where "
+            "elastable serve runs now, and write --stores host:port,host:port instead"
         )
 
 

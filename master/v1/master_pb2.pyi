@@ -142,7 +142,7 @@ class JobDescription(_message.Message):
     intra_op_threads: _builtins.int
     """TensorFlow's; part of the job's numbers"""
     store_url: _builtins.str
-    """"master": look rows up here; or grpc://host:port"""
+    """"master": look rows up here; or servers:host:port,..., the store servers"""
     model_file: _builtins.str
     """path as the master knows it"""
     model_sha256: _builtins.str

@@ -19,7 +19,7 @@ from tests.chaos.light_job import use_light_model
 from tests.chaos.sabotage import SABOTAGES
 
 if TYPE_CHECKING:
-    from elastable.embedding_store.contract.row_source import RowSource
+    pass
 
 _PR_SET_PDEATHSIG = 1
 _FRAMES_BYTES = 4096
@@ -35,7 +35,7 @@ class ChildPlan:
         ports: Ports in URLs of stores that this process replaces by others: its own links.
     """
 
-    role: str  # "master", "worker", "store" or "shard"
+    role: str  # "master", "worker" or "shard"
     model: str  # as of `tests.chaos.schedules.Shape`
     arguments: Sequence[str]  # of the command
     log: Path  # file that gets what it writes
@@ -125,20 +125,12 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
     """Makes a worker reach the store through links of its own, and not through those that the master names."""
     from elastable.jobs import worker_process
 
-    plain: Callable[[str, bool, float | None], RowSource] = worker_process.open_reader  # type: ignore[attr-defined]
-
-    def through_own_link(url: str, follow: bool = False, deadline_s: float | None = None) -> "RowSource":
-        for theirs, own in ports.items():
-            url = url.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{own}")
-        return plain(url, follow, deadline_s)
-
     addresses: Callable[[str], list[str]] = worker_process.server_addresses  # type: ignore[attr-defined]
 
     def of_own_links(url: str) -> list[str]:
         own = {f"127.0.0.1:{theirs}": f"127.0.0.1:{port}" for theirs, port in ports.items()}
         return [own.get(address, address) for address in addresses(url)]
 
-    worker_process.open_reader = through_own_link  # type: ignore[attr-defined]
     worker_process.server_addresses = of_own_links  # type: ignore[attr-defined]
 
 

@@ -39,7 +39,7 @@ class Failed(Exception):
 
 @dataclass
 class Process:
-    role: str  # "master", "worker", "store" or "shard", a store server
+    role: str  # "master", "worker" or "shard", a store server
     number: int  # which one of its role
     pid: int  # its process id
     control: socket.socket | None  # to its gates; None: it has closed its end
@@ -73,8 +73,6 @@ def arguments_of(
         address = f"127.0.0.1:{links['worker-master'][number].port}"
         model = str(_MODELS[schedule.shape.model])
         return ["worker", model, "--master", address, "--deadline", f"{_DEADLINE_S:g}", *transport]
-    if role == "store":
-        return ["serve", "--listen", f"127.0.0.1:{links['master-store'][0].target or 0}", *transport]
     if role == "shard":
         listen = f"127.0.0.1:{links[f'master-shard{number}'][0].target or 0}"
         return ["store", "--listen", listen, "--store", shard_store(schedule.store, number, str(home)), *transport]
@@ -144,7 +142,7 @@ class Cluster:
 
     def begin(self, give_up: float) -> None:
         """Starts everything. Raises `Failed` where the store does not start before `give_up`."""
-        # Jobs that begin anew in a parameter server drop and restore there, which is for its administrator.
+        # Whoever claims store servers is their administrator.
         self._token.touch(0o600)
         self._token.write_text(secrets.token_hex(32))
         # Orphans become children of this process: none gets lost.
@@ -335,4 +333,4 @@ class Cluster:
 
 
 def _role_and_number(name: str) -> tuple[str, int]:
-    return (name, 0) if name == "store" else ("shard", int(name.removeprefix("shard")))
+    return "shard", int(name.removeprefix("shard"))

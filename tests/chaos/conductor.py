@@ -92,7 +92,7 @@ class _Conductor:
     def _let_leave(self) -> None:
         """After the master's end workers leave by themselves, or find out that there is nobody."""
         for process in self._cluster.processes.values():
-            if process.role in ("store", "shard"):
+            if process.role == "shard":
                 os.kill(process.pid, signal.SIGTERM)
             elif process.superseded:
                 os.kill(process.pid, signal.SIGKILL)

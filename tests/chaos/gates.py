@@ -60,9 +60,8 @@ def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
         _lay_tiers(gates)
         _lay_shards(gates)
         _lay_disk(gates, folders)
-    if role in ("store", "shard"):
-        _lay_store(gates, role)
     if role == "shard":
+        _lay_store(gates)
         _lay_tiers(gates)
 
 
@@ -154,12 +153,10 @@ def _lay_tiers(gates: Gates) -> None:
         _around(tier, "put_state", after=stated)
 
 
-def _lay_store(gates: Gates, role: str) -> None:
-    from elastable.embedding_store.engine.memory_store import MemoryStore
+def _lay_store(gates: Gates) -> None:
     from elastable.embedding_store.shards.shard import Shard
 
-    kind = MemoryStore if role == "store" else Shard
-    _around(kind, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
+    _around(Shard, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
 
 def _lay_shards(gates: Gates) -> None:

@@ -17,10 +17,10 @@ from tests.chaos.stores import (
 )
 
 KINDS = (
-    "memory", "redis", "served", "files", "shards", "flushed", "every", "logged", "every-redis", "cluster",
+    "memory", "redis", "files", "shards", "flushed", "every", "logged", "every-redis", "cluster",
     "sentinel", "servers", "async",
 )  # fmt: skip
-"""Where rows are: in the master, in Redis, in a store of a separate process, in the master's files, split over
+"""Where rows are: in the master, in Redis, in the master's files, split over
 two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
 "every": anywhere but in Redis, and they follow every step (`lazy=False`); "logged": in the master, which logs them
 in files; "every-redis": in Redis, and they follow every step; "cluster": in a Redis Cluster; "sentinel": in a Redis
@@ -106,7 +106,7 @@ class Schedule:
 
 
 _PAUSE_S = 0.25  # a job as long as it takes Sentinels to make a server that was the primary a replica
-_OLDER = ("memory", "redis", "served")  # whose schedules have no store in their name
+_OLDER = ("memory", "redis")  # whose schedules have no store in their name
 _WORKER_GATES = ("prepared", "looked-up", "computed", "reported")
 _PUSH_GATES = ("arrived", "counted")
 _VERSION_GATES = ("commit", "rows", "version")
@@ -222,9 +222,9 @@ def _of_store(store: str) -> _Weighted:
     servers = (*redis_of(store), *processes_of(store))
     if not servers:
         return _IN_FILES if in_files(store) else _IN_MASTER
-    if servers[0] not in (*REDIS_SERVERS, "store"):
+    if servers[0] not in REDIS_SERVERS:
         return _of_many(servers)
-    faults = _OF_REDIS if servers[0] in REDIS_SERVERS else _OF_STORE
+    faults = _OF_REDIS
     if "redis2" in servers:
         faults += _renamed(faults, "redis", "redis2")
         faults += (("kill master", 5),)  # between the shards
@@ -252,5 +252,5 @@ def gates_of(store: str) -> tuple[str, ...]:
         return ("exec", "exec2", "exec3", "logged") * 2
     if servers == PRIMARY_AND_REPLICA:
         return ("exec", "logged") * 3
-    of_first = {"redis": ("exec",) * 6, "store": ("stored",) * 4, "shard0": ("stored",) * 8}
+    of_first = {"redis": ("exec",) * 6, "shard0": ("stored",) * 8}
     return of_first.get(servers[0], ()) if servers else ()

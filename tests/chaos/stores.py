@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 REDIS_SERVERS = ("redis", "redis2")
-"""Names of single Redis servers that a template may hold; "store" is a bare parameter server."""
+"""Names of single Redis servers that a template may hold."""
 
 CLUSTER = ("node0", "node1", "node2")
 """Nodes of a Redis Cluster."""
@@ -22,7 +22,6 @@ _TWO_REDIS = "redis://{redis}?partitions=2&deadline=2", "redis://{redis2}?partit
 _FLUSHED = "redis://{redis}?partitions=4&deadline=2&flush=0.02"
 _FILES = "file://{home}/rows?budget=1MiB"
 _LOGGED = "memory?log={home}/rows"
-_SERVED = "grpc://{store}"
 # A node of a Cluster that was started again takes no writes for two seconds.
 _NODES = "redis://{node0},{node1},{node2}?partitions=8&deadline=15"
 _WATCHED = "redis+sentinel://{sentinel0},{sentinel1},{sentinel2}?service=service&partitions=4&deadline=15"
@@ -35,19 +34,18 @@ _FORGETTING_SERVERS = f"{_SHARDS}{_KEPT_IN}memory"
 _OF_KIND: dict[str, tuple[str, ...]] = {
     "memory": ("memory",),
     "redis": (_REDIS,),
-    "served": (_SERVED,),
     "files": (_FILES,),
     "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
     "logged": (_LOGGED, f"{_LOGGED}&log_bytes=64KiB"),
     "every-redis": (_FLUSHED, _REDIS, f"token:{','.join(_TWO_REDIS)}"),
     "flushed": (_FLUSHED, f"{_FILES}&flush=0.02"),
-    "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory"),
+    "every": ("memory", "memory", _FILES, "token:memory,memory"),
     "cluster": (_NODES, f"{_NODES}&flush=0.02"),
     "sentinel": (_WATCHED, f"{_WATCHED}&flush=0.02", f"{_WATCHED}{_CAREFUL}", f"{_WATCHED}&flush=0.02{_CAREFUL}"),
     "servers": (_SERVERS, _SERVERS, _FILE_SERVERS, _FORGETTING_SERVERS),
     "async": ("memory", _LOGGED, _FLUSHED, _FILES, _SERVERS),
 }
-_SERVER = re.compile(r"\{(redis2?|store|node\d|sentinel\d|shard\d)\}")
+_SERVER = re.compile(r"\{(redis2?|node\d|sentinel\d|shard\d)\}")
 
 
 def store_of(kind: str, seed: int) -> str:
@@ -70,7 +68,7 @@ def redis_of(template: str) -> tuple[str, ...]:
 
 def processes_of(template: str) -> tuple[str, ...]:
     """Names of servers that are processes of the product, and which workers reach without the master."""
-    return tuple(server for server in servers_of(template) if server == "store" or server.startswith("shard"))
+    return tuple(server for server in servers_of(template) if server.startswith("shard"))
 
 
 def on_store_servers(template: str) -> bool:

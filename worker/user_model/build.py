@@ -192,7 +192,7 @@ def warn_of_other_numbers(model: keras.Model, job: JobSpec) -> None:
     batch is computed in several micro-batches.
     """
     optimizer = type(getattr(model.optimizer, "inner_optimizer", model.optimizer))
-    if not optimizer.apply.__module__.startswith("keras."):
+    if any("apply" in vars(kind) and not kind.__module__.startswith("keras.") for kind in optimizer.__mro__):
         _log.warning(
             "model %r: %s.apply is called for the dense variables together and for each table apart: where it looks at "
             "several gradients, or at their places, the numbers are not those of Keras; override update_step",

@@ -175,6 +175,7 @@ def test_words_of_store_servers_give_them_again() -> None:
         ({"stores": ("dns://stores:1?count=0",)}, "N from 1 to"),
         ({"stores": ("a:1",), "store": "file:///x"}, "each store server elsewhere has its own --store"),
         ({"stores": ("2",), "store": "token:memory,memory"}, "keeps its own rows"),
+        ({"store": "grpc://a:1"}, "store grpc://a:1: every row .*write --stores host:port,host:port"),
         ({"store": "token:grpc://a:1,grpc://b:1"}, "write --stores host:port,host:port"),
         ({"store": "encoding:memory,grpc://b:1"}, "encoding:grpc://b:1,.*every row and gradient of the job"),
         ({"store": "redis://h:1?namspace=x"}, "did you mean namespace"),

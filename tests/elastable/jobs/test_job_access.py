@@ -15,10 +15,12 @@ from tests.certificates import TOKEN, Authority
 from tests.elastable.processes import CLICK_JOB
 
 
-def options(workers: int, listen: str = "127.0.0.1:0", store: str = "memory", insecure: bool = False) -> JobOptions:
+def options(
+    workers: int, listen: str = "127.0.0.1:0", stores: tuple[str, ...] = (), insecure: bool = False
+) -> JobOptions:
     if workers:
-        return TrainOptions(CLICK_JOB, workers=workers, listen=listen, store=store, insecure=insecure)
-    return JobOptions(CLICK_JOB, listen=listen, store=store, insecure=insecure)
+        return TrainOptions(CLICK_JOB, workers=workers, listen=listen, stores=stores, insecure=insecure)
+    return JobOptions(CLICK_JOB, listen=listen, stores=stores, insecure=insecure)
 
 
 def test_local_workers_have_a_token_that_nobody_else_has() -> None:
@@ -42,14 +44,14 @@ def test_the_administrators_and_readers_tokens_are_not_for_workers() -> None:
 
 def test_a_workers_token_that_was_set_is_theirs() -> None:
     given = Credentials(token=TOKEN, worker_token="of-workers")
-    access = JobAccess.of(options(1, store="grpc://127.0.0.1:1"), given)
+    access = JobAccess.of(options(1, stores=("127.0.0.1:1",)), given)
     assert access.credentials == given
     assert access.environment == {"ELASTABLE_TOKEN_FILE": "", "ELASTABLE_READER_TOKEN_FILE": ""}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_workers_that_look_rows_up_elsewhere_show_what_that_server_knows(workers: int) -> None:
-    access = JobAccess.of(options(workers, store="grpc://127.0.0.1:1"), Credentials(token=TOKEN))
+    access = JobAccess.of(options(workers, stores=("127.0.0.1:1",)), Credentials(token=TOKEN))
     assert (access.credentials, access.environment) == (Credentials(token=TOKEN), {})
 
 
