@@ -245,7 +245,8 @@ def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
                 f"model {model.name!r}: with grads_to_wait above 1 every term of the loss needs a known divisor, and "
                 f"that of operation {term.where} is unknown{mixes}. Return one value per record from a loss function, "
                 "so that Keras reduces them; or end a term of add_loss or compute_loss in keras.ops.mean or "
-                "keras.ops.sum over the records; or mark it with et.averaged(term) or et.summed(term); or use "
+                "keras.ops.sum over the records, or in tf.math.divide_no_nan by a sum of weights; or mark it "
+                "with et.averaged(term) or et.summed(term); or use "
                 "grads_to_wait=1 (--grads-to-wait 1), which trains it as it is; or weight micro-batches by their "
                 "records: average='records' (--average records)"
             )

@@ -148,7 +148,7 @@ class LossTerms:
     def _inside(self, tensor: tf.Tensor, factors: _Factors) -> list[_Leaf] | None:
         operation, inputs = tensor.op, list(tensor.op.inputs)
         kind = operation.type
-        if kind in _THROUGH:
+        if kind in _THROUGH and (kind != "Cast" or tensor.dtype.is_floating):  # an integer is rounded
             same = inputs[0].shape.rank == tensor.shape.rank == 0
             return self._leaves(inputs[0], factors) if same else self._linear(tensor, inputs[0], factors)
         if kind in ("AddV2", "Add", "AddN"):

@@ -106,7 +106,8 @@ def _elementwise(tensor: tf.Tensor, found: _Found) -> Origin | None:
     if kinds == {Holds.TOTAL}:
         divided = operation.type in _DIVISIONS and found[1].kind is not Holds.CONSTANT
         squared = operation.type == "Mul" and len(found) == sum(origin.kind is Holds.TOTAL for origin in found)
-        return _TOTAL if operation.type in _LINEAR and not divided and not squared else None
+        rounded = operation.type == "Cast" and not operation.outputs[0].dtype.is_floating
+        return _TOTAL if operation.type in _LINEAR and not (divided or squared or rounded) else None
     if kinds == {Holds.COUNT} or kinds == {Holds.SHAPE}:
         return _count_arithmetic(operation, found, first)
     if kinds == {Holds.PLACES} and len(found) == 1:

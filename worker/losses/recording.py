@@ -1,7 +1,7 @@
 """Records what Keras does while a step is traced: reductions of its losses, calls of its layers, updates of metrics."""
 
-import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +19,7 @@ from elastable.worker.keras.structures import TensorLike
 _current = threading.local()
 _keras_reduce = keras_loss.reduce_weighted_values
 _OURS = ("keras.", "elastable.")
+_OF_WEIGHTS = ("_initializer", "_regularizer", "_constraint")
 #: The class of Keras' losses that are given by a function; of these, those that have one value of a whole batch.
 _OF_FUNCTION = keras.losses.MeanSquaredError.__mro__[1]
 _OF_BATCH = (keras.losses.Circle, keras.losses.Dice, keras.losses.Tversky)
@@ -153,8 +154,15 @@ def _keeps_apart(layer: keras.Layer) -> bool:
         isinstance(layer, _READ_INSIDE)
         or not type(layer).__module__.startswith(_OURS)
         or 0 in tf.nest.flatten(getattr(layer, "axis", None))
-        or any(inspect.isfunction(value) and not value.__module__.startswith(_OURS) for value in vars(layer).values())
+        or any(_is_of_program(name, value) for name, value in vars(layer).items())
     )
+
+
+def _is_of_program(name: str, value: object) -> bool:
+    """Whether an attribute of a layer is code of the program, such as an activation, that works on what it computes."""
+    if not callable(value) or isinstance(value, keras.Layer | weakref.ref) or name.endswith(_OF_WEIGHTS):
+        return False
+    return not str(getattr(value, "__module__", None) or type(value).__module__).startswith(_OURS)
 
 
 def keras_metric(metric: keras.metrics.Metric) -> type[keras.metrics.Metric] | None:

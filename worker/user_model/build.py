@@ -23,7 +23,6 @@ from elastable.worker.readers.batch.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.batch.reader import ModelInputs, Reader, source_of
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
-from elastable.worker.rows.saved_rows import rows_unlisted
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
 from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
@@ -154,7 +153,7 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
     values = {} if needs_sample(model) else traced_values(model)
     try:
         # A graph shows what it changes before it does.
-        with entered(PlanScope()), rows_unlisted(), draws_kept():
+        with entered(PlanScope()), draws_kept():
             traced = tf.function(run, autograph=False).get_concrete_function()
         if not overrides(model, "train_step"):
             with _changes_kept(model, traced.graph):
@@ -191,15 +190,20 @@ def warn_of_other_numbers(model: keras.Model, job: JobSpec) -> None:
     That are an optimizer that looks at all gradients at once, and layers that train on statistics of a batch, where a
     batch is computed in several micro-batches.
     """
-    optimizer = type(getattr(model.optimizer, "inner_optimizer", model.optimizer))
-    if any("apply" in vars(kind) and not kind.__module__.startswith("keras.") for kind in optimizer.__mro__):
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    kinds = type(optimizer).__mro__
+    if any("apply" in vars(kind) and not kind.__module__.startswith("keras.") for kind in kinds):
         _log.warning(
             "model %r: %s.apply is called for the dense variables together and for each table apart: where it looks at "
             "several gradients, or at their places, the numbers are not those of Keras; override update_step",
             model.name,
-            optimizer.__name__,
+            kinds[0].__name__,
         )
-    if job.micro_batches_per_version == 1 or job.average == "batches":
+    if job.micro_batches_per_version == 1:
+        return
+    if job.average == "batches":
+        if getattr(optimizer, "gradient_accumulation_steps", None):
+            _warn_of_states(model)
         return
     layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
     names = [repr(layer.name) for layer in layers if layer.trainable]
@@ -213,6 +217,22 @@ def warn_of_other_numbers(model: keras.Model, job: JobSpec) -> None:
             job.micro_batch_size,
             job.micro_batches_per_version,
         )
+
+
+def _warn_of_states(model: keras.Model) -> None:
+    """Names layers whose state Keras updates batch after batch while gradients are accumulated."""
+    for layer in layers_of(model):
+        weights = [
+            each for each in getattr(layer, "_non_trainable_variables", ()) if each.name != "seed_generator_state"
+        ]
+        if layer.trainable and weights and not isinstance(layer, keras.layers.Normalization):
+            _log.warning(
+                "model %r: with gradient_accumulation_steps the state of layer %r (%s) becomes the mean over the "
+                "batches of an update, and does not go from batch to batch as in Keras; leave the argument out",
+                model.name,
+                layer.name,
+                weights[0].name,
+            )
 
 
 def _refuse_unsupported(model: keras.Model) -> None:

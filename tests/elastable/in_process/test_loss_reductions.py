@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import keras
 import numpy as np
@@ -164,6 +165,7 @@ def fitted(
         (one_a_record, lambda y, predicted: tf.sqrt(tf.reduce_mean(tf.square(y - predicted)))),
         (adds(lambda x: tf.reduce_sum(x / tf.cast(tf.shape(x)[0], tf.float32))), "mse"),
         (adds(lambda x: tf.norm(x)), "mse"),
+        (adds(lambda x: tf.reduce_mean(x) * 0.0 + tf.cast(tf.cast(tf.reduce_sum(x), tf.int32), tf.float32)), "mse"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(make: Callable[..., object], loss: Callable[..., object] | str) -> None:
@@ -233,6 +235,72 @@ def test_normalization_is_warned_of(wait: int, average: str, warned: bool, caplo
     model.compile("sgd", "mse")
     et.fit(model, (IDS, ONE), batch_size=MICRO, grads_to_wait=wait, average=average, verbose=False)
     assert ("BatchNormalization ('normal') takes the statistics of each micro-batch" in caplog.text) is warned
+
+
+def test_states_are_warned_of_where_gradients_are_accumulated(caplog: pytest.LogCaptureFixture) -> None:
+    ids = keras.Input((STEPS,), dtype="int64")
+    normal = keras.layers.BatchNormalization(name="normal")(keras.layers.Flatten()(in_store()(ids)))
+    model = keras.Model(ids, dense(name="out")(keras.layers.Dropout(0.1)(normal)))
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
+    model.fit(IDS[:16], ONE[:16], batch_size=4, verbose=0)
+    assert caplog.text.count("the state of layer") == 1
+    assert "the state of layer 'normal' (moving_mean) becomes the mean over the batches" in caplog.text
+
+
+class _Code:
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return keras.activations.softmax(x, axis=0)
+
+
+@pytest.mark.parametrize("activation", [partial(keras.activations.softmax, axis=0), _Code(), _Code().__call__])
+def test_code_in_a_layer_of_keras_is_read(activation: Callable[..., object]) -> None:
+    def make(embedding: Callable[..., keras.layers.Layer]) -> object:
+        ids = keras.Input((STEPS,), dtype="int64")
+        flat = keras.layers.Flatten()(embedding(embeddings_regularizer=lambda rows: keras.ops.sum(rows * rows))(ids))
+        return keras.Model(ids, dense(name="out")(dense(3, activation=activation)(flat)))
+
+    with pytest.raises(Unsupported, match=r"needs a known divisor.*'functional.*/dense.*is unknown"):
+        fitted(make, "mse", "mean")
+    activation = keras.activations.gelu
+    fitted(make, "mse", "mean")
+
+
+class Penalised(keras.Model):
+    """With a penalty on what its code finds in the weights."""
+
+    share = None
+
+    def __init__(self, embedding: Callable[..., keras.layers.Layer], pick: Callable[..., list[tf.Tensor]]) -> None:
+        super().__init__()
+        start = keras.initializers.Constant(np.linspace(-1, 1, WORDS * DIM).reshape(WORDS, DIM))
+        self.words, self.flat, self.out = embedding(embeddings_initializer=start), keras.layers.Flatten(), dense()
+        self.pick = pick
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        return self.out(self.flat(self.words(ids)))
+
+    def compute_loss(self, x: object, y: tf.Tensor, y_pred: tf.Tensor, *how: object, **more: object) -> tf.Tensor:
+        self.share = self.share or 0.3 / len(self.trainable_variables)
+        penalties = [keras.ops.sum(keras.ops.square(each)) for each in self.pick(self)]
+        return keras.ops.mean(keras.ops.square(y - y_pred)) + self.share * sum(penalties)
+
+
+PICKS: dict[str, Callable[[Penalised], list[tf.Tensor]]] = {
+    "all": lambda model: model.trainable_variables,
+    "by path": lambda model: [each for each in model.trainable_variables if "embeddings" in each.path],
+    "first": lambda model: [model.words.weights[0]],
+    "from a start": lambda model: [a - 0.1 * i for i, a in enumerate(model.trainable_variables)],
+}
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_rows_are_among_the_weights_before_a_training_too(pick: str) -> None:
+    histories = []
+    for embedding in (in_store, in_keras):
+        model = Penalised(embedding, PICKS[pick])
+        model.compile(keras.optimizers.SGD(0.05))
+        histories.append(model.fit(IDS, ONE, epochs=2, batch_size=8, shuffle=False, verbose=0).history["loss"])
+    np.testing.assert_allclose(histories[0], histories[1], rtol=1e-5)
 
 
 def test_eager_models_take_one_kind_of_term_and_refuse_several() -> None:

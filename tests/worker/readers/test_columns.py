@@ -377,3 +377,17 @@ def test_parquet_names_that_are_there_twice_or_no_utf8(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"name_of_it", b"n\xffme_of_it"))
     with pytest.raises(BadInput, match=r"t\.parquet: "):
         ParquetReader(path).take(np.array([0]))
+
+
+def test_a_column_that_the_model_takes_and_no_file_has_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",".join([*(f"c{i}" for i in range(40)), "y"]) + "\n" + ",".join(["1"] * 41) + "\n")
+    reader = CsvReader(tmp_path / "a.csv", label="y")
+    with pytest.raises(BadInput, match=r"no column 'item', which the model takes; its columns are 'c0', .*'c19'$"):
+        reader.for_inputs(ModelInputs({"item": "int64"}, own_step=False))
+
+
+def test_text_of_numbers_with_a_point_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.csv").write_text("item,y\n7.0,1\n,2\n")
+    reader = CsvReader(tmp_path / "a.csv", label="y").for_inputs(ModelInputs({"item": "string"}, own_step=False))
+    assert reader.take(np.arange(2))[0]["item"].tolist() == ["7.0", ""]
+    assert "the text '7.0' is not '7'" in caplog.text

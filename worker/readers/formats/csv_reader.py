@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv as header_csv
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from elastable.worker.readers.formats.arrow_columns import BITS, INTEGERS, At, C
 from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
+_log = logging.getLogger(__name__)
 _HEXADECIMAL = re.compile(rb"(?<![0-9A-Za-z])0[xX]")
 _DELIMITERS = ",;\t|"
 #: How files begin that are no CSV -> what they are.
@@ -124,6 +126,13 @@ class CsvReader(BlockReader):
         found = self._first.field(name).type
         boolean, number = pa.types.is_boolean(found), pa.types.is_integer(found) or pa.types.is_floating(found)
         kind = found
+        if want == "string" and pa.types.is_floating(found):
+            _log.warning(
+                "%s: column %r is of numbers such as 7.0, which pandas makes of integers with a missing value: for an "
+                "input of strings the text '7.0' is not '7'",
+                self.files[0],
+                name,
+            )
         if want == "string" or (not want and (pa.types.is_temporal(found) or pa.types.is_binary(found))):
             kind = pa.string()
         elif want == "bool" and not number:
