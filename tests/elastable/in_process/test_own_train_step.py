@@ -130,7 +130,7 @@ def with_both(model: keras.Model, data: object) -> object:
 @pytest.mark.parametrize(
     ("take", "message"),
     [
-        (plainly, r"overrides train_step without et\.step: .*docs/own-steps\.md"),
+        (plainly, r"'words': a tape is asked for .*with et\.step.*docs/own-steps\.md"),
         (with_both, r"changes '.*bias' itself"),
     ],
 )
