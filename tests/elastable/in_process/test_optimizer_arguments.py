@@ -35,6 +35,7 @@ K = keras.optimizers
 Loss: TypeAlias = "Callable[..., object] | keras.losses.Loss | str"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("offloaded", [False, True])
 @pytest.mark.parametrize(
     "excluded",
@@ -164,6 +165,7 @@ def mixed_float16() -> Iterator[None]:
 
 
 class TestLossScaling:
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("clipping", [{}, {"clipnorm": 0.02}, {"global_clipnorm": 0.02}], ids=str)
     def test_a_constant_factor(self, clipping: dict[str, float]) -> None:
         ours = fitted(store_model(), K.SGD(0.5, loss_scale_factor=1024.0, **clipping))

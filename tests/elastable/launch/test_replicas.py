@@ -28,6 +28,7 @@ def test_replicas_do_their_work_and_say_who_says_what(tmp_path: Path) -> None:
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked_for", [False, True])
 def test_tensorflow_starts_without_noise(asked_for: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "sums.py"

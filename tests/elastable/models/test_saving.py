@@ -134,6 +134,7 @@ class TestOffloaded:
             np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), values, rtol=1e-6, err_msg=name)
             np.testing.assert_allclose(np.load(tmp_path / f"{name}.again.npy"), values, rtol=1e-6, err_msg=name)
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("name", MODELS)
     def test_weights_are_loaded_into_the_store_and_trained_on(self, name: str, tmp_path: Path) -> None:
         x, _ = words()
@@ -221,6 +222,7 @@ class TestStoreBacked:
 class TestOptimizerState:
     """Keras trains, then `et.fit`, then Keras again: the numbers of Keras all along."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         "optimizer",
         [
@@ -271,6 +273,7 @@ class TestOptimizerState:
         assert_same(moved)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("imports", ["import elastable, keras", "import keras, elastable"])
 def test_another_process_needs_no_more_than_the_import(tmp_path: Path, imports: str) -> None:
     model = store_model()
