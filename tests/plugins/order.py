@@ -43,15 +43,12 @@ _DEAREST = """
     master/checkpoints/test_saved_by_servers master/commits/test_numbers_at_servers embedding_store/wire/test_remote
     benchmarks/test_sessions embedding_store/tiers/redis/test_redis_tier_fencing
     embedding_store/composite/test_partitioned_equality examples/test_small_examples
-    worker/readers/test_ragged_readers embedding_store/test_warm replicas/training/test_optimizer
-    worker/user_model/test_export test_architecture embedding_store/wire/test_call_guard
-    embedding_store/composite/test_lost_shard embedding_store/wire/test_shared_source
-    elastable/launch/test_host_embedding_replicas master/core/test_logged_behind master/commits/test_version_record
-    master/core/test_concurrent_evaluation benchmarks/test_peers master/rpc/test_lost_answers examples/test_replicas
-    embedding_store/engine/test_pins_any_history embedding_store/wire/test_dying_server
-    embedding_store/engine/test_hostile_commits elastable/output/test_run_directory
-    elastable/jobs/test_ragged_stream_job embedding_store/wire/test_rpc_errors
-    embedding_store/engine/test_store_history master/core/test_exactly_once
+    worker/readers/test_ragged_readers embedding_store/test_warm test_architecture
+    embedding_store/wire/test_call_guard embedding_store/composite/test_lost_shard
+    embedding_store/wire/test_shared_source master/core/test_logged_behind master/commits/test_version_record
+    master/core/test_concurrent_evaluation master/rpc/test_lost_answers embedding_store/engine/test_pins_any_history
+    embedding_store/wire/test_dying_server embedding_store/engine/test_hostile_commits
+    embedding_store/wire/test_rpc_errors embedding_store/engine/test_store_history master/core/test_exactly_once
     embedding_store/engine/tiered/test_framed_reads master/model/test_keras_optimizer
     embedding_store/engine/test_races master/core/test_staleness test_loaded_code
     master/core/test_exactly_once_at_servers
