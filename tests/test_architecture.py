@@ -11,6 +11,7 @@ from typing import TypeGuard
 import pytest
 
 import elastable
+from elastable.process.heap import without_collections
 
 ROOT = Path(__file__).parents[1]
 OURS = ("elastable", "benchmarks", "examples", "tests")
@@ -74,6 +75,13 @@ def imported(path: Path) -> tuple[str, ...]:
 
 def within(name: str, allowed: tuple[str, ...]) -> bool:
     return any(name == place or name.startswith(f"{place}.") for place in allowed)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_no_garbage() -> Iterator[None]:
+    """They are a million objects."""
+    with without_collections():
+        yield
 
 
 EVERY_MODULE = [path for package in ALLOWED for path in modules(package)]

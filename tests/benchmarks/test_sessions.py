@@ -9,7 +9,7 @@ from tests.waiting import until
 DEADLINE_S = 300
 
 
-@pytest.mark.parametrize("workers", [300, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [100, *(pytest.param(count, marks=pytest.mark.slow) for count in (300, 1_000))])
 def test_workers_join_wait_push_and_leave(workers: int) -> None:
     # A version takes a push of every one of them.
     with serving(grads_to_wait=workers) as served, MasterClient(served.address, DEADLINE_S) as client:

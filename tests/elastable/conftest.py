@@ -9,6 +9,7 @@ import pytest
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.elastable.kept_jobs import assert_same
 from tests.elastable.processes import CLICK_JOB, Finished, succeeded
+from tests.once import once
 from tests.untyped import Parsed
 
 #: The job of every test that compares with `trained`: 20 versions to an epoch.
@@ -39,7 +40,10 @@ class Trained:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """`click_job` trained with two workers, without any accident."""
-    home = tmp_path_factory.mktemp("trained")
+    return once(tmp_path_factory, "trained", _trained)
+
+
+def _trained(home: Path) -> Trained:
     ran = succeeded("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "60")
     run = (home / "runs" / "latest").resolve()
     return Trained(ran, home, run, run / "checkpoints" / "ckpt-0000000040")

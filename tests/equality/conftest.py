@@ -3,12 +3,13 @@
 import pytest
 
 from tests.equality.jobs import Numbers, train
+from tests.once import once
 
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
     """What one worker process trains, with BatchNormalization and Dropout, rows with the master."""
-    return train(tmp_path_factory.mktemp("alone"), 1, "adagrad")
+    return once(tmp_path_factory, "alone", lambda home: train(home, 1, "adagrad"))
 
 
 @pytest.fixture(scope="session")

@@ -190,9 +190,10 @@ def subclassed(fit: Fit) -> object:
     return fit(model, x, data["rating"]), model.predict(x, verbose=0)
 
 
-PROGRAMS = [dlrm, two_towers, multi_task, sequence, shared_embedding, wide_and_deep, subclassed]
+PROGRAMS = [dlrm, multi_task, two_towers, subclassed, sequence, shared_embedding, wide_and_deep]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_program_ends_with_plain_keras_numbers(program: Callable[[Fit], Results]) -> None:
     results = []

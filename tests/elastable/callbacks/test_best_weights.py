@@ -13,8 +13,8 @@ from tests.untyped import Keyword, Keywords
 
 RECORDS, HELD_OUT = clicks(64), clicks(32, seed=9)
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(2.0, momentum=0.9),
     "decay": lambda: keras.optimizers.SGD(2.0, momentum=0.9, weight_decay=0.05),
+    "sgd": lambda: keras.optimizers.SGD(2.0, momentum=0.9),
 }
 
 
@@ -40,6 +40,7 @@ def assert_equal(ours: keras.Model, theirs: keras.Model, rtol: float = 1e-3, ato
 
 
 class TestEarlyStopping:
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("name", OPTIMIZERS)
     @pytest.mark.parametrize("patience", [1, 20])
     def test_the_best_rows_are_put_back(self, name: str, patience: int) -> None:
@@ -96,6 +97,7 @@ class Crash(keras.callbacks.Callback):
 
 
 class TestBackupAndRestore:
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_a_fit_that_broke_off_goes_on(self, name: str, tmp_path: Path) -> None:
         whole, broken, theirs = store_model(), store_model(), plain_model()

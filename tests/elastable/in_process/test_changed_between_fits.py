@@ -86,6 +86,7 @@ def start() -> None:
     GLOBALS.slope, WEIGHT[0] = 0.5, 1.0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_refused_by_name(name: str, way: str) -> None:
@@ -98,8 +99,9 @@ def test_a_change_is_refused_by_name(name: str, way: str) -> None:
     assert name in str(error.value)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("eager", "way"), [(False, by_batch), (True, fit), (True, by_batch)])
+@pytest.mark.parametrize("name", CHANGES)
 def test_kept_traces_and_eager_models_as_in_keras(name: str, eager: bool, way: Callable[[keras.Model], None]) -> None:
     models = []
     for table in (plain_table(), own_table()):

@@ -49,6 +49,7 @@ CHANGES["exclude_from_weight_decay"] = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("way", [train, by_batch])
 @pytest.mark.parametrize("name", CHANGES)
@@ -93,6 +94,7 @@ def test_that_of_a_tables_own_optimizer_is_refused() -> None:
         train(model)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in CHANGES if name != "exclude_from_weight_decay"])
 def test_after_compile_they_are_as_in_keras_and_slots_stay(name: str) -> None:
     optimizer, assign = CHANGES[name]

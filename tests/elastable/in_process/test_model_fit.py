@@ -96,6 +96,7 @@ def test_what_fit_takes_has_the_numbers_of_keras(arguments: dict[str, object]) -
     assert_same(ours, theirs, history, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "batches"),
     [
@@ -124,6 +125,7 @@ def test_arguments_come_by_position_as_in_keras() -> None:
 DISTINCT = np.concatenate([np.random.default_rng(i).permutation(ROWS)[: 3 * BATCH].reshape(-1, 3) for i in range(4)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "adagrad"])
 def test_a_second_fit_goes_on_as_in_keras(optimizer: str) -> None:
     """Slots, step counts and all; a model that is compiled anew begins with new ones. Untouched rows move."""

@@ -64,6 +64,7 @@ def trained(embedding: type[keras.layers.Layer], optimizer: keras.Optimizer, ids
     return np.asarray(layer.embeddings)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SQUARE_OR_CLIP)
 def test_gradients_of_an_id_are_summed_then_squared_or_clipped(name: str, caplog: pytest.LogCaptureFixture) -> None:
     optimizer = SQUARE_OR_CLIP[name]

@@ -47,6 +47,7 @@ def by_hand(
     return trained_by_tape(optimizer, clicks(BATCH * 4), BATCH, epochs, own=own)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "own"),
     [
@@ -88,6 +89,7 @@ def test_micro_batches_are_averaged_before_the_tables_own_step() -> None:
 
 
 class TestGoingOn:
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("rate", [lambda: 0.1, decaying], ids=["constant", "schedule"])
     @pytest.mark.parametrize("held", [False, True], ids=["own store", "given store"])
     def test_a_second_fit_goes_on(self, rate: Callable[..., object], held: bool) -> None:

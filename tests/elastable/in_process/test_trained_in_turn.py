@@ -54,6 +54,7 @@ def stepped(model: keras.Model) -> None:
 WAYS = {"train_on_batch": by_batch, "step": stepped, "fit": train}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("second", WAYS)
 @pytest.mark.parametrize("first", WAYS)
 def test_a_model_whose_slots_are_gone_is_refused(first: str, second: str) -> None:
@@ -88,6 +89,7 @@ def test_an_optimizer_of_a_step_whose_slots_are_gone_is_refused() -> None:
         by_step(model, optimizer)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_loaded_slots_stay_when_training_goes_on_at_once(way: str, tmp_path: Path) -> None:
     def program(table: keras.layers.Layer) -> keras.Model:

@@ -28,6 +28,7 @@ def test_replicas_do_their_work_and_say_who_says_what(tmp_path: Path) -> None:
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked_for", [False, True])
 def test_tensorflow_starts_without_noise(asked_for: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "sums.py"
@@ -41,9 +42,7 @@ def test_tensorflow_starts_without_noise(asked_for: bool, tmp_path: Path, monkey
 
 
 def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
-    ran = run_elastable(
-        "replicas", "-n", "3", "-m", "tests.elastable.launch.replica_program", "fail", tmp_path, new=True
-    )
+    ran = run_elastable("replicas", "-n", "3", "-m", "tests.elastable.launch.replica_program", "fail", tmp_path)
     assert ran.code == ExitCode.BAD_INPUT
     assert ran.err.splitlines()[-1].startswith("BadInput: rank 1 on ")
     assert ran.err.splitlines()[-1].endswith("failed with exit code 3: BadInput: no such entity")
@@ -54,7 +53,7 @@ def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_one_that_crashes_is_named_and_the_others_are_ended_whatever_they_do(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "2", "--grace", "0.5", PROGRAM, "ignore", tmp_path, new=True)
+    ran = run_elastable("replicas", "-n", "2", "--grace", "0.5", PROGRAM, "ignore", tmp_path)
     assert ran.code == ExitCode.JOB_FAILED
     assert "was killed by signal 11 (Segmentation fault); rank 0 did not end, and was killed" in ran.err
     assert not any(is_running(pid) for pid in pids(tmp_path, 2))
@@ -79,7 +78,7 @@ def test_replicas_end_with_whoever_started_them(tmp_path: Path) -> None:
 def test_those_that_are_killed_in_the_middle_are_named_at_once(tmp_path: Path) -> None:
     """One after another, rank 0 among them; the rest go on in a new group."""
     module = ["-m", "tests.elastable.launch.dying_replicas"]
-    ran = run_elastable("replicas", "-n", "4", "--grace", "100", *module, tmp_path, new=True)
+    ran = run_elastable("replicas", "-n", "4", "--grace", "100", *module, tmp_path)
     saved = {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)}
     died = "has left the group: its process has ended without a word"
     # Ranks are those of the group: of 0, 1, 2 the first; of 1, 2 the second. Of the second death one of the two that
@@ -96,13 +95,13 @@ def test_those_that_are_killed_in_the_middle_are_named_at_once(tmp_path: Path) -
 
 
 def test_a_child_of_a_replica_is_none(tmp_path: Path) -> None:
-    ran = succeeded("replicas", "-n", "2", PROGRAM, "child", tmp_path, new=True)
+    ran = succeeded("replicas", "-n", "2", PROGRAM, "child", tmp_path)
     assert "[1] 1 replicas add up to 1.0\n" in ran.out
 
 
 def test_replicas_that_cannot_be_started_are_named(tmp_path: Path) -> None:
     ran = run_elastable(
-        "replicas", "-n", "2", "--deadline", "20", "--hosts", "no.such.host.invalid", PROGRAM, "add", ".", new=True
+        "replicas", "-n", "2", "--deadline", "20", "--hosts", "no.such.host.invalid", PROGRAM, "add", "."
     )
     assert ran.code == ExitCode.JOB_FAILED
     assert re.search("JobFailed: rank 0, 1 did not start; .*mpiexec says: ", ran.err)

@@ -66,6 +66,7 @@ def test_rows_load(plain: keras.Model, before: Callable[[keras.Model], None], su
     np.testing.assert_allclose(model.predict(IDS, verbose=0), plain.predict(IDS, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rmsprop", "sgd"])
 def test_slots_are_loaded_where_keras_loads_the_optimizer(optimizer: str, tmp_path: Path) -> None:
     models = []

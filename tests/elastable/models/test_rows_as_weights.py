@@ -114,6 +114,7 @@ def test_rows_are_not_assigned_within_a_step() -> None:
         fit(model_of(layer, loss))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("attribute", "value"), [("constraint", keras.constraints.NonNeg()), ("regularizer", keras.regularizers.L2(0.1))]
 )
@@ -421,6 +422,7 @@ def test_a_checkpoint_of_a_list_of_weights_has_the_rows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.get_weights()[0], MATRIX)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", ["predict", "evaluate", "predict_on_batch", "test_on_batch"])
 def test_what_was_traced_before_offloading_reads_the_rows_after_it(before: str) -> None:
     model = model_of(keras.layers.Embedding(ROWS, DIM))

@@ -1,30 +1,28 @@
 """What becomes of a command whose output nobody reads any more, as after `| head`."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.elastable.processes import CLICK_JOB, LIMIT_S, _children, is_running
+from tests.preloaded.client import PreloadedProcess
 
 OUTPUT_CLOSED = 141  # 128 + SIGPIPE, as shells report it of other commands
 
 
 @contextmanager
-def piped(home: Path, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
-    with (home / "stderr").open("wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "elastable", *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "COLUMNS": "200"},
-        )
+def piped(home: Path, *words: str | Path) -> Iterator[tuple[PreloadedProcess, TextIO]]:
+    """A command, and what it prints."""
+    reader, writer = os.pipe()
+    with open(reader) as printed, (home / "stderr").open("wb") as errors:
+        command = ["-m", "elastable", *map(str, words)]
+        process = PreloadedProcess(command, writer, errors, home, {**os.environ, "COLUMNS": "200"})
+        os.close(writer)
         try:
-            yield process
+            yield process, printed
         finally:
             process.kill()
             process.wait()
@@ -33,12 +31,11 @@ def piped(home: Path, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_job_stops_with_a_checkpoint_and_its_workers_end(tmp_path: Path) -> None:
     words = ("--epochs", "100000", "--micro-batch-size", "512", "--workers", "1", "--no-export", "--deadline", "60")
     places = ("--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "saved")
-    with piped(tmp_path, "train", CLICK_JOB, *words, *places) as job:
-        assert job.stdout is not None
-        while "epoch 2" not in job.stdout.readline():
+    with piped(tmp_path, "train", CLICK_JOB, *words, *places) as (job, printed):
+        while "epoch 2" not in printed.readline():
             pass
         workers = _children(job.pid)
-        job.stdout.close()
+        printed.close()
         assert job.wait(LIMIT_S) == OUTPUT_CLOSED, (tmp_path / "stderr").read_text()
         assert workers
         assert not any(map(is_running, workers))
@@ -49,8 +46,7 @@ def test_a_job_stops_with_a_checkpoint_and_its_workers_end(tmp_path: Path) -> No
 
 
 def test_other_commands_end_without_a_word(tmp_path: Path) -> None:
-    with piped(tmp_path, "config", "show", "train") as command:
-        assert command.stdout is not None
-        command.stdout.close()
+    with piped(tmp_path, "config", "show", "train") as (command, printed):
+        printed.close()
         code = command.wait(LIMIT_S)
     assert (code, (tmp_path / "stderr").read_text()) == (OUTPUT_CLOSED, "")

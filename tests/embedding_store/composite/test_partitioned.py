@@ -36,10 +36,11 @@ KINDS: dict[str, Callable[[pytest.FixtureRequest], MakeStore]] = {
     "token over remote": lambda asked: over(partial(_remote, asked.getfixturevalue("held")), 2),
     "remote over token": lambda asked: partial(remote_over_token, asked.getfixturevalue("held")),
 }
+REPEATED = ("token over cluster", "encoding over mixed kinds")  # stores of one shard of each kind show it
 
 
 class TestPartitioned(StoreContract):
-    @pytest.fixture(params=KINDS)
+    @pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.slow) if kind in REPEATED else kind for kind in KINDS])
     def make_store(self, request: pytest.FixtureRequest) -> MakeStore:
         return KINDS[request.param](request)
 

@@ -83,7 +83,7 @@ def embedding(optimizer: str = "sgd", **more: Keyword) -> HostEmbedding:
     ("optimizer", "make", "by_layer", "eagerly"),
     [
         ("sgd", functional, True, False),
-        ("adam", functional, False, False),
+        pytest.param("adam", functional, False, False, marks=pytest.mark.slow),
         ("adagrad", subclassed, False, False),
         ("adagrad", functional, False, True),
     ],

@@ -72,6 +72,7 @@ def test_nothing_is_split_off_where_there_is_validation_data() -> None:
         require_equal(found, want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("clipping", [{"clipnorm": 0.1}, {"global_clipnorm": 0.1}, {"clipvalue": 0.05}], ids=str)
 def test_gradients_of_a_scaled_loss_are_clipped_as_unscaled(clipping: Keywords) -> None:
     optimizer = sgd(loss_scale_factor=64.0, **clipping)
@@ -80,6 +81,7 @@ def test_gradients_of_a_scaled_loss_are_clipped_as_unscaled(clipping: Keywords) 
         require_equal(found, want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("locations", [None, STATE, WEIGHTS, BOTH], ids=["none", "state", "weights", "both"])
 def test_moving_averages_are_not_constrained_at_the_end(locations: LocationSettings | None) -> None:
     def make() -> object:

@@ -83,6 +83,7 @@ def test_doubles_that_are_integers_are_exact(model: keras.Model, face: str) -> N
     np.testing.assert_array_equal(found, model.predict({"item": ids}, verbose=0))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("face", EVERY)
 @pytest.mark.parametrize("kind", BAD)
 def test_doubles_that_are_no_ids_are_refused(model: keras.Model, face: str, kind: str) -> None:
@@ -112,6 +113,7 @@ def test_a_float_input_works_where_it_holds_every_id(floats: keras.Model, face: 
     np.testing.assert_allclose(FACES[face](floats, ids.astype(np.float32)), wanted, rtol=1e-5)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("face", EVERY)
 @pytest.mark.parametrize(("value", "message"), [(0.5, "0.5"), (np.nan, "nan"), (float(BIG), "16777216")])
 def test_a_float_input_refuses_what_is_no_id(floats: keras.Model, face: str, value: float, message: str) -> None:
@@ -202,6 +204,7 @@ OF_ARRAYS: dict[str, Callable[[keras.Model, Array], object]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("face", OF_ARRAYS)
 @pytest.mark.parametrize("kind", SEQUENTIAL)
 def test_a_sequential_model_looks_at_its_integer_input_as_others_do(kind: str, face: str) -> None:
