@@ -7,13 +7,12 @@ person who sets TF_CPP_MIN_LOG_LEVEL sees all of it.
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from elastable.process.heap import without_collections
+from elastable.worker.keras.keras_backend import ImportHook
 
 
 def import_tensorflow() -> None:
@@ -27,25 +26,13 @@ def import_tensorflow() -> None:
 
 def quiet_when_imported() -> None:
     """The same for a program that may import TensorFlow itself, and need not."""
-    sys.meta_path.insert(0, _QuietTensorFlow())
 
+    def run_quietly(load: Callable[[ModuleType], None], module: ModuleType) -> None:
+        with _shown_if_it_fails(), without_collections():
+            load(module)
+            module.config.list_physical_devices()
 
-class _QuietTensorFlow(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "tensorflow":
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def run_quietly(module: ModuleType) -> None:
-            with _shown_if_it_fails(), without_collections():
-                run(module)
-                module.config.list_physical_devices()
-
-        spec.loader.exec_module = run_quietly  # type: ignore[method-assign]
-        return spec
+    sys.meta_path.insert(0, ImportHook("tensorflow", run_quietly))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -46,7 +47,12 @@ def when_keras_is_imported(run: Callable[[], object]) -> None:
     """Calls `run` once Keras is imported on the TensorFlow backend: now, if it is; with another backend never."""
     keras = sys.modules.get("keras")
     if keras is None:
-        sys.meta_path.insert(0, _AfterKeras(run))
+
+        def load_and_run(load: Callable[[ModuleType], None], module: ModuleType) -> None:
+            load(module)
+            _run_on_tensorflow(run)
+
+        sys.meta_path.insert(0, ImportHook("keras", load_and_run))
     elif hasattr(keras, "config"):  # else it is being imported now, and imports this package
         _run_on_tensorflow(run)
 
@@ -57,25 +63,19 @@ def _run_on_tensorflow(run: Callable[[], object]) -> None:
             run()
 
 
-class _AfterKeras(MetaPathFinder):
-    """Finds Keras where Python does, and calls `run` when it is imported."""
+class ImportHook(MetaPathFinder):
+    """Finds a module where Python does, and calls `run(load, module)`, which loads it, when it is imported."""
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self._run = run
+    def __init__(self, name: str, run: Callable[[Callable[[ModuleType], None], ModuleType], None]) -> None:
+        self._name, self._run = name, run
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "keras":
+        if name != self._name:
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def load_and_run(module: ModuleType) -> None:
-            load(module)
-            _run_on_tensorflow(self._run)
-
-        spec.loader.exec_module = load_and_run  # type: ignore[method-assign]
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = partial(self._run, load)  # type: ignore[method-assign]
         return spec
 
 

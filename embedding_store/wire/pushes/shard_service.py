@@ -68,18 +68,16 @@ class _ShardServicer(StoreServicer):
         super().__init__(shard.store, lookups)
         self._shard, self._channels = shard, channels
 
-    def require_shard_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> None:
+    def status_of_shard(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> store_pb2.StoreStatus:
+        status = store_pb2.StoreStatus()
         if request.owned:
             _require_owner(self._shard, secret)
-
-    def add_shard_status(
-        self, request: store_pb2.StoreStatusRequest, secret: bytes, status: store_pb2.StoreStatus
-    ) -> None:
         if request.owner:
             status.owner = self._shard.ownership.live_owner(but=secret)
             status.keeps_records = self._shard.store.keeps_records
         if request.shard:
             status.shard.CopyFrom(messages.shard_status_to_message(self._shard.status()))
+        return status
 
     def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
         claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers)

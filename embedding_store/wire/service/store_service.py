@@ -110,28 +110,23 @@ class StoreServicer:
 
     def get_store_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> Later[None]:
         wait_s = _wait_s("StoreStatusRequest", request.wait_ms)
-        if request.owner or request.shard or request.owned:
-            self.require_shard_status(request, secret)
+        of_shard = self.status_of_shard(request, secret)
         there = self._versions.when(request.at_least, wait_s)
-        return Later(there, lambda _: self._status(request, secret))
+        return Later(there, lambda _: self._status(request, of_shard))
 
-    def require_shard_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> None:
-        """Refuses what only store servers say, and there what only the owner with that secret may hear."""
-        raise Unsupported("GetStoreStatus: this is no store server, and has neither an owner nor a share of a job")
+    def status_of_shard(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> store_pb2.StoreStatus:
+        """What only store servers say, to a caller with that secret. Raises `Unsupported` where there is nothing."""
+        if request.owner or request.shard or request.owned:
+            raise Unsupported("GetStoreStatus: this is no store server, and has neither an owner nor a share of a job")
+        return store_pb2.StoreStatus()
 
-    def add_shard_status(
-        self, request: store_pb2.StoreStatusRequest, secret: bytes, status: store_pb2.StoreStatus
-    ) -> None:
-        """Adds what only store servers say."""
-
-    def _status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> store_pb2.StoreStatus:
-        status = store_pb2.StoreStatus(version=self._store.version())
+    def _status(self, request: store_pb2.StoreStatusRequest, status: store_pb2.StoreStatus) -> store_pb2.StoreStatus:
+        status.version = self._store.version()
         for name, spec in self._store.specs().items() if request.tables or request.rows else ():
             rows = self._store.row_count(name) if request.rows else None
             status.tables.add(spec=messages.spec_to_message(spec), rows=rows)
         for of in self._store.pins() if request.pins else ():  # those of other clients and of the server itself, too
             status.pins.add(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
-        self.add_shard_status(request, secret, status)
         return status
 
     def table_statistics(self, request: store_pb2.TableStatisticsRequest) -> store_pb2.TableStatisticsReply:
