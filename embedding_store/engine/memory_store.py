@@ -430,10 +430,7 @@ class MemoryStore(BaseStore):
     def _finish(self, commit: Commit, staged: StagedCommit) -> None:
         """The second half, of which only logging can fail: everything else that could was done by `_stage`."""
         self._compute(commit, staged)
-        if self._history is None:
-            self._commit_logged(commit)
-        else:
-            self._log_noted(commit)
+        self._log_noted(commit)
 
     def _compute(self, commit: Commit, staged: StagedCommit) -> None:
         """Applies a commit, and notes that it is to be logged: until `_log_noted`, nobody changes a row."""
@@ -519,7 +516,10 @@ class MemoryStore(BaseStore):
             StoreFailed, Unavailable, DeadlineExceeded: it is not logged; the same commit may be made again.
         """
         with self._phases.timing("append"):
-            self._log_again(commit)
+            if self._history is None:
+                self._commit_logged(commit)
+            else:
+                self._log_again(commit)
 
     def _log_again(self, commit: Commit) -> bool:
         """Logs a commit that was applied, and could not be logged before; whether there was such a one."""

@@ -72,15 +72,18 @@ def _rounded(program: DrawnProgram, change: float) -> dict[str, object]:
 
 def ran(seed: int) -> tuple[int, str, str]:
     """(seed, "same", "refused" or "different", what was said) of one program."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
     program = DrawnProgram(seed)
+    logging.disable(logging.WARNING)
     try:
-        said = verdict(program)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            said = verdict(program)
     except Different as difference:
         return seed, "different", f"{difference}\n    {program}"
     except Exception as error:  # noqa: BLE001 - plain Keras cannot run what was drawn
         return seed, "of no use", f"{type(error).__name__}: {error}"
+    finally:
+        logging.disable(logging.NOTSET)
     return seed, "same" if said == "same" else "refused", said
 
 
