@@ -201,8 +201,7 @@ class MemoryStore(BaseStore):
         return self._unlogged is not None or self._failure is not None
 
     def _table(self, name: str) -> MemoryTable:
-        if self._unlogged is not None or self._failure is not None or self._closed:
-            self._require_open()
+        self._require_open()
         table = self._tables.get(name)
         if table is None:
             raise TableNotFound(f"no table {name!r}; tables here: {', '.join(sorted(self._tables)) or 'none'}")
@@ -364,7 +363,8 @@ class MemoryStore(BaseStore):
             if self._tier is not None:
                 self._own()
             if self._unlogged is None or not self._log_again(commit):
-                self._finish(commit, self._stage(commit))
+                self._compute(commit, self._stage(commit))
+                self._log_noted(commit)
 
     def begin_commit(self, commit: Commit) -> Future[None]:
         """The store stays locked until a thread has logged the commit.
@@ -401,7 +401,8 @@ class MemoryStore(BaseStore):
                     return
                 if self._changes != before:
                     raise StoreFailed(f"the memory store was changed while version {commit.version} was staged")
-                self._finish(commit, staged)
+                self._compute(commit, staged)
+                self._log_noted(commit)
                 self._undecided = True
 
         return finish
@@ -426,11 +427,6 @@ class MemoryStore(BaseStore):
                 updates.append((table, require_update(table.spec, update)))
             bring = None if self._tier is None else self._tier.before_commit
             return stage_commit(commit, self._tables, updates, bring)
-
-    def _finish(self, commit: Commit, staged: StagedCommit) -> None:
-        """The second half, of which only logging can fail: everything else that could was done by `_stage`."""
-        self._compute(commit, staged)
-        self._log_noted(commit)
 
     def _compute(self, commit: Commit, staged: StagedCommit) -> None:
         """Applies a commit, and notes that it is to be logged: until `_log_noted`, nobody changes a row."""

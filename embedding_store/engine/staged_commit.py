@@ -102,21 +102,21 @@ def stage_commit(
         ElastableError: rows cannot be read, or steps not be taken.
         Exception: whatever an optimizer that is not fused raises.
     """
-    timed = False
+    evicting = False
     for table in tables.values():
         if table.replay is not None:
             table.replay.steps.prepare(commit.step, _rate(table, commit))
             if table.spec.name not in commit.frozen:
                 table.make_ready_to_follow()
-        timed = timed or table.spec.eviction is not None
-    if timed or commit.cuts:
+        evicting = evicting or table.spec.eviction is not None
+    if evicting or commit.cuts:
         require_cuts((table.spec for table in tables.values()), commit)
     if bring is not None:
         bring([(table, update.ids) for table, update in updates])
     staged = []
     for table, update in updates:
         staged.append((table, table.stage(update, commit.step, _rate(table, commit))))
-    return StagedCommit(commit, tables, staged, time_of(commit, tables) if timed else None)
+    return StagedCommit(commit, tables, staged, time_of(commit, tables) if evicting else None)
 
 
 def time_of(commit: Commit, tables: Mapping[str, MemoryTable]) -> float | None:

@@ -387,7 +387,9 @@ def test_a_column_that_the_model_takes_and_no_file_has_is_named(tmp_path: Path) 
 
 
 def test_text_of_numbers_with_a_point_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "a.csv").write_text("item,y\n7.0,1\n,2\n")
-    reader = CsvReader(tmp_path / "a.csv", label="y").for_inputs(ModelInputs({"item": "string"}, own_step=False))
-    assert reader.take(np.arange(2))[0]["item"].tolist() == ["7.0", ""]
-    assert "the text '7.0' is not '7'" in caplog.text
+    for text, warned in (("7.0", True), ("7.5", False)):  # the latter may be versions
+        (tmp_path / "a.csv").write_text(f"item,y\n{text},1\n,2\n")
+        reader = CsvReader(tmp_path / "a.csv", label="y").for_inputs(ModelInputs({"item": "string"}, own_step=False))
+        assert reader.take(np.arange(2))[0]["item"].tolist() == [text, ""]
+        assert ("the text '7.0' is not '7'" in caplog.text) is warned
+        caplog.clear()

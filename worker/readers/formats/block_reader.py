@@ -107,11 +107,11 @@ class BlockReader(Reader):
         self._inputs, choice, wanted = inputs, self.choice, inputs.dtypes
         self._features = self._all_features
         if choice.features is None and not inputs.own_step and wanted:
-            missing = [name for name in wanted if name not in {*self._all_features}]
-            if missing and len(wanted) + len(self._all_features) > 2:  # one column feeds one input, whatever its name
+            missing = sorted(wanted.keys() - {*self._all_features})
+            if missing:
                 shown = ", ".join(map(repr, self._all_features[:20]))
                 raise BadInput(f"the data: no column {missing[0]!r}, which the model takes; its columns are {shown}")
-            self._features = self._all_features if missing else list(wanted)  # in one order, whatever the files' is
+            self._features = list(wanted)  # in one order, whatever the files' is
         #: Features, label and weight, each once; those in files.
         self._columns = list(dict.fromkeys([*self._features, *choice.targets]))
         self.in_file = [name for name in self._columns if name in self._inside]
