@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.table_update import TableSlices as TableSlices
     from elastable.embedding_store.tables.table_update import update_tables as update_tables
     from elastable.embedding_store.wire.access.credentials import Credentials as Credentials
-    from elastable.embedding_store.wire.remote_store import RemoteSource as RemoteSource
-    from elastable.embedding_store.wire.remote_store import RemoteStore as RemoteStore
+    from elastable.embedding_store.wire.pushes.remote_store import RemoteStore as RemoteStore
+    from elastable.embedding_store.wire.remote_source import RemoteSource as RemoteSource
     from elastable.embedding_store.wire.shared.shared_source import SharedSource as SharedSource
     from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore as SharedMemoryStore
 
@@ -75,7 +75,8 @@ _NAMES_OF = {
     "tables.table": "EmbeddingTable size",
     "tables.table_update": "IndexedSlices TableSlices update_tables",
     "wire.access.credentials": "Credentials",
-    "wire.remote_store": "RemoteSource RemoteStore",
+    "wire.remote_source": "RemoteSource",
+    "wire.pushes.remote_store": "RemoteStore",
     "wire.shared.shared_source": "SharedSource",
     "wire.shared.shared_store": "SharedMemoryStore",
 }

@@ -19,7 +19,7 @@ from elastable.embedding_store import (
     TableSpec,
 )
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
+from tests.embedding_store.serving import client_service
 
 ROOT = str(Path(__file__).parents[1])
 IDS = np.arange(100)
@@ -59,7 +59,7 @@ def test_a_call_passes_few_functions(where: str, call: str) -> None:
     with ExitStack() as held:
         store: EmbeddingStore = held.enter_context(MemoryStore(1))
         if where == "gRPC":
-            server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable=True)]))
+            server = held.enter_context(GrpcServer("127.0.0.1:0", [client_service(store)]))
             store = held.enter_context(RemoteStore(server.address))
         table = store.table(TableSpec("t", 8, 1000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1)))
         for _ in range(2):  # what is made at first is there then

@@ -26,7 +26,7 @@ from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store.wire.remote_source import RemoteSource
 
 __all__ = ["Load", "Waits", "busy_clients", "main", "measure"]
 

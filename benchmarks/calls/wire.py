@@ -25,7 +25,7 @@ from elastable.embedding_store.tables.lookups import lookup_request
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES
-from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import redis
 
-from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store.wire.remote_source import RemoteSource
 
 __all__: list[str] = []
 

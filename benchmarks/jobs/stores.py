@@ -32,7 +32,7 @@ from benchmarks.harness import Row, compare, interleaved, publish
 from benchmarks.jobs.flights_job import flights_job
 from benchmarks.processes import processor_s
 from benchmarks.storage.redis_log import COMPOSE_LIMITS
-from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store.wire.remote_source import RemoteSource
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main", "running_redis"]

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.click_job.contenders import click_job
 from benchmarks.click_job.sizes import BATCH
 from benchmarks.harness import Row, compare, interleaved, publish
-from elastable.embedding_store.wire.remote_store import RemoteStore
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 
 __all__ = ["main"]
 

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, TakenOver
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.open_store import open_store, operation_deadline
+from elastable.embedding_store.shards.client_pushes import ClientPushes
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import byte_count, url_of_server
@@ -21,20 +22,15 @@ from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.access.credentials import Credentials, Role
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.options import ServerOptions, ServingOptions, StoreServerOptions, client_limits
 from elastable.jobs.servers.store_registry import StoreRegistry
 from elastable.jobs.store_watch import StoreHealth
-from elastable.master.api import JobSpec
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
-from elastable.master.core.bare_master import BareMaster
-from elastable.master.master_options import MasterOptions
 from elastable.master.model.wrapping_optimizers import register_job_optimizers
-from elastable.master.rpc.master_service import master_service
 from elastable.monitoring.metrics import Source, server_sources, shard_source, store_source
-from elastable.monitoring.page.views import ServerView, ShardView, View, Watched
+from elastable.monitoring.page.views import ShardView, View, Watched
 from elastable.monitoring.watching import watched_over_http
 from elastable.process.exit_codes import ExitCode
 from elastable.process.heap import keep_collections_short
@@ -85,15 +81,13 @@ class _Serving:
         server: GrpcServer,
         sources: Mapping[str, Source],
         view: View,
-        stop: Callable[[str], None],
-        is_over: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Serves until a signal calls `stop`, or it is over; the exit code. Raises what lost the store."""
+        """Serves until a signal; the exit code. Raises what lost the store."""
         options = self.options
         watched = Watched({**sources, **server_sources(role, server, self.lookups)}, server.health.not_ready, view)
         shown = watched_over_http(options.http, options.insecure, watched, self.console)
-        with shown, stopping_on_signals(stop, self.console):
-            while not self.stopped.wait(1.0) and not is_over():
+        with shown, stopping_on_signals(lambda reason: self.stopped.set(), self.console):
+            while not self.stopped.wait(1.0):
                 pass
         if self.lost:
             raise self.lost[0]
@@ -104,7 +98,7 @@ class _Serving:
 
 
 def run_parameter_server(options: ServerOptions, console: Console) -> int:
-    """Serves tables to any client until a signal, or a client's `StopJob`, ends it; the exit code.
+    """Serves tables to any client until a signal ends it; the exit code.
 
     Raises:
         BadInput: clients are to read from shared memory, and the store has none.
@@ -114,33 +108,17 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
     register_job_optimizers(import_tensorflow)
     describe_process(role="server")
     serving = _Serving(options, options.store, console)
-    health = serving.health
+    not_ready = serving.health.not_ready
     with ExitStack() as held:
         store, channels = serving.open(held, operation_deadline(options.deadline_s))
-        job = JobSpec(job="bare", mode="async", not_finite=options.not_finite)
-        master = BareMaster(store, job, MasterOptions(commit_deadline_s=options.deadline_s))
-
-        def stop(reason: str) -> None:
-            master.stop(reason)
-            serving.stopped.set()
-
-        def lose(why: ElastableError) -> None:
-            master.stop(f"{type(why).__name__}: {why}")
-            serving.lose(why)
-
-        rows = store_service(store, writable=True, lookups=serving.lookups, not_ready=health.not_ready)
-        services = [rows, master_service(master, channels)]
+        pushes = ClientPushes(store, options.not_finite, options.deadline_s)
+        shard = Shard(store, url=redacted(options.store), clients=pushes)
+        services = [shard_service(shard, channels, serving.lookups, not_ready)]
         server = held.enter_context(serving.server(services, Credentials.from_environment(), None))
-        held.enter_context(health.watching(store, lose))
+        held.enter_context(serving.health.watching(store, serving.lose))
         serving.say(f"parameter server at {server.address}, store {redacted(options.store)}")
-        return serving.run(
-            "server",
-            server,
-            {"store": partial(store_source, store, health.not_ready)},
-            ServerView(master.status, store, health.not_ready),
-            stop,
-            lambda: master.lease_tasks("", 0, 0.0).finished,
-        )
+        sources = {"store": partial(store_source, store, not_ready)}
+        return serving.run("server", server, sources, ShardView(shard, options.store, not_ready))
 
 
 def run_store_server(options: StoreServerOptions, console: Console) -> int:
@@ -176,8 +154,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         if registration is not None:
             registration.announce(_called(options, server.address), lambda reason: serving.lose(TakenOver(reason)))
         sources = {"store": partial(store_source, store, not_ready), "pushes": partial(shard_source, shard)}
-        view = ShardView(shard, url, not_ready)
-        return serving.run("store", server, sources, view, lambda reason: serving.stopped.set())
+        return serving.run("store", server, sources, ShardView(shard, url, not_ready))
 
 
 def _called(options: StoreServerOptions, listening: str) -> str:

@@ -69,17 +69,18 @@ def run_worker(options: WorkerOptions) -> int:
     deadline_s = options.deadline_s
     client = MasterClient(options.master, deadline_s=deadline_s)
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
-    session = client.join(identity)
+    try:
+        session = client.join(identity)
+    except Unsupported as error:
+        raise ModelError(
+            "the server trains no model (it is the parameter server of elastable serve); it has no work for workers"
+        ) from error
     job = session.job
     describe_process(role="worker", job=job.job, worker=identity.incarnation)
     everywhere = False
     try:
         set_intra_op_threads(job.intra_op_threads)
         source, servers = _source(job, client, options.transport, deadline_s)
-        if not job.model_sha256:
-            raise ModelError(
-                "the server trains no model (it is the parameter server of elastable serve); it has no work for workers"
-            )
         file = load_model_file(options.model or job.model_file, job.model_sha256)
         readers = _readers(job, file)
         everywhere = True

@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.row_data import (
     StayingRows,
     TableState,
     TableStatistics,
+    TableUpdate,
 )
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot
@@ -66,6 +67,21 @@ class EmbeddingStore(Snapshot):
         Raises:
             StaleVersion, FutureVersion: `commit.version` is not the current version + 1.
             TableNotFound, BadIds, IdOutOfRange, BadGradient: the commit is invalid; the store is unchanged.
+        """
+
+    @abstractmethod
+    def update(
+        self, updates: Mapping[str, TableUpdate], learning_rates: Mapping[str, float], step: int | None = None
+    ) -> int:
+        """Commits the next version, whichever that is; returns it.
+
+        Args:
+            updates, learning_rates: As of `Commit`.
+            step: Optimizer steps taken before this one; None: as many as there are versions.
+
+        Raises:
+            StaleVersion, FutureVersion: others committed to the store without an end.
+            Whatever else `commit` raises; no row has changed then.
         """
 
     def begin_commit(self, commit: Commit) -> Future[None]:
@@ -208,10 +224,6 @@ class EmbeddingStore(Snapshot):
         Raises:
             TableNotFound, BadIds, IdOutOfRange: as `lookup`; nothing is deleted.
         """
-
-    def last_known_version(self) -> int:
-        """A version that may be the current one, for who would ask a server elsewhere only to commit the next one."""
-        return self.version()
 
     def table_statistics(self, table: str) -> TableStatistics:
         """What the table holds. Raises `TableNotFound`."""

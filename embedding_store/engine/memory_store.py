@@ -140,8 +140,6 @@ class MemoryStore(BaseStore):
     def version(self) -> int:
         return self._version
 
-    last_known_version = version
-
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
         return self._lock.wait_until(lambda: self._version >= version, timeout_s)
 

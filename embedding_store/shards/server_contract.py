@@ -20,10 +20,39 @@ from elastable.embedding_store.measures import Histogram
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Gradient of a table: int64 `indices[n]`, float32 `values[n, dim]`; duplicates are summed."""
+    """Gradient of a table: int64 `indices[n]`, float32 `values[n, dim]`; duplicates are summed.
+
+    Attributes:
+        row_squares: As of `TableUpdate`, where `PushTerms.summed` says that each id comes once.
+    """
 
     indices: Int64
     values: Float32
+    row_squares: Float32 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushTerms:
+    """How a parameter server makes a version of a push.
+
+    Attributes:
+        version: That it makes; None: the next one.
+        step: Optimizer steps taken before this one; None: the version before.
+        learning_rates, ends_replay_epoch, frozen, time: As of `Commit`.
+        summed: Whether each id comes once.
+        stage: Whether only that is done which can fail; a push of the same name that is `staged`, without parts, does
+            the rest.
+    """
+
+    version: int | None = None
+    step: int | None = None
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    ends_replay_epoch: bool = False
+    frozen: tuple[str, ...] = ()
+    time: float | None = None
+    summed: bool = False
+    stage: bool = False
+    staged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +60,15 @@ class RowPush:
     """The rows' part of the gradient of one micro-batch, or as much of it as one store server holds.
 
     Attributes:
-        job: The job it was computed for.
+        job: The job it was computed for; "": of none, but of a client of a parameter server.
         version: Computed on.
         micro_batch: Number within the job. The same name stands for the same bits, whoever computed them. Of an
             asynchronous job: the sequence of its sender.
         parts: Of each part of the loss that is divided alike: table name -> gradient, by the ids of the
             store that it goes to.
-        sender: Incarnation of the worker that made it, in an asynchronous job: it sends one push after the other, and
-            each in place of the one before. "": the job is synchronous.
+        sender: Incarnation of the worker that made it, in an asynchronous job, or of a client: it sends one push after
+            the other, and each in place of the one before. "": the job is synchronous.
+        terms: Of a client's.
     """
 
     job: str
@@ -46,14 +76,30 @@ class RowPush:
     micro_batch: int
     parts: tuple[Mapping[str, Slices], ...]
     sender: str = ""
+    terms: PushTerms = PushTerms()
 
 
 class RowPushOutcome(StrEnum):
-    """What a store server did with a push."""
+    """What a server did with a push; a parameter server alone skips those that are not finite."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
     STALE = "stale"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class RowPushReply:
+    """What became of a push.
+
+    Attributes:
+        version: Of a parameter server: the one that the push made, or the current one.
+        reason: Why it is skipped.
+    """
+
+    outcome: RowPushOutcome
+    version: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

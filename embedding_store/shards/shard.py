@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.shards import server_contract
+from elastable.embedding_store.shards.client_pushes import ClientPushes
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
-from elastable.embedding_store.shards.version_sums import Pushes, VersionSums
-from elastable.embedding_store.tables.checks import MAX_VERSION, require_finite_of, require_gradients, require_ids
+from elastable.embedding_store.shards.version_sums import Pushes, VersionSums, check_parts
+from elastable.embedding_store.tables.checks import MAX_VERSION
 
 _PUSH_BYTES = 1 << 10  # of a push without rows: what names it takes memory, too
 _VERSIONS_KEPT = 16  # that an asynchronous push outlives, beyond those that the pushes before it may make
@@ -141,16 +141,22 @@ class Shard:
     """The store of a server, and the pushes that its next version is made of. Safe to use from many threads.
 
     Args:
-        store: The rows. Only the owner changes it.
+        store: The rows. Only the owner changes it; of a parameter server, every client.
         most_bytes: Of pushes at once.
         saver: Saves the rows where the job keeps its checkpoints; None: they cannot be saved.
         url: Where the rows are, without a login; "": that is not said.
+        clients: Of a parameter server: makes a version of each push. It has no owner then.
     """
 
     def __init__(
-        self, store: EmbeddingStore, most_bytes: int, saver: server_contract.RowSaver | None = None, url: str = ""
+        self,
+        store: EmbeddingStore,
+        most_bytes: int = 0,
+        saver: server_contract.RowSaver | None = None,
+        url: str = "",
+        clients: ClientPushes | None = None,
     ) -> None:
-        self.store, self.url = store, url
+        self.store, self.url, self.clients = store, url, clients
         self._saver = saver
         self.ownership = ShardOwnership()
         self._buffer = PushBuffer(most_bytes)
@@ -202,17 +208,18 @@ class Shard:
                 if self._saver is not None:
                     self._saver.abandon()
 
-    def push_rows(self, push: server_contract.RowPush) -> server_contract.RowPushOutcome:
-        """As `ShardStore.push_rows`."""
-        if (judged := self._judge(push)) is not None:
-            return judged
-        self._check(push)
-        with self._pushing:
-            # Again: another worker may have been faster while the arrays were checked.
-            if (judged := self._judge(push)) is not None:
-                return judged
-            self._buffer.add(push, self.store.version())
-        return server_contract.RowPushOutcome.ACCEPTED
+    def push_rows(self, push: server_contract.RowPush) -> server_contract.RowPushReply:
+        """As `ShardStore.push_rows`, or `ClientPushes.push`."""
+        if self.clients is not None:
+            return self.clients.push(push)
+        outcome = self._judge(push)
+        if outcome is None:
+            self._check(push)
+            with self._pushing:
+                # Again: another worker may have been faster while the arrays were checked.
+                if (outcome := self._judge(push)) is None:
+                    self._buffer.add(push, self.store.version())
+        return server_contract.RowPushReply(outcome or server_contract.RowPushOutcome.ACCEPTED)
 
     def _judge(self, push: server_contract.RowPush) -> server_contract.RowPushOutcome | None:
         claim = self.ownership.claim
@@ -237,14 +244,10 @@ class Shard:
             raise errors.BadGradient(
                 f"a push of a sender named by {len(push.sender)} characters: at most {LONGEST_NAME}"
             )
-        specs, claim = self.store.specs(), self.ownership.claim
-        finite = claim is None or not claim.may_overflow
-        for part in push.parts:
-            for table, slices in part.items():
-                if table not in specs:
-                    known = ", ".join(sorted(specs)) or "none"
-                    raise errors.TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
-                _check_slices(specs[table], slices, finite)
+        if any(slices.row_squares is not None for part in push.parts for slices in part.values()):
+            raise errors.BadGradient("row_squares are for a parameter server (elastable serve), which sums no pushes")
+        claim = self.ownership.claim
+        check_parts(self.store.specs(), push.parts, finite=claim is None or not claim.may_overflow)
 
     def measure(self, sums: server_contract.RowSums) -> server_contract.Measured:
         """As `ShardStore.measure`."""
@@ -339,16 +342,3 @@ class Shard:
             yield
         finally:
             self._committing.release()
-
-
-def _check_slices(spec: TableSpec, slices: server_contract.Slices, finite: bool) -> None:
-    require_gradients(spec, len(require_ids(spec, slices.indices)), slices.values)
-    if not finite:
-        return
-    try:
-        require_finite_of(spec.name, slices.indices, slices.values)
-    except errors.NotFinite:
-        # Named as the job's workers number its rows, and not as this shard of the table does.
-        whole = slices.indices * spec.origin.id_stride + spec.origin.id_offset
-        require_finite_of(spec.name, whole, slices.values)
-        raise

@@ -1,14 +1,17 @@
-"""The row gradient of a version: pushes summed, measured without rounding, and clipped. The same wherever rows are."""
+"""The row gradient of a version: pushes checked, summed, measured without rounding, and clipped."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import NotFinite, TableNotFound
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.shards.server_contract import Measured, PushedCommit, RowSums, Slices, TableClip
+from elastable.embedding_store.tables.checks import require_finite_of, require_gradients, require_ids
 from elastable.embedding_store.tables.grouping import coalesce_many
 
 # Sums of squares without rounding: the same number however the values are ordered, and whoever holds which of them.
@@ -180,3 +183,38 @@ class VersionSums:
             pushed.time,
             pushed.cuts,
         )
+
+
+# What a push may hold
+
+
+def check_parts(specs: Mapping[str, TableSpec], parts: Iterable[Mapping[str, Slices]], finite: bool) -> None:
+    """Refuses gradients that do not fit their tables.
+
+    Args:
+        specs: Of the tables that there are.
+        parts: Of a push.
+        finite: Whether NaN and Inf are refused, too.
+
+    Raises:
+        BadGradient, BadIds, IdOutOfRange, TableNotFound, NotFinite: names the table.
+    """
+    for part in parts:
+        for table, slices in part.items():
+            if table not in specs:
+                known = ", ".join(sorted(specs)) or "none"
+                raise TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
+            _check_slices(specs[table], slices, finite)
+
+
+def _check_slices(spec: TableSpec, slices: Slices, finite: bool) -> None:
+    require_gradients(spec, len(require_ids(spec, slices.indices)), slices.values)
+    if not finite:
+        return
+    try:
+        require_finite_of(spec.name, slices.indices, slices.values)
+    except NotFinite:
+        # Named as the job's workers number its rows, and not as this shard of the table does.
+        whole = slices.indices * spec.origin.id_stride + spec.origin.id_offset
+        require_finite_of(spec.name, whole, slices.values)
+        raise

@@ -14,6 +14,7 @@ from elastable.embedding_store.native.row_gather import scatter_rows
 from elastable.embedding_store.tables.lookups import require_width
 from elastable.embedding_store.tables.row_blocks import rows_by_scan
 from elastable.embedding_store.tables.table import EmbeddingTable
+from elastable.embedding_store.tables.table_update import commit_next
 
 
 class BaseSource(RowSource):
@@ -36,6 +37,8 @@ class BaseSource(RowSource):
 
 class BaseStore(BaseSource, EmbeddingStore):
     """A store whose tables are `EmbeddingTable`s, and which scans for rows."""
+
+    update = commit_next
 
     def table(self, of: TableSpec | str) -> EmbeddingTable:
         if isinstance(of, TableSpec):

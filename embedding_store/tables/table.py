@@ -14,7 +14,13 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
 from elastable.embedding_store.tables.checks import as_ids, require_gradients
 from elastable.embedding_store.tables.lookups import Bags, lookup_request
-from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
+from elastable.embedding_store.tables.table_update import (
+    IndexedSlices,
+    SparseGradient,
+    TableSlices,
+    apply_updates,
+    check_updates,
+)
 
 
 class EmbeddingTable:
@@ -136,7 +142,7 @@ class EmbeddingTable:
             BadIds, IdOutOfRange, BadGradient: indices or values that do not fit.
             Whatever else `EmbeddingStore.commit` raises; no row has changed then.
         """
-        return update_tables(self.store, [TableSlices(self.spec, slices, optimizer)], step=step)
+        return apply_updates(self.store, check_updates([TableSlices(self.spec, slices, optimizer)]), step)
 
     @property
     def shape(self) -> tuple[int, int]:

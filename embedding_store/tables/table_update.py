@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion
+from elastable.embedding_store.errors import BadInput, VersionError
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.registry import row_optimizer
@@ -164,17 +164,25 @@ def apply_updates(store: EmbeddingStore, updates: Sequence[_Checked], step: int 
         part = kept[number].coalesce_many([(update.ids, update.gradients, 1.0)], pool)
         require_finite_of(update.table, part.ids, part.gradients)  # finite numbers, whose sum may be none
         summed[update.table], rates[update.table] = part, update.learning_rate
+    return store.update(summed, rates, step)
+
+
+def commit_next(
+    store: EmbeddingStore,
+    updates: Mapping[str, TableUpdate],
+    learning_rates: Mapping[str, float],
+    step: int | None = None,
+) -> int:
+    """`EmbeddingStore.update` of a store that is asked for its version."""
     until = time.monotonic() + _DEADLINE_S
-    version = store.last_known_version()
     while True:
-        commit = Commit(version + 1, summed, version if step is None else step, rates)
+        version = store.version()
         try:
-            store.commit(commit)
-        except (StaleVersion, FutureVersion):
+            store.commit(Commit(version + 1, updates, version if step is None else step, learning_rates))
+        except VersionError:
             # Someone else's commit came between: it counts, and ours comes after it.
             if time.monotonic() > until:
                 raise
-            version = store.version()
         else:
             return version + 1
 

@@ -803,171 +803,6 @@ class PutReply(_message.Message):
 Global___PutReply: _TypeAlias = PutReply  # noqa: Y015
 
 @_typing.final
-class TableGradients(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TABLE_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    DIM_FIELD_NUMBER: _builtins.int
-    ROW_SQUARES_FIELD_NUMBER: _builtins.int
-    table: _builtins.str
-    count: _builtins.int
-    dim: _builtins.int
-    row_squares: _builtins.bool
-    """whether float32 row_squares[count] follow the gradients"""
-    def __init__(
-        self,
-        *,
-        table: _builtins.str = ...,
-        count: _builtins.int = ...,
-        dim: _builtins.int = ...,
-        row_squares: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "row_squares", b"row_squares", "table", b"table"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TableGradients: _TypeAlias = TableGradients  # noqa: Y015
-
-@_typing.final
-class CommitHeader(_message.Message):
-    """The step from version - 1 to version.  Body: for each entry, int64
-    ids[count], each id once, float32 gradients[count][dim], and row_squares.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LearningRatesEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    VERSION_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    UPDATES_FIELD_NUMBER: _builtins.int
-    LEARNING_RATES_FIELD_NUMBER: _builtins.int
-    TOKEN_FIELD_NUMBER: _builtins.int
-    STAGE_FIELD_NUMBER: _builtins.int
-    ENDS_REPLAY_EPOCH_FIELD_NUMBER: _builtins.int
-    FROZEN_FIELD_NUMBER: _builtins.int
-    TIME_FIELD_NUMBER: _builtins.int
-    STAGED_FIELD_NUMBER: _builtins.int
-    version: _builtins.int
-    step: _builtins.int
-    """optimizer steps taken before this one"""
-    token: _builtins.bytes
-    """Names this commit, and no other.  A commit that is sent again with the
-    token of the one that made the current version changes nothing.
-    """
-    stage: _builtins.bool
-    """Does what can fail and changes no row: a Commit that says `staged` and the
-    same token, and nothing else, does the rest.  A server holds one staged
-    commit, the last one.
-    """
-    ends_replay_epoch: _builtins.bool
-    """Rows of tables whose rows follow every step count as caught up at this
-    version: with a checkpoint of it, whether or not one is written.
-    """
-    time: _builtins.float
-    """Seconds since 1970, for tables whose rows go with time; absent: decided by
-    the store.
-    """
-    staged: _builtins.bool
-    @_builtins.property
-    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableGradients]: ...
-    @_builtins.property
-    def learning_rates(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """by table, updated or not; absent: the optimizer's own"""
-
-    @_builtins.property
-    def frozen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tables that take no step: their rows and slots stay as they are."""
-
-    def __init__(
-        self,
-        *,
-        version: _builtins.int = ...,
-        step: _builtins.int = ...,
-        updates: _abc.Iterable[Global___TableGradients] | None = ...,
-        learning_rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        token: _builtins.bytes = ...,
-        stage: _builtins.bool = ...,
-        ends_replay_epoch: _builtins.bool = ...,
-        frozen: _abc.Iterable[_builtins.str] | None = ...,
-        time: _builtins.float | None = ...,
-        staged: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "time", b"time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time", b"_time", "ends_replay_epoch", b"ends_replay_epoch", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "staged", b"staged", "step", b"step", "time", b"time", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
-    _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__time) -> _WhichOneofReturnType__time | None: ...
-
-Global___CommitHeader: _TypeAlias = CommitHeader  # noqa: Y015
-
-@_typing.final
-class CommitFrame(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    BODY_FIELD_NUMBER: _builtins.int
-    body: _builtins.bytes
-    @_builtins.property
-    def header(self) -> Global___CommitHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___CommitHeader | None = ...,
-        body: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CommitFrame: _TypeAlias = CommitFrame  # noqa: Y015
-
-@_typing.final
-class CommitReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REPEATED_FIELD_NUMBER: _builtins.int
-    repeated: _builtins.bool
-    """it had been applied before"""
-    def __init__(
-        self,
-        *,
-        repeated: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["repeated", b"repeated"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CommitReply: _TypeAlias = CommitReply  # noqa: Y015
-
-@_typing.final
 class RowIdsHeader(_message.Message):
     """Body: int64 ids[count], each id once."""
 
@@ -1226,19 +1061,23 @@ class SlicesEntry(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     DIM_FIELD_NUMBER: _builtins.int
+    ROW_SQUARES_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     count: _builtins.int
     dim: _builtins.int
+    row_squares: _builtins.bool
+    """whether float32 row_squares[count] follow the values: with `terms.summed`"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         count: _builtins.int = ...,
         dim: _builtins.int = ...,
+        row_squares: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "row_squares", b"row_squares", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1293,10 +1132,106 @@ class SharedMessage(_message.Message):
 Global___SharedMessage: _TypeAlias = SharedMessage  # noqa: Y015
 
 @_typing.final
+class PushTerms(_message.Message):
+    """How a parameter server makes a version of a push; what is absent is as its
+    tables say.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LearningRatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    LEARNING_RATES_FIELD_NUMBER: _builtins.int
+    ENDS_REPLAY_EPOCH_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    SUMMED_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """that it makes, or it is refused; absent: the next one"""
+    step: _builtins.int
+    """optimizer steps taken before this one; absent: the version before"""
+    ends_replay_epoch: _builtins.bool
+    """Rows of tables whose rows follow every step count as caught up at this
+    version: with a checkpoint of it, whether or not one is written.
+    """
+    time: _builtins.float
+    """seconds since 1970, for tables whose rows go with time; absent: as the server's clock"""
+    summed: _builtins.bool
+    """each id comes once"""
+    stage: _builtins.bool
+    """Does what can fail and changes no row: a push of the same name that says
+    `staged`, without parts, does the rest.  A server holds one staged push,
+    the last one.
+    """
+    staged: _builtins.bool
+    @_builtins.property
+    def learning_rates(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """by table, updated or not"""
+
+    @_builtins.property
+    def frozen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """tables that take no step: their rows and slots stay as they are"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int | None = ...,
+        step: _builtins.int | None = ...,
+        learning_rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        ends_replay_epoch: _builtins.bool = ...,
+        frozen: _abc.Iterable[_builtins.str] | None = ...,
+        time: _builtins.float | None = ...,
+        summed: _builtins.bool = ...,
+        stage: _builtins.bool = ...,
+        staged: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "_time", b"_time", "_version", b"_version", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "_time", b"_time", "_version", b"_version", "ends_replay_epoch", b"ends_replay_epoch", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "staged", b"staged", "step", b"step", "summed", b"summed", "time", b"time", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    _WhichOneofReturnType__time: _TypeAlias = _typing.Literal["time"]  # noqa: Y015
+    _WhichOneofArgType__time: _TypeAlias = _typing.Literal["_time", b"_time"]  # noqa: Y015
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time) -> _WhichOneofReturnType__time | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
+
+Global___PushTerms: _TypeAlias = PushTerms  # noqa: Y015
+
+@_typing.final
 class RowPushHeader(_message.Message):
-    """The rows' part of a micro-batch's gradient, of one store server.  Body: for
-    each part, of each table int64 ids[count] of the server's own and float32
-    values[count][dim].
+    """A gradient of rows: of one micro-batch, as much of it as one store server
+    holds; or of a client of a parameter server.  Body: for each part, of each
+    table int64 ids[count] of the server's own, float32 values[count][dim], and
+    row_squares.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1307,18 +1242,27 @@ class RowPushHeader(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
     SENDER_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    """empty: of no job, at a parameter server"""
     version: _builtins.int
-    """computed on"""
+    """computed on; of no job: not read"""
     micro_batch: _builtins.int
     """with a sender: its sequence"""
     sender: _builtins.str
-    """incarnation of the worker; empty: a synchronous push"""
+    """Incarnation of the worker, or of the client: unique to one run of a
+    program, which sends 1, 2, 3, ..., each after the answer to the one
+    before.  Empty: a synchronous push.
+    """
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowPart]: ...
     @_builtins.property
     def shared(self) -> Global___SharedMessage:
         """when set, the body is there, and not in the frames"""
+
+    @_builtins.property
+    def terms(self) -> Global___PushTerms:
+        """of no job"""
 
     def __init__(
         self,
@@ -1329,10 +1273,11 @@ class RowPushHeader(_message.Message):
         parts: _abc.Iterable[Global___RowPart] | None = ...,
         shared: Global___SharedMessage | None = ...,
         sender: _builtins.str = ...,
+        terms: Global___PushTerms | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shared", b"shared"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shared", b"shared", "terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "micro_batch", b"micro_batch", "parts", b"parts", "sender", b"sender", "shared", b"shared", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "micro_batch", b"micro_batch", "parts", b"parts", "sender", b"sender", "shared", b"shared", "terms", b"terms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1377,6 +1322,8 @@ class RowPushReply(_message.Message):
         """a push of that name is here"""
         OUTCOME_STALE: RowPushReply._Outcome.ValueType  # 3
         """its version is committed; with a sender: a later one of that sender is here"""
+        OUTCOME_SKIPPED: RowPushReply._Outcome.ValueType  # 4
+        """it holds NaN or Inf, and the parameter server skips such ones"""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
     OUTCOME_UNSPECIFIED: RowPushReply.Outcome.ValueType  # 0
@@ -1385,17 +1332,27 @@ class RowPushReply(_message.Message):
     """a push of that name is here"""
     OUTCOME_STALE: RowPushReply.Outcome.ValueType  # 3
     """its version is committed; with a sender: a later one of that sender is here"""
+    OUTCOME_SKIPPED: RowPushReply.Outcome.ValueType  # 4
+    """it holds NaN or Inf, and the parameter server skips such ones"""
 
     OUTCOME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     outcome: Global___RowPushReply.Outcome.ValueType
+    version: _builtins.int
+    """of a parameter server: the one that the push made, or the current one"""
+    reason: _builtins.str
+    """why it is skipped"""
     def __init__(
         self,
         *,
         outcome: Global___RowPushReply.Outcome.ValueType = ...,
+        version: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

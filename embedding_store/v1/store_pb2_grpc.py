@@ -76,11 +76,6 @@ class StoreStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
                 _registered_method=True)
-        self.Commit = channel.stream_unary(
-                '/elastable.embedding_store.v1.Store/Commit',
-                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
-                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
-                _registered_method=True)
         self.Put = channel.stream_unary(
                 '/elastable.embedding_store.v1.Store/Put',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
@@ -200,12 +195,6 @@ class StoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Commit(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Put(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -232,7 +221,8 @@ class StoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PushRows(self, request_iterator, context):
-        """Only at store servers, which refuse Commit.
+        """A store server keeps a push of its job until its owner says how pushes make
+        a version; a parameter server makes one of every push at once.
         For workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -319,11 +309,6 @@ def add_StoreServicer_to_server(servicer, server):
                     servicer.CreateTable,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.SerializeToString,
-            ),
-            'Commit': grpc.stream_unary_rpc_method_handler(
-                    servicer.Commit,
-                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitFrame.FromString,
-                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.SerializeToString,
             ),
             'Put': grpc.stream_unary_rpc_method_handler(
                     servicer.Put,
@@ -599,33 +584,6 @@ class Store:
             '/elastable.embedding_store.v1.Store/CreateTable',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Commit(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/elastable.embedding_store.v1.Store/Commit',
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
-            elastable_dot_embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,14 +61,14 @@ class StoreStub:
     server its owner, the master of a job nobody.
     For workers.
     """
-    Commit: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
     Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
     """For administrators; logged (elastable.audit)."""
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
     ResetVersion: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]
     PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
-    """Only at store servers, which refuse Commit.
+    """A store server keeps a push of its job until its owner says how pushes make
+    a version; a parameter server makes one of every push at once.
     For workers.
     """
     Prepare: _grpc.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]
@@ -107,14 +107,14 @@ class StoreAsyncStub(StoreStub):
     server its owner, the master of a job nobody.
     For workers.
     """
-    Commit: _aio.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
     """For administrators; logged (elastable.audit)."""
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
     ResetVersion: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
     PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
-    """Only at store servers, which refuse Commit.
+    """A store server keeps a push of its job until its owner says how pushes make
+    a version; a parameter server makes one of every push at once.
     For workers.
     """
     Prepare: _aio.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]  # type: ignore[assignment]
@@ -200,13 +200,6 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def Commit(
-        self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.CommitFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.CommitReply, _abc.Awaitable[_store_pb2.CommitReply]]: ...
-
-    @_abc_1.abstractmethod
     def Put(
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowBlockFrame],
@@ -241,7 +234,8 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowPushFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.RowPushReply, _abc.Awaitable[_store_pb2.RowPushReply]]:
-        """Only at store servers, which refuse Commit.
+        """A store server keeps a push of its job until its owner says how pushes make
+        a version; a parameter server makes one of every push at once.
         For workers.
         """
 

@@ -60,8 +60,6 @@ class Master(ServedMaster):
         BadInput: no training records, or the store is at another version.
     """
 
-    needs_no_thread = True
-
     def __init__(
         self,
         job: JobSpec,

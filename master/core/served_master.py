@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from concurrent.futures import Future
-from typing import ClassVar
 
 from elastable.embedding_store.support.futures import at_once
 from elastable.master.api import DenseSnapshot, JobStatus, Lease, MasterApi, Push, PushReply, Task
@@ -14,13 +13,9 @@ class ServedMaster(MasterApi):
     Each `..._later` is its call: what is wrong at once is raised, what becomes wrong is the error of the future.
     Whoever cancels a future gets no answer. Results are set without any lock of the master, by the thread that they
     came of: what is called with one must not wait. A master whose calls do not wait need not define them.
-
-    Attributes:
-        needs_no_thread: Whether `lease_tasks_later` and `pull_dense_later` take microseconds, ask nobody else and wait
-            for nothing, so that the thread which receives all calls of a server may make them.
+    `lease_tasks_later` and `pull_dense_later` take microseconds, ask nobody else and wait for nothing: the thread which
+    receives all calls of a server makes them.
     """
-
-    needs_no_thread: ClassVar[bool] = False
 
     def lease_tasks_later(
         self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None

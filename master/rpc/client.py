@@ -16,8 +16,8 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, Upload
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
@@ -87,7 +87,7 @@ class MasterClient(MasterApi, Closing):
         self._report = Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
         self._store = RemoteStore(self._connection)
         push = Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
-        self._gradients = SharedUpload(self._connection, push, push_frames, self._store)
+        self._gradients = SharedUpload(self._connection, push, push_frames, self._store.attach)
 
     @property
     def address(self) -> str:
@@ -95,7 +95,7 @@ class MasterClient(MasterApi, Closing):
         return self._connection.address
 
     def store(self) -> RemoteStore:
-        """The rows that the master serves, over this connection; only a bare master's may be changed."""
+        """The rows that the master serves, over this connection; which only the master changes."""
         return self._store
 
     def join(self, worker: WorkerIdentity) -> "RemoteSession":

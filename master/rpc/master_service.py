@@ -17,7 +17,6 @@ from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Answer, Later, control, stream, upload
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.master.api import AsyncPushId, DenseSnapshot, JobStatus, Lease, Push, PushReply, Session, WorkerIdentity
-from elastable.master.core.bare_master import BareMaster
 from elastable.master.core.served_master import ServedMaster
 from elastable.master.rpc.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
 from elastable.master.rpc.messages import (
@@ -41,22 +40,16 @@ _FEW_ARRAYS, _SMALL_BYTES = 16, 32 << 10  # of a snapshot that anybody may send
 _LONGEST_REASON = 1024  # characters
 
 
-def master_service(
-    master: ServedMaster, channels: SharedChannels | None = None, join_first: bool | None = None
-) -> Service:
+def master_service(master: ServedMaster, channels: SharedChannels | None = None) -> Service:
     """The service that answers for `master`.
+
+    A worker must join before its other calls, each of which shows the secret that it joined with.
 
     Args:
         master: What answers.
         channels: Where gradients may lie.
-        join_first: Whether a worker must join before its other calls, each of which shows the secret that it joined
-            with. Else a name is its owner's from the first push on for which a secret is shown. None: unless `master`
-            is a `BareMaster`, which has no work to hand out.
     """
-    servicer = _MasterServicer(
-        master, channels, not isinstance(master, BareMaster) if join_first is None else join_first
-    )
-
+    servicer = _MasterServicer(master, channels)
     secret_of = servicer.identities.secret_of
     handlers = {
         "Join": stream(servicer.join, master_pb2.JoinRequest, lambda context: context),
@@ -69,16 +62,16 @@ def master_service(
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest),
     }
     waiting = frozenset({"LeaseTasks", "PullDense", "ReportGradient"})
-    brief = frozenset({"LeaseTasks", "PullDense"} if master.needs_no_thread else ())
+    brief = frozenset({"LeaseTasks", "PullDense"})
     return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, brief, master.not_ready)
 
 
 class _MasterServicer:
-    def __init__(self, master: ServedMaster, channels: SharedChannels | None, join_first: bool) -> None:
+    def __init__(self, master: ServedMaster, channels: SharedChannels | None) -> None:
         self._master = master
         self._channels = channels
         self._streams = SessionStreams(master)
-        self.identities = Identities(join_first, self._streams.has_session)
+        self.identities = Identities(self._streams.has_session)
 
     def close(self) -> None:
         """Ends all sessions: their streams would otherwise last as long as their workers."""
@@ -96,35 +89,33 @@ class _MasterServicer:
         self.identities.claim(worker.incarnation, context)
         return self._streams.open(worker, context)
 
-    def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes | None) -> Later[Lease]:
+    def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes) -> Later[Lease]:
         self.identities.require(request.incarnation, secret)
         wait_s = _wait_s(request.wait_ms)
         holding = holding_from_message(request)
         lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
         return Later(lease, lease_to_message, light=True)
 
-    def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes | None) -> Later[DenseSnapshot | None]:
+    def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes) -> Later[DenseSnapshot | None]:
         self.identities.require(request.incarnation, secret)
         version = request.version if request.HasField("version") else None
         wait_s = _wait_s(request.wait_ms)
         pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
         return Later(pulled, dense_frames, light=_is_small)
 
-    def report_gradient(self, frames: Iterator[bytes], secret: bytes | None) -> Later[PushReply]:
+    def report_gradient(self, frames: Iterator[bytes], secret: bytes) -> Later[PushReply]:
         push = push_from_frames(frames, self._channels)
         for name in _names(push):
             self.identities.require(name, secret)
         return Later(self._master.report_gradient_later(push), push_reply_to_message, light=True)
 
-    def report_evaluation(self, frames: Iterator[bytes], secret: bytes | None) -> master_pb2.ReportEvaluationReply:
+    def report_evaluation(self, frames: Iterator[bytes], secret: bytes) -> master_pb2.ReportEvaluationReply:
         report = evaluation_from_frames(frames)
         self.identities.require(report.incarnation, secret)
         outcome = self._master.report_evaluation(report)
         return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
 
-    def report_failure(
-        self, request: master_pb2.ReportFailureRequest, secret: bytes | None
-    ) -> master_pb2.ReportFailureReply:
+    def report_failure(self, request: master_pb2.ReportFailureRequest, secret: bytes) -> master_pb2.ReportFailureReply:
         self.identities.require(request.incarnation, secret)
         incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
         self._master.report_failure(incarnation, failure_from_message(request), request.fatal)

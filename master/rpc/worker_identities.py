@@ -22,13 +22,10 @@ class Identities:
     Secrets are kept and compared as their SHA-256, so how long a comparison takes tells nothing about one.
 
     Args:
-        join_first: Whether a name that never joined may make no calls; else it
-            belongs to the first secret that it is used with.
         there: Whether a worker of that name has a session now; such names are never forgotten.
     """
 
-    def __init__(self, join_first: bool, there: Callable[[str], bool] = lambda name: False) -> None:
-        self._join_first = join_first
+    def __init__(self, there: Callable[[str], bool] = lambda name: False) -> None:
         self._there = there
         self._lock = threading.Lock()
         self._owner: dict[str, bytes] = {}  # name -> what its secret hashes to; the latest to join last
@@ -48,40 +45,35 @@ class Identities:
             self._require_own(name, shown)
             self._bind(name, shown)
 
-    def secret_of(self, context: grpc.ServicerContext) -> bytes | None:
+    def secret_of(self, context: grpc.ServicerContext) -> bytes:
         """What the secret of a call hashes to, before anything of the call is read.
 
         Raises:
-            NotJoined: names must join first, and nobody has joined with that secret.
+            NotJoined: nobody has joined with that secret.
         """
         shown = _shown(context)
-        if self._join_first and (shown is None or shown not in self._names):
+        if shown is None or shown not in self._names:
             raise NotJoined(f"nobody has joined here with the secret of this call ({SESSION_KEY}): Join, or join again")
         return shown
 
-    def require(self, name: str, shown: bytes | None) -> None:
+    def require(self, name: str, shown: bytes) -> None:
         """For a call in the name of a worker; "" is whoever joined with that secret.
 
         Raises:
             BadInput: it is longer than any name.
             PermissionDenied: the name is another's.
-            NotJoined: names must join first, and this one did not.
+            NotJoined: it has not joined.
         """
         if not name:
             return
         if len(name.encode()) > _LONGEST_NAME:
             raise BadInput(f"an incarnation of {len(name.encode())} bytes; the most are {_LONGEST_NAME}")
         with self._lock:
-            known = name in self._owner
             self._require_own(name, shown)
-            if known:
-                return
-            if self._join_first:
+            if name not in self._owner:
                 raise NotJoined(f"worker {name!r} has not joined here")
-            if shown is not None:
-                self._bind(name, shown)
 
-    def _require_own(self, name: str, shown: bytes | None) -> None:
+    def _require_own(self, name: str, shown: bytes) -> None:
         if self._owner.get(name, shown) != shown:
             raise PermissionDenied(f"worker {name!r} is another session's: it joined with another secret")
 

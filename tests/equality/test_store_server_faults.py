@@ -12,9 +12,9 @@ import pytest
 
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.shards.server_contract import Committed, PushedCommit, RowPush, RowPushOutcome
+from elastable.embedding_store.shards.server_contract import Committed, PushedCommit, RowPush, RowPushReply
 from elastable.embedding_store.shards.shard import Shard
-from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.master.checkpoints.checkpoint import list_checkpoints
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
 from elastable.master.rpc.client import MasterClient
@@ -152,13 +152,13 @@ def test_a_worker_dies_between_two_servers_and_a_slow_server_holds_up_nobody_els
     accepted = {at: threading.Event() for at in held}
     pushes, commit = [server.shard.push_rows for server in servers], servers[1].shard.commit
 
-    def first(push: RowPush) -> RowPushOutcome:
+    def first(push: RowPush) -> RowPushReply:
         outcome = pushes[0](push)
         if push.version in accepted:
             accepted[push.version].set()
         return outcome
 
-    def second(push: RowPush) -> RowPushOutcome:
+    def second(push: RowPush) -> RowPushReply:
         if push.version in held and not between[push.version].is_set():
             assert accepted[push.version].wait(DEADLINE_S), "the first server got no push"
             between[push.version].set()

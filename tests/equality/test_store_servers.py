@@ -9,7 +9,7 @@ import pytest
 
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.shards.server_contract import Committed, PushedCommit
-from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.jobs.servers.store_registry import StoreRegistry
 from tests.embedding_store.shards.served_shards import served
 from tests.equality.jobs import Numbers, Running, differing, train

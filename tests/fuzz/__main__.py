@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tests.fuzz.data_files import CsvFiles, ParquetFiles, TripleFiles
 from tests.fuzz.frame_parsers import Frames
 from tests.fuzz.lying_server import MasterReplies, ShardReplies, StoreReplies
-from tests.fuzz.master_calls import BareMasterCalls, JobCalls
+from tests.fuzz.master_calls import JobCalls
 from tests.fuzz.resp_server import LyingRedis, RedisReplies
 from tests.fuzz.sabotage import SABOTAGES, noticed
 from tests.fuzz.shard_calls import ShardCalls
@@ -21,7 +21,7 @@ from tests.fuzz.wrong_inputs import WRONG_INPUTS
 
 TARGETS: tuple[type[Target], ...] = (
     *(Frames, Words, RedisReplies, VersionRecords),
-    *(StoreCalls, ShardCalls, BareMasterCalls, JobCalls),
+    *(StoreCalls, ShardCalls, JobCalls),
     *(StoreReplies, ShardReplies, MasterReplies, LyingRedis),
     *(Attachments, Owners, Tokens, TextFiles),
     *(Checkpoints, FileStores, HostEmbeddingFiles, GraphFiles, CsvFiles, ParquetFiles, TripleFiles),

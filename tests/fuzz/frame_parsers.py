@@ -8,7 +8,6 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import FrameReader
 from elastable.embedding_store.wire.messages.store_messages import (
     blocks_from_frames,
-    commit_from_frames,
     ids_from_frames,
     record_from_frames,
     reset_from_frames,
@@ -46,7 +45,7 @@ PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], object]]] = {
     ),
     "RowIds": (STORE_CALLS["Delete"], ids_from_frames),
     "RowBlock": (STORE_CALLS["Put"], lambda frames: list(blocks_from_frames(frames))),
-    "Commit": (STORE_CALLS["Commit"], commit_from_frames),
+    "ClientPush": (STORE_CALLS["PushRows"], row_push_from_frames),
     "RowPush": (SHARD_CALLS["PushRows"], row_push_from_frames),
     "CommitPushed": (SHARD_CALLS["CommitPushed"], pushed_commit_from_frames),
     "Record": (STORE_CALLS["ResetVersion"], record_from_frames),

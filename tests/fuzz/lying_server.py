@@ -17,18 +17,19 @@ from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
-from elastable.embedding_store.wire.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, WorkerIdentity
-from elastable.master.core.bare_master import BareMaster
+from elastable.master.commits.dense_part import DensePart
+from elastable.master.core.job_master import Master
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
 from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
+from tests.embedding_store.serving import client_service
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import OF_SERVERS, SPECS
@@ -95,8 +96,8 @@ class _Replies(Target):
         self.client = self.connect()
 
     def services(self, store: SharedMemoryStore) -> list[Service]:
-        master = BareMaster(store, JobSpec(job="lied", mode="async"))
-        return [store_service(store, writable=True), master_service(master, channels_of(store))]
+        master = Master(JobSpec(job="lied", train_records=9), store, DensePart())
+        return [client_service(store), master_service(master, channels_of(store))]
 
     @abstractmethod
     def connect(self) -> object:
@@ -155,7 +156,7 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "Attach": lambda store: store.attach(),
     "Pin": _pinned,
     "CreateTable": lambda store: store.create_table(SPECS["any"]),
-    "Commit": lambda store: (store.commit(_change()), store.stage(_change())()),
+    "PushRows": lambda store: (store.commit(_change()), store.update(_change().updates, {})),
     "Put": _put,
     "Delete": lambda store: store.delete("any", _IDS),
     "DropTable": lambda store: (store.clear("any"), store.drop_table("half"), store.create_table(SPECS["half"])),

@@ -11,7 +11,6 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.access.credentials import Role
@@ -23,12 +22,10 @@ from elastable.master.api import (
     EvaluationReport,
     JobSpec,
     Push,
-    PushOutcome,
     SyncPushId,
     Tensor,
     WorkerIdentity,
 )
-from elastable.master.core.bare_master import BareMaster
 from elastable.master.core.job_master import Master
 from elastable.master.core.served_master import ServedMaster
 from elastable.master.model.discovery import create_tables, discover_tables
@@ -135,8 +132,6 @@ MASTER_CALLS: dict[str, Call] = {
 class Successors:
     """Masters one after the other behind one server: a job that has ended is followed by the next one."""
 
-    needs_no_thread = False
-
     def __init__(self, make: Callable[[], ServedMaster]) -> None:
         self._make = make
         self.current = make()
@@ -154,10 +149,10 @@ class Successors:
 class MasterCalls(CallTarget):
     service = master_pb2.DESCRIPTOR.services_by_name["Master"]
 
-    def serve(self, master: Any, store: EmbeddingStore, writable: bool) -> None:
+    def serve(self, master: Any, store: EmbeddingStore) -> None:
         self.calls = MASTER_CALLS
         self.store = store
-        services = [store_service(store, writable), master_service(master, channels_of(store), join_first=not writable)]
+        services = [store_service(store), master_service(master, channels_of(store))]
         self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
         # One secret of all workers: what lies behind the check of whose name it is, is what is to be met.
@@ -182,42 +177,6 @@ class MasterCalls(CallTarget):
         return came
 
 
-class BareMasterCalls(MasterCalls):
-    """As `elastable serve`: every push is a commit."""
-
-    name = "bare-master-calls"
-    share = 150
-
-    def open(self) -> None:
-        store = self.held.enter_context(SharedMemoryStore(1))
-        for spec in SPECS.values():
-            store.create_table(spec)
-        self.masters = Successors(lambda: BareMaster(store, JobSpec(job="fuzzed", mode="async")))
-        self.serve(self.masters, store, True)
-
-    def begin_anew(self) -> None:
-        self.masters.follow()
-
-    def check(self) -> None:
-        """A good client's pushes change rows here as in a server of its own, to the bit."""
-        self.begin_anew()
-        self.store.drop_table("any")
-        self.store.create_table(SPECS["any"])
-        with MemoryStore(1) as own:
-            own.create_table(SPECS["any"])
-            ids = np.array([3, 1, 3], np.int64)
-            values = np.arange(9, dtype=np.float32).reshape(3, 3)
-            for master in (self.client, BareMaster(own, JobSpec(job="fuzzed", mode="async"))):
-                for sequence in (1, 2):
-                    push = Push(AsyncPushId("good", sequence, -1), 3, (), {"any": Slices(ids, values)}, (), ())
-                    reply = master.report_gradient(push)
-                    if reply.outcome is not PushOutcome.ACCEPTED:
-                        raise Finding(f"a good client's push is {reply}")
-            served, expected = (store.lookup({"any": ids})["any"] for store in (self.store, own))
-            if not np.array_equal(served, expected):
-                raise Finding("a good client's rows differ after the fuzzing")
-
-
 class JobCalls(MasterCalls):
     """As the master of a training job: pushes of micro-batches, versions that are committed when all are in."""
 
@@ -232,7 +191,7 @@ class JobCalls(MasterCalls):
         self._thread: threading.Thread | None = None
         self.masters = Successors(self._next_job)
         self.held.callback(self._end_job)
-        self.serve(self.masters, self.store, False)
+        self.serve(self.masters, self.store)
         self.calls = {**MASTER_CALLS, "ReportGradient": Call(self._push, master_pb2.GradientFrame)}
 
     def _push(self, m: Mutator) -> Seed:

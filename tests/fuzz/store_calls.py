@@ -16,10 +16,10 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import record_frames, spec_to_message
-from elastable.embedding_store.wire.remote_store import RemoteStore
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from tests.embedding_store.serving import client_service
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding
@@ -149,7 +149,7 @@ class StoreCalls(CallTarget):
         self.calls = STORE_CALLS
         self.store = self.held.enter_context(SharedMemoryStore(2))
         self.server = self.held.enter_context(
-            GrpcServer("127.0.0.1:0", [store_service(self.store, writable=True)], anonymous=Role.ADMINISTRATOR)
+            GrpcServer("127.0.0.1:0", [client_service(self.store)], anonymous=Role.ADMINISTRATOR)
         )
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
         self.client = self.held.enter_context(RemoteStore(self.server.address, WAIT_S))
@@ -213,13 +213,13 @@ def _train(store: EmbeddingStore) -> None:
     store.delete("any", np.array([0, 1, 2], np.int64))
 
 
-def _commit(m: Mutator) -> Seed:
-    if m.chance(0.2):
-        return store_pb2.CommitHeader(token=m.choice(_TOKENS), staged=True), b""
-    header, body = store_pb2.CommitHeader(version=1, token=m.choice(_TOKENS), stage=m.chance(0.3)), b""
+def _client_push(m: Mutator) -> Seed:
+    terms = store_pb2.PushTerms(version=m.choice((None, None, 1)), learning_rates={"any": 0.1}, summed=m.chance(0.5))
+    header = store_pb2.RowPushHeader(sender=m.choice(("a", "b")), micro_batch=1 + m.random.randrange(999), terms=terms)
+    part, body = header.parts.add(), b""
     for name in m.random.sample(sorted(SPECS), m.small(3)):
         ids = _ids(m, SPECS[name])
-        header.updates.add(table=name, count=len(ids), dim=SPECS[name].dim)
+        part.slices.add(table=name, count=len(ids), dim=SPECS[name].dim)
         body += ids.tobytes() + _floats(m, len(ids), SPECS[name].dim).tobytes()
     return header, body
 
@@ -262,7 +262,7 @@ STORE_CALLS: dict[str, Call] = {
     "Attach": plain(store_pb2.AttachRequest),
     "Pin": Call(_pin),
     "CreateTable": Call(_spec),
-    "Commit": Call(_commit, store_pb2.CommitFrame),
+    "PushRows": Call(_client_push, store_pb2.RowPushFrame),
     "Put": Call(_block, store_pb2.RowBlockFrame),
     "Delete": Call(_rows, store_pb2.RowIdsFrame),
     "DropTable": Call(lambda m: (store_pb2.DropTableRequest(table=_table(m), keep=m.chance(0.5)), b"")),

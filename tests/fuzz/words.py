@@ -22,10 +22,10 @@ from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from elastable.master.tasks.progress import Progress
 from tests.certificates import Authority
+from tests.embedding_store.serving import client_service
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS
@@ -135,7 +135,7 @@ class Tokens(Target):
     def open(self) -> None:
         self.token = "right-" * 5
         store = self.held.enter_context(SharedMemoryStore(1))
-        services = [store_service(store, writable=True)]
+        services = [client_service(store)]
         server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, credentials=Credentials(token=self.token)))
         channel = self.held.enter_context(grpc.insecure_channel(server.address))
         self.ask = channel.unary_unary(  # type: ignore[call-arg]

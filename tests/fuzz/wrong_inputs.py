@@ -14,19 +14,19 @@ from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableU
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.shards.server_contract import PushTerms, RowPush, Slices
 from elastable.embedding_store.tables.table_update import IndexedSlices
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, error_class
-from elastable.embedding_store.wire.messages.store_messages import commit_frames
+from elastable.embedding_store.wire.pushes.push_messages import row_push_frames
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import TrainOptions
 from elastable.master.api import Push, SyncPushId
 from elastable.master.push_check import Expected, TensorSpec, check_finite, check_push
 from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.numpy_reader import NumpyReader
+from tests.embedding_store.serving import client_service
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
@@ -240,11 +240,11 @@ class ServedInputs(WrongInputs):
     def open(self) -> None:
         self.store = self.held.enter_context(MemoryStore(1))
         self.store.create_table(SPEC)
-        service = store_service(self.store, writable=True)
+        service = client_service(self.store)
         server = self.held.enter_context(GrpcServer("127.0.0.1:0", [service], anonymous=Role.ADMINISTRATOR))
         channel = self.held.enter_context(grpc.insecure_channel(server.address))
         path = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}"
-        self._commits = channel.stream_unary(f"{path}/Commit", None, None)
+        self._commits = channel.stream_unary(f"{path}/PushRows", None, None)
         self._lookups = channel.stream_stream(f"{path}/Lookup", None, None)
 
     def made(self, m: Mutator) -> Attempt:
@@ -276,8 +276,11 @@ class ServedInputs(WrongInputs):
                 "a step below 0": lambda: commit(step=-1),
             },
         )
-        token = m.bytes(16)
-        return Attempt("Commit", lambda: self._done(self._commits, commit_frames(sent, token)), flaw)
+        (table, update), *_ = sent.updates.items()
+        terms = PushTerms(sent.version, sent.step, sent.learning_rates, summed=True)
+        parts = ({table: Slices(update.ids, update.gradients)},)
+        push = RowPush("", 0, 1, parts, m.bytes(16).hex(), terms)
+        return Attempt("PushRows", lambda: self._done(self._commits, row_push_frames(push)), flaw)
 
     def _lookup(self, m: Mutator) -> Attempt:
         count = 1 + m.small(4)

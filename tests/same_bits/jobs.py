@@ -9,7 +9,6 @@ import numpy as np
 
 import elastable as et
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.master.v1 import master_pb2, master_pb2_grpc
 from tests.elastable.processes import elastable, run_elastable
 from tests.ports import free_address
 from tests.same_bits.arrays import Arrays, checkpoint_arrays, history_arrays, nudged, table_arrays
@@ -159,15 +158,10 @@ def repeated_push(home: Path) -> Arrays:
 
     def push(channel: grpc.Channel, number: int) -> None:
         ids, values = pushes[number]
-        header = master_pb2.GradientHeader(
-            push=master_pb2.PushId(
-                async_id=master_pb2.AsyncPushId(incarnation="a client", sequence=number + 1, micro_batch=-1)
-            ),
-            records=1,
-            slices=[master_pb2.SlicesEntry(table="rows", count=len(ids), dim=4)],
-        )
-        frame = master_pb2.GradientFrame(header=header, body=ids.astype("<i8").tobytes() + values.tobytes())
-        reply = master_pb2_grpc.MasterStub(channel).ReportGradient(iter([frame]), timeout=60, wait_for_ready=True)
+        part = store_pb2.RowPart(slices=[store_pb2.SlicesEntry(table="rows", count=len(ids), dim=4)])
+        header = store_pb2.RowPushHeader(sender="a client", micro_batch=number + 1, parts=[part])
+        frame = store_pb2.RowPushFrame(header=header, body=ids.astype("<i8").tobytes() + values.tobytes())
+        reply = store_pb2_grpc.StoreStub(channel).PushRows(iter([frame]), timeout=60, wait_for_ready=True)
         replies.append((reply.outcome, reply.version))
 
     for life, numbers in enumerate(((0, 1, 2), (2, 3, 3))):

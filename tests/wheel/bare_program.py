@@ -13,9 +13,6 @@ from elastable.embedding_store import IndexedSlices, InitializerSpec, MemoryStor
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import NotInstalled
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.shards.server_contract import Slices
-from elastable.master.api import AsyncPushId, Push, PushOutcome
-from elastable.master.rpc.client import MasterClient
 
 address, folder = sys.argv[1:]
 assert {module.WHOSE for module in (master, proto, worker)} == {"mine"}
@@ -48,14 +45,8 @@ with MemoryStore() as memory, open_store(f"file://{folder}") as files:
     assert trained(files) == expected
     assert expected[0] < expected[1] < 0
 
-client = MasterClient(address, deadline_s=120.0)
-with client.store() as store:
-    store.create_table(SPEC)
-    push = Push(AsyncPushId("client", 1), 3, slices={"cities": Slices(IDS, GRADIENTS)})
-    assert client.report_gradient(push).outcome == PushOutcome.ACCEPTED
-    assert client.report_gradient(push).outcome == PushOutcome.DUPLICATE
-    served = store.lookup({"cities": IDS[:2]})["cities"][:, 0]
-    assert [float(value) for value in served] == expected, served
+with RemoteStore(address, deadline_s=120.0) as store:
+    assert trained(store) == expected
     block = TableSpec("block", dim=2, optimizer=OptimizerSpec("keras", (("learning_rate", 0.5),), "{}"))
     assert refusal(store.create_table, block).endswith('not installed: pip install "elastable[keras]"')
 with RemoteStore(address) as reader:

@@ -17,7 +17,7 @@ from elastable.embedding_store.errors import BadInput, TableNotFound
 from elastable.embedding_store.native.string_ids import hash_ids
 from elastable.embedding_store.open_store import open_reader, open_store
 from elastable.embedding_store.option import Option, required, setting
-from elastable.embedding_store.wire.remote_store import RemoteSource
+from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 

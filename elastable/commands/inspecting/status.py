@@ -15,10 +15,10 @@ from rich.table import Table
 from elastable.commands.command_line import AS_JSON, takes
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.snapshot import PinStatistics
-from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.errors import Unavailable, Unsupported
 from elastable.embedding_store.option import Option, check_options, required, setting
 from elastable.embedding_store.shards.server_contract import ServerStatus, ShardStatus
-from elastable.embedding_store.wire.remote_store import RemoteStore
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.master.api import JobStatus, Refusal, WorkerIdentity
 from elastable.master.rpc.client import MasterClient
 from elastable.process.stopping import OutputConsole
@@ -51,7 +51,7 @@ def status(options: _StatusOptions) -> None:
         client = MasterClient(options.master, deadline_s=options.deadline_s)
         console = OutputConsole()
         if not options.watch:
-            reported = client.status(), store.pins()
+            reported = _status(client, store), store.pins()
             if options.as_json:
                 typer.echo(json.dumps(_as_json(*reported), indent=2))
             else:
@@ -68,6 +68,14 @@ def status(options: _StatusOptions) -> None:
                     live.update(_shown(*each), refresh=True)
 
 
+def _status(client: MasterClient, store: RemoteStore) -> JobStatus:
+    """Of the job; of a parameter server, which has none, its version."""
+    try:
+        return client.status()
+    except Unsupported:
+        return JobStatus("", "serving", "", store.version(), 0, 0, 0, 0, {}, (), "")
+
+
 def _reports(client: MasterClient, store: RemoteStore, every_s: float) -> Iterator[_Reported]:
     """The status again and again, until the job has ended or its master is gone.
 
@@ -77,7 +85,7 @@ def _reports(client: MasterClient, store: RemoteStore, every_s: float) -> Iterat
     last: JobStatus | None = None
     while True:
         try:
-            reported = client.status(), store.pins()
+            reported = _status(client, store), store.pins()
         except Unavailable:
             if last is not None and (last.state == "stopping" or 0 < last.versions_total <= last.version):
                 return
@@ -151,7 +159,6 @@ def _progress_table(reported: JobStatus) -> Table:
     table = Table(title=title, show_header=False, title_justify="left")
     if endless:
         table.add_row("version", f"{reported.version:,}")
-        table.add_row("records pushed", f"{reported.records_trained:,}")
         return table
     table.add_row("state", escape(reported.state + (f" ({reported.stopped})" if reported.stopped else "")))
     table.add_row("mode", escape(reported.mode))

@@ -104,38 +104,8 @@ class JobView:
 
 
 @dataclass
-class ServerView:
-    """Of a parameter server.
-
-    Attributes:
-        status: How far it is.
-        store: Whose rows it serves.
-        not_ready: Why the store cannot be asked now; None: it can.
-    """
-
-    status: Callable[[], JobStatus]
-    store: EmbeddingStore
-    not_ready: Callable[[], str | None]
-    started: float = field(default_factory=time.time)
-
-    def __call__(self) -> Mapping[str, object]:
-        problem = self.not_ready()
-        progress: Mapping[str, object] = {"state": "failed", "workers": []}
-        if problem is None:
-            status = self.status()
-            progress = {**_progress(status), "workers": [*map(_worker, status.workers)]}
-        return {
-            **progress,
-            "kind": "server",
-            **_times(self.started),
-            **_store(self.store, problem),
-            "problems": _store_problems(problem),
-        }
-
-
-@dataclass
 class ShardView:
-    """Of a store server.
+    """Of a store server, or of a parameter server.
 
     Attributes:
         shard: That it serves.
@@ -151,11 +121,12 @@ class ShardView:
     def __call__(self) -> Mapping[str, object]:
         problem, claim = self.not_ready(), self.shard.ownership.claim
         owner = self.shard.ownership.live_owner()
+        serves = "serving clients" if self.shard.clients is not None else "serving a job" if owner else ""
         return {
             **_store(self.shard.store, problem),
             "version": self.shard.store.version() if problem is None else None,
-            "kind": "shard",
-            "state": "failed" if problem is not None else "serving a job" if owner else "waiting for a job",
+            "kind": "shard" if self.shard.clients is None else "server",
+            "state": "failed" if problem is not None else serves or "waiting for a job",
             "store": redacted(self.store),
             "owner": printable(owner, 256, lines=False),
             "job": "" if claim is None else printable(claim.job, 256, lines=False),

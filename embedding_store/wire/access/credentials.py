@@ -50,7 +50,7 @@ LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
                 Role.READER,
                 "GetStoreStatus Lookup LookupSmall TableStatistics ReadRows Attach Pin",
             ),
-            (_STORE, Role.WORKER, "CreateTable Commit Put PushRows"),
+            (_STORE, Role.WORKER, "CreateTable Put PushRows"),
             (
                 _STORE,
                 Role.WORKER,  # for the owner alone, whose claim was an administrator's

@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.arrays import Array, Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
@@ -18,7 +18,7 @@ from elastable.embedding_store.contract.spec import (
     ShardOrigin,
     TableSpec,
 )
-from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, BadSpec
+from elastable.embedding_store.errors import BadIds, BadInput, BadSpec
 from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
@@ -43,87 +43,6 @@ def require_wire_ids(table: str, ids: Int64) -> None:
 def optional(message: Message, field: str) -> Any:
     """A field's value; None where it is not set."""
     return getattr(message, field) if message.HasField(field) else None
-
-
-def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator[bytes]:
-    """The frames of one Commit.
-
-    Args:
-        commit: What is committed.
-        token: Names it, and no other.
-        stage: Whether it is only made ready, for `staged_frames` to follow.
-
-    Raises:
-        BadIds, BadGradient: an array that the wire has no place for; names its table.
-    """
-    header = store_pb2.CommitHeader(
-        version=commit.version,
-        step=commit.step,
-        token=token,
-        stage=stage,
-        ends_replay_epoch=commit.ends_replay_epoch,
-        frozen=commit.frozen,
-        time=commit.time,
-    )
-    header.learning_rates.update(commit.learning_rates)
-    arrays: list[Array] = []
-    for table, update in commit.updates.items():
-        ids, gradients, squares = update.ids, update.gradients, update.row_squares
-        require_wire_ids(table, ids)
-        if type(gradients) is not np.ndarray or gradients.dtype != np.float32 or gradients.shape[:-1] != (len(ids),):
-            _require_rows(table, "gradient", gradients, len(ids), BadGradient)
-        header.updates.add(table=table, count=len(ids), dim=gradients.shape[1], row_squares=squares is not None)
-        arrays += [ids, gradients]
-        if squares is not None:
-            if squares.dtype != np.float32 or squares.shape != (len(ids),):
-                raise BadGradient(
-                    f"table {table!r}: row_squares must be float32 [{len(ids)}], got {array_kind(squares)}"
-                )
-            arrays.append(squares)
-    return encode(header.SerializeToString(), arrays)
-
-
-def staged_frames(token: bytes) -> Iterator[bytes]:
-    """The frames of a Commit that applies the one which was staged with that token."""
-    return encode(store_pb2.CommitHeader(token=token, staged=True).SerializeToString(), [])
-
-
-def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit | None, bytes, bool]:
-    """The commit in the frames of one Commit (None: the staged one), its token, and whether it is only made ready.
-
-    Raises:
-        BadInput: malformed frames, a table named twice, or a size that cannot be.
-    """
-    reader = FrameReader(frames, "Commit")
-    header = reader.header(store_pb2.CommitHeader)
-    if header.staged and header != store_pb2.CommitHeader(token=header.token, staged=True):
-        raise BadInput("Commit: one that applies what was staged says its token, and nothing else")
-    plan = BodyPlan("Commit")
-    for entry in header.updates:
-        plan.add(f"ids of table {entry.table!r}", (entry.count,), _INT64)
-        plan.add(f"gradient of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
-        if entry.row_squares:
-            plan.add(f"row_squares of table {entry.table!r}", (entry.count,), _FLOAT32)
-    arrays = iter(reader.read(plan))
-    updates = {
-        entry.table: TableUpdate(next(arrays), next(arrays), next(arrays) if entry.row_squares else None)
-        for entry in header.updates
-    }
-    if len(updates) < len(header.updates):
-        raise BadInput("Commit: a table is in it twice; join its gradients")
-    if header.staged:
-        return None, header.token, False
-    rates = dict(header.learning_rates)
-    commit = Commit(
-        header.version,
-        updates,
-        header.step,
-        rates,
-        ends_replay_epoch=header.ends_replay_epoch,
-        frozen=tuple(header.frozen),
-        time=optional(header, "time"),
-    )
-    return commit, header.token, header.stage
 
 
 def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:

@@ -1,15 +1,19 @@
 """The calls of store servers as messages and frames, and back: pushes, versions of them, saved rows, status."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+
+import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import EvictionCut
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.messages.store_messages import and_record, optional, with_record
@@ -17,6 +21,7 @@ from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slice
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
 _MOST_SQUARES_BYTES = 128
+_FLOAT32 = np.dtype(np.float32)
 
 
 def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) -> Iterator[bytes]:
@@ -32,10 +37,34 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
     header = store_pb2.RowPushHeader(
         job=push.job, version=push.version, micro_batch=push.micro_batch, sender=push.sender
     )
+    if not push.job:
+        given = push.terms
+        header.terms.CopyFrom(
+            store_pb2.PushTerms(
+                version=given.version,
+                step=given.step,
+                learning_rates=given.learning_rates,
+                ends_replay_epoch=given.ends_replay_epoch,
+                frozen=given.frozen,
+                time=given.time,
+                summed=given.summed,
+                stage=given.stage,
+                staged=given.staged,
+            )
+        )
     arrays: list[Array] = []
     for part in push.parts:
-        arrays += declare_slices(header.parts.add().slices, part)
-    body = body_of(header, arrays, channel)  # first: it sets the header's `shared`
+        entries = header.parts.add().slices
+        arrays += declare_slices(entries, part)
+        for entry, slices in zip(entries, part.values(), strict=True):
+            if (squares := slices.row_squares) is not None:
+                if squares.dtype != np.float32 or squares.shape != (entry.count,):
+                    raise BadGradient(
+                        f"table {entry.table!r}: row_squares must be float32 [{entry.count}], got {array_kind(squares)}"
+                    )
+                entry.row_squares = True
+                arrays.append(squares)
+    body = arrays if channel is None else body_of(header, arrays, channel)  # first: it sets the header's `shared`
     return encode(header.SerializeToString(), body)
 
 
@@ -55,20 +84,45 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
     plan = BodyPlan("RowPush")
     for part in header.parts:
         plan_slices(plan, "RowPush", part.slices)
+        for entry in part.slices:
+            if entry.row_squares:
+                plan.add(f"row_squares of table {entry.table!r}", (entry.count,), _FLOAT32)
     arrays = read_body(reader, header, "RowPush", plan, channels)
-    parts = [{entry.table: shards.Slices(next(arrays), next(arrays)) for entry in part.slices} for part in header.parts]
-    return shards.RowPush(header.job, header.version, header.micro_batch, tuple(parts), header.sender)
+    parts = tuple(_part(part.slices, arrays) for part in header.parts)
+    given = header.terms
+    terms = shards.PushTerms(
+        optional(given, "version"),
+        optional(given, "step"),
+        dict(given.learning_rates),
+        given.ends_replay_epoch,
+        tuple(given.frozen),
+        optional(given, "time"),
+        given.summed,
+        given.stage,
+        given.staged,
+    )
+    return shards.RowPush(header.job, header.version, header.micro_batch, parts, header.sender, terms)
 
 
-def row_outcome_to_message(outcome: shards.RowPushOutcome) -> store_pb2.RowPushReply:
+def _part(entries: Sequence[store_pb2.SlicesEntry], arrays: Iterator[Array]) -> dict[str, shards.Slices]:
+    found = {entry.table: shards.Slices(next(arrays), next(arrays)) for entry in entries}
+    for entry in entries:
+        if entry.row_squares:
+            found[entry.table] = replace(found[entry.table], row_squares=next(arrays))
+    return found
+
+
+def row_reply_to_message(reply: shards.RowPushReply) -> store_pb2.RowPushReply:
     """The reply to a PushRows."""
-    return store_pb2.RowPushReply(outcome=store_pb2.RowPushReply.Outcome.Value(f"OUTCOME_{outcome.name}"))
+    outcome = store_pb2.RowPushReply.Outcome.Value(f"OUTCOME_{reply.outcome.name}")
+    return store_pb2.RowPushReply(outcome=outcome, version=reply.version, reason=reply.reason)
 
 
-def row_outcome_from_message(reply: store_pb2.RowPushReply) -> shards.RowPushOutcome:
-    """The outcome of a PushRows. Raises `BadInput` for one that is not known here."""
+def row_reply_from_message(reply: store_pb2.RowPushReply) -> shards.RowPushReply:
+    """The inverse of `row_reply_to_message`. Raises `BadInput` for an outcome that is not known here."""
     try:
-        return shards.RowPushOutcome[store_pb2.RowPushReply.Outcome.Name(reply.outcome).removeprefix("OUTCOME_")]
+        name = store_pb2.RowPushReply.Outcome.Name(reply.outcome).removeprefix("OUTCOME_")
+        return shards.RowPushReply(shards.RowPushOutcome[name], reply.version, printable(reply.reason, 1024))
     except (KeyError, ValueError) as error:
         raise BadInput(
             f"RowPushReply: outcome {reply.outcome} is unknown; start all processes from one release"

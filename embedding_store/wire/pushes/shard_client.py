@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 from google.protobuf.message import Message
 
 from elastable.embedding_store import errors
-from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
@@ -21,8 +21,9 @@ from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE, record_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
-from elastable.embedding_store.wire.remote_store import RemotePin, RemoteStore
+from elastable.embedding_store.wire.remote_source import RemotePin
 
 Answer = TypeVar("Answer")
 
@@ -51,8 +52,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
         super().__init__(target, writes=self._owner)
         self._server = self._owner.stub
         self._keeps_records: bool | None = None
-        push = Upload(target.channel, f"/{STORE_SERVICE}/PushRows", store_pb2.RowPushReply.FromString)
-        self._pushes = SharedUpload(target, push, messages.row_push_frames, self)
+        self._pushes = SharedUpload(target, self._push_rows, messages.row_push_frames, self.attach)
         channel, path = self._owner.channel, f"/{STORE_SERVICE}"
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
         self._record_frames = channel.unary_stream(
@@ -80,7 +80,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
         return self._keeps_records
 
     def push_rows(self, push: shards.RowPush) -> shards.RowPushOutcome:
-        return self.connection.decoded(messages.row_outcome_from_message, self._pushes.send(push))
+        return self.connection.decoded(messages.row_reply_from_message, self._pushes.send(push)).outcome
 
     def shard_status(self) -> shards.ShardStatus:
         request = store_pb2.StoreStatusRequest(shard=True)
@@ -154,6 +154,11 @@ class ShardClient(RemoteStore, shards.ShardServer):
         self._refuse_commit()
 
     def stage(self, commit: Commit) -> Callable[[], None]:
+        self._refuse_commit()
+
+    def update(
+        self, updates: Mapping[str, TableUpdate], learning_rates: Mapping[str, float], step: int | None = None
+    ) -> int:
         self._refuse_commit()
 
     def _refuse_commit(self) -> NoReturn:

@@ -5,12 +5,20 @@ from typing import Any
 
 import grpc
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.contract.row_data import TableState
+from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.shards.ownership import Claim
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, record_frames, reset_from_frames
+from elastable.embedding_store.wire.messages.store_messages import (
+    OWNER_KEY,
+    blocks_from_frames,
+    ids_from_frames,
+    record_frames,
+    reset_from_frames,
+    spec_from_message,
+)
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import (
@@ -22,10 +30,10 @@ from elastable.embedding_store.wire.server.handlers import (
     with_behaviour,
 )
 from elastable.embedding_store.wire.service.store_service import StoreServicer, owner_secret
-from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
-_NOT_SERVED = "Commit"  # versions are made of pushes
+MOST_TABLES = 10_000
+"""Tables that clients may have made."""
 
 
 def shard_service(
@@ -34,7 +42,7 @@ def shard_service(
     lookups: LookupCounts | None = None,
     not_ready: NotReady = lambda: None,
 ) -> Service:
-    """What a store server serves: its rows to be read by all, and its owner's calls.
+    """What a store server serves: its rows to be read by all, and its owner's calls; a parameter server has no owner.
 
     Args:
         shard: The rows, and the pushes.
@@ -42,25 +50,28 @@ def shard_service(
         lookups, not_ready: As of `store_service`.
     """
     rows = _ShardServicer(shard, channels, lookups)
-    writes, refused = (
-        write_handlers(shard.store, writable, rows.pins, rows.forget_specs) for writable in (True, False)
-    )
+    changing = {
+        "CreateTable": control(rows.create_table, store_pb2.CreateTableRequest),
+        "DropTable": control(rows.drop_table, store_pb2.DropTableRequest),
+        "Put": upload(rows.put),
+        "Delete": upload(rows.delete),
+        "ResetVersion": upload(rows.reset_version, owner_secret),
+    }
+    pushes = {"PushRows": upload(rows.push_rows)}
+    if shard.clients is not None:
+        return rows.service({**changing, **pushes}, not_ready)
     owned = {
-        **writes,
+        **changing,
         "Prepare": control(rows.prepare, store_pb2.PrepareRequest),
         "CommitPushed": upload(rows.commit_pushed, owner_secret),
-        "ResetVersion": upload(rows.reset_version, owner_secret),
         "ReadRecord": stream(rows.read_record, store_pb2.ReadRecordRequest),
         "TakeChanges": control(rows.take_changes, store_pb2.TakeChangesRequest),
         "SaveRows": control(rows.save_rows, store_pb2.SaveRowsRequest),
     }
-    changing = {
-        **{call: _owned(handler, shard) for call, handler in owned.items()},
-        "PushRows": upload(rows.push_rows),
-        "Claim": control(rows.claim, store_pb2.ClaimRequest, owner_secret),
-        _NOT_SERVED: refused[_NOT_SERVED],
-    }
-    return rows.service(changing, not_ready)
+    claims = {"Claim": control(rows.claim, store_pb2.ClaimRequest, owner_secret)}
+    return rows.service(
+        {**{call: _owned(handler, shard) for call, handler in owned.items()}, **pushes, **claims}, not_ready
+    )
 
 
 class _ShardServicer(StoreServicer):
@@ -70,6 +81,11 @@ class _ShardServicer(StoreServicer):
 
     def status_of_shard(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> store_pb2.StoreStatus:
         status = store_pb2.StoreStatus()
+        if self._shard.clients is not None and (request.owned or request.owner):
+            raise Unsupported(
+                "GetStoreStatus: this is a parameter server (elastable serve), which nobody owns; store servers of "
+                "a job are started with elastable store"
+            )
         if request.owned:
             _require_owner(self._shard, secret)
         if request.owner:
@@ -84,10 +100,39 @@ class _ShardServicer(StoreServicer):
         self._shard.claim(secret, claim, request.first)
         return store_pb2.ClaimReply()
 
+    def create_table(self, request: store_pb2.CreateTableRequest) -> store_pb2.CreateTableReply:
+        spec, known = spec_from_message(request.spec), self._store.specs()
+        if spec.name not in known and len(known) >= MOST_TABLES:
+            raise BadInput(f"table {spec.name!r}: {MOST_TABLES} tables are here, as many as there may be")
+        return store_pb2.CreateTableReply(created=self._store.create_table(spec))
+
+    def drop_table(self, request: store_pb2.DropTableRequest) -> store_pb2.DropTableReply:
+        if request.table not in (specs := self._store.specs()):  # before pins are given up for it
+            raise TableNotFound(f"no table {request.table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
+        what = "cleared" if request.keep else "dropped"
+        self.pins.make_way(f"table {request.table!r} cannot be {what}", request.force)
+        if request.keep:
+            self._store.clear(request.table)
+        else:
+            self._store.drop_table(request.table)
+            self.forget_specs()
+        return store_pb2.DropTableReply()
+
+    def put(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
+        for table, put in blocks_from_frames(frames):
+            if isinstance(put, TableState):
+                self._store.put_table_state(table, put)
+            else:
+                self._store.put(table, [put])
+        return store_pb2.PutReply()
+
+    def delete(self, frames: Iterator[bytes]) -> store_pb2.DeleteReply:
+        header, ids = ids_from_frames(frames)
+        return store_pb2.DeleteReply(rows=self._store.delete(header.table, ids))
+
     def push_rows(self, frames: Iterator[bytes]) -> store_pb2.RowPushReply:
-        return messages.row_outcome_to_message(
-            self._shard.push_rows(messages.row_push_from_frames(frames, self._channels))
-        )
+        push = messages.row_push_from_frames(frames, self._channels)
+        return messages.row_reply_to_message(self._shard.push_rows(push))
 
     def prepare(self, request: store_pb2.PrepareRequest) -> store_pb2.PrepareReply:
         if request.HasField("offer"):
@@ -100,6 +145,8 @@ class _ShardServicer(StoreServicer):
 
     def reset_version(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.ResetVersionReply:
         header, record = reset_from_frames(frames)
+        if self._shard.clients is not None and (header.take_back or record is not None):
+            raise Unsupported("ResetVersion: only store servers keep records of versions, and take versions back")
         if header.take_back:
             version = header.version if header.HasField("version") else None
             return store_pb2.ResetVersionReply(rows=self._shard.take_back(version, secret))

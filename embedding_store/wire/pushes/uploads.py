@@ -13,7 +13,6 @@ from elastable.embedding_store.errors import BadGradient, BadInput, Unavailable,
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, Upload
-from elastable.embedding_store.wire.remote_store import RemoteSource
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
@@ -108,7 +107,7 @@ class SharedUpload(Generic[Message, Reply]):
         connection: To the server.
         upload: The call.
         frames: (message, channel) -> its frames; with a channel arrays may lie there instead.
-        rows: That the same server serves: they say where its socket is.
+        attach: Asks the server for its memory: the name of a socket, and what to say there.
     """
 
     def __init__(
@@ -116,12 +115,12 @@ class SharedUpload(Generic[Message, Reply]):
         connection: ServerConnection,
         upload: Upload[Reply],
         frames: Callable[[Message, SharedChannel | None], Iterator[bytes]],
-        rows: RemoteSource,
+        attach: Callable[[], tuple[str, bytes]],
     ) -> None:
         self._connection = connection
         self._upload = upload
         self._frames = frames
-        self._rows = rows
+        self._attach = attach
         self._sharing = False
         self._sending = threading.Lock()
         self._channel: SharedChannel | None = None
@@ -164,7 +163,7 @@ class SharedUpload(Generic[Message, Reply]):
         """The channel, made now where it is time to try. Raises `Unsupported`, `OSError`."""
         if self._channel is None and time.monotonic() >= self._look_again:
             self._look_again = time.monotonic() + _LOOK_AGAIN_S
-            self._channel = SharedChannel(*self._rows.attach())
+            self._channel = SharedChannel(*self._attach())
             self._reason = None
             _log.info("gradients are laid down in memory for %s", self._connection.address)
         return self._channel

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.snapshot import Snapshot
@@ -36,9 +37,9 @@ from elastable.embedding_store.wire.server.handlers import (
     both_ways,
     client_of,
     control,
+    upload,
 )
 from elastable.embedding_store.wire.service.pin_service import ServedPins
-from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 _INT64 = np.dtype(np.int64)
@@ -48,22 +49,26 @@ _GATHERERS = 8  # lookups of many frames at once; more wait
 
 
 def store_service(
-    store: EmbeddingStore,
-    writable: bool = False,
-    lookups: LookupCounts | None = None,
-    not_ready: NotReady = lambda: None,
+    store: EmbeddingStore, lookups: LookupCounts | None = None, not_ready: NotReady = lambda: None
 ) -> Service:
-    """The service that answers for `store`.
+    """The service that answers for the store of a job's master, which only the master may change.
 
     Args:
         store: Where rows are.
-        writable: Whether clients may create, change and drop tables. Not for the store of a job's master, which only
-            the master may modify.
         lookups: Counts what clients look up; None: nobody wants to know.
         not_ready: As of `Service`.
     """
-    servicer = StoreServicer(store, lookups)
-    return servicer.service(write_handlers(store, writable, servicer.pins, servicer.forget_specs), not_ready)
+    changing = {call: upload(_refusing(call)) for call in ("Put", "Delete", "ResetVersion", "PushRows")}
+    for call, request in (("CreateTable", store_pb2.CreateTableRequest), ("DropTable", store_pb2.DropTableRequest)):
+        changing[call] = control(_refusing(call), request)
+    return StoreServicer(store, lookups).service(changing, not_ready)
+
+
+def _refusing(call: str) -> Callable[[object], Message]:
+    def refuse(request: object) -> Message:
+        raise Unsupported(f"{call}: the store behind this port belongs to its master's job and is only read from")
+
+    return refuse
 
 
 class StoreServicer:
@@ -105,7 +110,7 @@ class StoreServicer:
         self._gatherers.shutdown(wait=False)
 
     def forget_specs(self) -> None:
-        """Call it after another service dropped a table."""
+        """Call it after a table was dropped."""
         self._specs = {}
 
     def get_store_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> Later[None]:

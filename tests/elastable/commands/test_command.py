@@ -20,16 +20,13 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from elastable.command import app
-from elastable.embedding_store import errors
+from elastable.embedding_store import TableUpdate, errors
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.native.string_ids import hash_ids
-from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.remote_store import RemoteStore
-from elastable.master.api import AsyncPushId, Push, PushOutcome
-from elastable.master.rpc.client import MasterClient
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.process.exit_codes import ExitCode, error_of
 from tests.elastable.processes import CLICK_JOB, elastable, run_elastable
 
@@ -194,7 +191,7 @@ def refusal_of_silent_calls(address: str, count: int) -> str:
         yield from ()
 
     with grpc.insecure_channel(address) as channel:
-        commit = channel.stream_unary(f"/{STORE_SERVICE}/Commit", None, None)
+        commit = channel.stream_unary(f"/{STORE_SERVICE}/PushRows", None, None)
 
         def begin() -> None:
             commit.future(nothing(), timeout=600).add_done_callback(ended.put)
@@ -216,16 +213,15 @@ class TestServe:
         with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0") as server:
             address = server.address()
             ids: Int64 = np.array([5], np.int64)
-            with MasterClient(address, deadline_s=30) as client:
-                client.store().create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
-                before = client.store().lookup({"t": ids})["t"]
-                slices = {"t": Slices(ids, np.ones((1, 2), np.float32))}
-                assert client.report_gradient(Push(AsyncPushId("a", 1), 1, slices=slices)).version == 1
+            with RemoteStore(address, deadline_s=30) as client:
+                client.create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
+                before = client.lookup({"t": ids})["t"]
+                assert client.update({"t": TableUpdate(ids, np.ones((1, 2), np.float32))}, {}) == 1
             ran = run_elastable("lookup", "t", "5", "--master", address)
             np.testing.assert_allclose(json.loads(ran.out)["row"], before[0] - 1, rtol=1e-6)
-            with MasterClient(address, deadline_s=30) as client:
-                client.store().create_table(TableSpec("users", 2, ids="farmhash64"))
-                named = client.store().lookup({"users": hash_ids(["alice", "42"])})["users"]
+            with RemoteStore(address, deadline_s=30) as client:
+                client.create_table(TableSpec("users", 2, ids="farmhash64"))
+                named = client.lookup({"users": hash_ids(["alice", "42"])})["users"]
             ran = run_elastable("lookup", "users", "alice", "42", "--master", address)
             output = [json.loads(line) for line in ran.out.splitlines()]
             assert [(line["string"], line["id"]) for line in output] == [
@@ -258,11 +254,12 @@ class TestServe:
         ids: Int64 = np.array([5], np.int64)
         options = ("--not-finite", "skip", "--client-calls", "16")
         with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0", *options) as server:
-            with MasterClient(server.address(), deadline_s=30) as client:
-                client.store().create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
-                slices = {"t": Slices(ids, np.full((1, 2), np.nan, np.float32))}
-                reply = client.report_gradient(Push(AsyncPushId("a", 1), 1, slices=slices))
-            assert (reply.outcome, reply.version) == (PushOutcome.SKIPPED, 0)
+            with RemoteStore(server.address(), deadline_s=30) as client:
+                client.create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
+                update = TableUpdate(ids, np.full((1, 2), np.nan, np.float32))
+                with pytest.raises(errors.NotFinite, match="'t'"):
+                    client.update({"t": update}, {})
+                assert client.version() == 0
             assert "16 calls of the client ipv4:127.0.0.1:" in refusal_of_silent_calls(server.address(), 40)
             server.signal(signal.SIGTERM)
             assert server.wait() == ExitCode.DONE, server.err

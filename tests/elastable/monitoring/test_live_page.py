@@ -17,17 +17,18 @@ import pytest
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
+from elastable.embedding_store.shards.client_pushes import ClientPushes
 from elastable.embedding_store.shards.server_contract import ServerStatus, ShardStatus
+from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.master.api import WorkerIdentity
-from elastable.master.core.bare_master import BareMaster
 from elastable.master.rpc.messages import status_from_message, status_to_message
 from elastable.monitoring import endpoints as event_stream
 from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.endpoints import PAGE, Endpoints
 from elastable.monitoring.http_server import HttpServer
-from elastable.monitoring.page.views import JobView, ServerView, ShardView, View, Watched, advice_on
+from elastable.monitoring.page.views import JobView, ShardView, View, Watched, advice_on
 from elastable.output.curves import Curves
 from elastable.process.child import EndedChild
 from tests.certificates import TOKEN
@@ -225,9 +226,10 @@ def test_curves_are_bounded_and_keep_their_ends() -> None:
 
 def test_a_parameter_server_shows_its_tables() -> None:
     with MemoryStore() as store:
-        state = state_of(ServerView(BareMaster(store).status, store, lambda: None))
-        away = state_of(ServerView(BareMaster(store).status, store, lambda: "Unavailable: gone"))
-    assert (state["kind"], state["state"], state["tables"]) == ("server", "training", [])
+        shard = Shard(store, clients=ClientPushes(store))
+        state = state_of(ShardView(shard, "memory", lambda: None))
+        away = state_of(ShardView(shard, "memory", lambda: "Unavailable: gone"))
+    assert (state["kind"], state["state"], state["tables"]) == ("server", "serving clients", [])
     assert (away["store_ready"], len(away["problems"])) == (False, 1)
 
 

@@ -32,7 +32,7 @@ from elastable.embedding_store.errors import (
     StoreBroken,
     TableNotFound,
 )
-from elastable.embedding_store.wire.remote_store import RemoteStore
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import create_tables, int64
 from tests.embedding_store.dictionary_model import ModelTable

@@ -15,8 +15,8 @@ from elastable.embedding_store.tables.checks import as_ids, require_block, requi
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import create_tables
+from tests.embedding_store.serving import client_service
 
 FIXED = TableSpec("cities", 3, 10)
 DYNAMIC = TableSpec("people", 3)
@@ -116,7 +116,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[EmbeddingTable]:
         if request.param == "partitioned":
             memory = held.enter_context(PartitionedStore([memory, held.enter_context(MemoryStore(1))], "token"))
         if request.param == "served":
-            service = store_service(memory, writable=True)
+            service = client_service(memory)
             server = held.enter_context(GrpcServer("127.0.0.1:0", [service], anonymous=Role.ADMINISTRATOR))
             memory = held.enter_context(RemoteStore(server.address, 30.0))
         yield memory.table(SPEC)

@@ -18,8 +18,8 @@ from elastable.embedding_store.wire.access.credentials import ENVIRONMENT, Crede
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.service.store_service import store_service
 from tests.certificates import TOKEN, Authority
+from tests.embedding_store.serving import client_service
 
 LOOPBACK = Address("127.0.0.1", 50051)
 ELSEWHERE = Address("192.0.2.1", 50051)
@@ -447,7 +447,7 @@ def test_a_server_that_is_started_again_is_reached_again(ours: Authority) -> Non
 def test_the_environment_is_used(files: dict[str, Path], theirs: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, file in files.items():
         monkeypatch.setenv(name, str(file))
-    with MemoryStore() as store, GrpcServer("localhost:0", [store_service(store, writable=True)]) as server:
+    with MemoryStore() as store, GrpcServer("localhost:0", [client_service(store)]) as server:
         with open_store(f"grpc://{server.address}") as remote:
             assert remote.version() == 0
         stranger = Credentials(files["ELASTABLE_TLS_CA"], *theirs.issue("stranger", "localhost"), TOKEN)

@@ -11,15 +11,13 @@ import pytest
 from elastable.embedding_store import Commit, IndexedSlices, MemoryStore, RemoteStore, RowBlock, TableUpdate, errors
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, block_frames, commit_frames
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, block_frames
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.handlers import behaviour_of, with_behaviour
-from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, rows_by_id, update
-from tests.embedding_store.serving import serving
+from tests.embedding_store.serving import client_service, serving
 
 
 def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServer]:
@@ -56,9 +54,9 @@ def losing(service: Service, *methods: str) -> Service:
 
 
 def test_calls_whose_answer_was_lost_count_once() -> None:
-    methods = ("Commit", "DropTable", "Put", "CreateTable", "ResetVersion")
+    methods = ("PushRows", "DropTable", "Put", "CreateTable", "ResetVersion")
     with MemoryStore() as store, MemoryStore() as model:
-        service = losing(store_service(store, writable=True), *methods)
+        service = losing(client_service(store), *methods)
         with (
             GrpcServer("127.0.0.1:0", [service], anonymous=Role.ADMINISTRATOR) as server,
             RemoteStore(server.address, 60) as remote,
@@ -93,38 +91,6 @@ def test_another_commit_of_a_version_that_stands_is_refused(held: ExitStack) -> 
             with pytest.raises(errors.StaleVersion):
                 again.commit(commits[1])
         assert rows_by_id(store, "cities") == before
-
-
-def test_tokens_are_of_one_version_and_empty_ones_of_none(held: ExitStack) -> None:
-    store, server = serve(held)
-    store.create_table(fixed())
-    stub = store_pb2_grpc.StoreStub(held.enter_context(grpc.insecure_channel(server.address)))
-
-    def send(version: int, token: bytes) -> bool:
-        one = Commit(version, {"cities": update(int64(1), 4)}, 0, {})
-        frames = [store_pb2.CommitFrame.FromString(frame) for frame in commit_frames(one, token)]
-        return stub.Commit(iter(frames), timeout=30).repeated
-
-    assert (send(1, b"a"), send(1, b"a"), send(2, b"a")) == (False, True, False)
-    store.reset_version(1)
-    assert not send(2, b"b")
-    assert not send(3, b"")
-    with pytest.raises(grpc.RpcError, match="version 2 is past"):
-        send(3, b"")
-
-
-def test_a_commit_that_was_not_staged_here_is_refused(held: ExitStack) -> None:
-    store, server = serve(held)
-    store.create_table(fixed())
-    with RemoteStore(server.address, 60) as remote:
-        first = remote.stage(Commit(1, {"cities": update(int64(1), 4)}, 0, {}))
-        second = remote.stage(Commit(1, {"cities": update(int64(2), 4)}, 0, {}))
-        with pytest.raises(errors.VersionError, match="stage it again"):
-            first()
-        second()
-        with pytest.raises(errors.BadGradient, match="'cities'"):
-            remote.stage(Commit(2, {"cities": update(int64(2), 3)}, 0, {}))
-    assert (store.version(), store.row_count("cities")) == (1, 1)
 
 
 def test_row_squares_and_rates_travel(held: ExitStack) -> None:
@@ -167,7 +133,7 @@ def test_clients_in_turn_update_tables_whatever_versions_they_know(held: ExitSta
 
 WRITES: dict[str, Callable[[RemoteStore], object]] = {
     "CreateTable": lambda remote: remote.create_table(dynamic()),
-    "Commit": lambda remote: commit(remote, {"cities": update(int64(1), 4)}),
+    "PushRows": lambda remote: commit(remote, {"cities": update(int64(1), 4)}),
     "Put": lambda remote: remote.put("cities", remote.scan("cities")),
     "DropTable": lambda remote: remote.drop_table("cities"),
     "ResetVersion": lambda remote: remote.reset_version(3),

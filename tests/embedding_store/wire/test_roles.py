@@ -22,12 +22,15 @@ from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server import grpc_server
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.core.bare_master import BareMaster
+from elastable.master.api import JobSpec
+from elastable.master.commits.dense_part import DensePart
+from elastable.master.core.job_master import Master
 from elastable.master.rpc.master_service import master_service
+from elastable.master.tasks.progress import Progress
 from elastable.master.v1 import master_pb2
 from tests.certificates import Authority
 from tests.contracts.store_samples import commit, create_tables, dynamic, int64, rows_by_id, update
+from tests.embedding_store.serving import client_service
 
 ADMINISTRATOR, WORKER, READER = "of-the-administrator", "of-the-workers", "of-the-readers"
 SERVER = Credentials(token=ADMINISTRATOR, worker_token=WORKER, reader_token=READER)
@@ -48,9 +51,10 @@ def serve(held: ExitStack, credentials: Credentials, anonymous: Role | None = No
     """A parameter server, as `elastable serve` has it, with one table that was trained once; and its owner's calls."""
     store = create_tables(held.enter_context(MemoryStore(1)), dynamic())
     commit(store, {TABLE: update(int64(1, 2), 5)})
-    rows, owned = store_service(store, writable=True), shard_service(Shard(store, 1 << 20))
+    rows, owned = client_service(store), shard_service(Shard(store, 1 << 20))
     rows = replace(rows, handlers={**owned.handlers, **rows.handlers})
-    services = [rows, master_service(BareMaster(store))]
+    master = Master(JobSpec(train_records=9), store, DensePart(), start=Progress(version=1))
+    services = [rows, master_service(master)]
     server = GrpcServer("127.0.0.1:0", services, credentials=credentials, anonymous=anonymous)
     return store, held.enter_context(server).address
 
@@ -113,7 +117,7 @@ def test_a_reader_looks_up_and_changes_nothing(held: ExitStack) -> None:
         assert pin.row_count(TABLE) == 2
     attempts: list[tuple[str, Callable[[], object]]] = [
         ("CreateTable", lambda: reader.create_table(dynamic("others"))),
-        ("Commit", lambda: commit(reader, {TABLE: update(int64(1), 5)})),
+        ("PushRows", lambda: commit(reader, {TABLE: update(int64(1), 5)})),
         ("Put", lambda: reader.put(TABLE, [store.read_rows(TABLE, int64(1))])),
         ("Delete", lambda: reader.delete(TABLE, int64(1))),
     ]
@@ -143,7 +147,7 @@ def test_a_message_is_not_read_before_the_role_is_known(held: ExitStack) -> None
                 yield bytes(1 << 20)
 
         with pytest.raises(grpc.RpcError) as caught:
-            opened.stream_unary("/elastable.embedding_store.v1.Store/Commit", None, None)(frames(), timeout=60)
+            opened.stream_unary("/elastable.embedding_store.v1.Store/PushRows", None, None)(frames(), timeout=60)
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert sent < 64
 
@@ -166,7 +170,7 @@ def test_without_tokens_everybody_reads_creates_and_pushes_and_nobody_destroys(h
 
 def test_a_program_may_say_what_callers_without_a_token_are(held: ExitStack) -> None:
     _, address = serve(held, Credentials(worker_token=WORKER), anonymous=Role.READER)
-    with pytest.raises(PermissionDenied, match=r"Commit .* and this caller's is reader \(no token"):
+    with pytest.raises(PermissionDenied, match=r"PushRows .* and this caller's is reader \(no token"):
         commit(client(held, address, Credentials()), {TABLE: update(int64(9), 5)})
     commit(client(held, address, Credentials(worker_token=WORKER)), {TABLE: update(int64(9), 5)})
     with pytest.raises(Unauthenticated, match="its token is not this server's"):
@@ -186,7 +190,7 @@ def test_certificates_have_roles_by_their_names(held: ExitStack, ours: Authority
     store, address = serve(held, Credentials(ours.ca, *own, certificate_roles=roles))
     somebody, trainer = (client(held, address, of_name(ours, name)) for name in ("some.example", "trainer.example"))
     assert somebody.version() == 1
-    with pytest.raises(PermissionDenied, match=r"Commit .* reader .*'some\.example'"):
+    with pytest.raises(PermissionDenied, match=r"PushRows .* reader .*'some\.example'"):
         commit(somebody, {TABLE: update(int64(9), 5)})
     commit(trainer, {TABLE: update(int64(9), 5)})
     with pytest.raises(PermissionDenied, match=r"DropTable .* worker .*'trainer\.example'"):

@@ -14,7 +14,8 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, BodyPlan, FrameReader, encode
 from elastable.embedding_store.wire.messages.reply_frames import ReplyRoom
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
-from elastable.embedding_store.wire.service import pin_service, write_service
+from elastable.embedding_store.wire.pushes import shard_service
+from elastable.embedding_store.wire.service import pin_service
 from elastable.embedding_store.wire.service import store_service as service
 from tests.contracts.store_samples import create_tables, fixed, rows_by_id
 from tests.embedding_store.serving import serving
@@ -116,7 +117,7 @@ def test_a_scan_cannot_ask_for_blocks_of_any_size(held: ExitStack, monkeypatch: 
 
 
 def test_tables_pins_names_and_sketches_have_limits(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_service, "MOST_TABLES", 2)
+    monkeypatch.setattr(shard_service, "MOST_TABLES", 2)
     monkeypatch.setattr(pin_service, "MOST_PINS", 2)
     _, client, _ = served(held)
     client.create_table(fixed("another"))

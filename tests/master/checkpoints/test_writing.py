@@ -16,15 +16,15 @@ from safetensors.numpy import load_file
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError, StaleVersion
-from elastable.embedding_store.wire.remote_store import RemoteStore
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, newest_checkpoint
 from elastable.master.checkpoints.storage.tensor_file import Throttle
 from elastable.master.checkpoints.writing import StoredCheckpoint, to_remove, write_checkpoint
+from tests.embedding_store.serving import client_service
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, shards, train
 
 
@@ -134,14 +134,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_store_that_began_anew_is_not_saved(tmp_path: Path, pinned: bool) -> None:
     with created(MemoryStore(threads=1)) as store:
         train(store, 3)
-        with GrpcServer("127.0.0.1:0", [store_service(store, writable=True)]) as server:
+        with GrpcServer("127.0.0.1:0", [client_service(store)]) as server:
             address = server.address
             remote = RemoteStore(address)
             source = remote.pin(3) if pinned else remote
     with closing(remote), MemoryStore(threads=1) as empty:
         if pinned:
             empty.reset_version(3)  # even where it has come as far, without any table
-        with GrpcServer(address, [store_service(empty, writable=True)]):
+        with GrpcServer(address, [client_service(empty)]):
             wrong: type[ElastableError] = StaleVersion if pinned else BadInput
             with pytest.raises(wrong):
                 write_checkpoint(tmp_path, source, dense_of(3), JOB, progress_of(3))

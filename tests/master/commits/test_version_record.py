@@ -9,10 +9,8 @@ import pytest
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.shards.server_contract import Slices
-from elastable.master.api import AsyncPushId, JobSpec, Push
+from elastable.master.api import JobSpec
 from elastable.master.commits.version_record import VersionRecord, job_as_json
-from elastable.master.core.bare_master import BareMaster
 from elastable.master.core.hooks import Hooks
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import Bench, FakeWorker, StopAt, drive, job_of
@@ -124,17 +122,3 @@ def test_any_tensor_comes_back_to_the_bit() -> None:
 def test_other_bytes_are_refused(record: bytes) -> None:
     with pytest.raises(CheckpointError, match=f"{len(record)} bytes in the store"):
         VersionRecord.from_bytes(record)
-
-
-def test_a_bare_server_that_takes_over_knows_every_push() -> None:
-    store = Keeping()
-    bench = Bench(store=store)  # for its table
-    slices = {"t": Slices(np.array([1]), np.ones((1, 2), np.float32))}
-    push = Push(AsyncPushId("client", 1), 5, slices=slices)
-    assert BareMaster(store).report_gradient(push).outcome == "accepted"
-    rows = bench.everything()[-2]
-    again = BareMaster(store)
-    assert again.report_gradient(push).outcome == "duplicate"
-    np.testing.assert_array_equal(bench.everything()[-2], rows)
-    assert again.report_gradient(Push(AsyncPushId("client", 2), 5, slices=slices)).outcome == "accepted"
-    assert again.status().records_trained == 10

@@ -11,7 +11,6 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
@@ -43,7 +42,6 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.core.bare_master import BareMaster
 from elastable.master.core.served_master import ServedMaster
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
@@ -128,8 +126,6 @@ class Scripted(ServedMaster):
 
 class Prompt(Scripted):
     """One whose answers to lease_tasks and pull_dense are those of the thread that receives the calls."""
-
-    needs_no_thread = True
 
 
 @pytest.fixture(params=[Scripted, Prompt])
@@ -350,21 +346,6 @@ def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
             with pytest.raises(grpc.RpcError, match=message) as caught:
                 call()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_pushes_of_any_number_of_records_leave_a_status_that_can_be_sent() -> None:
-    store = MemoryStore()
-    store.create_table(TableSpec("t", 4))
-    with (
-        GrpcServer("127.0.0.1:0", [master_service(BareMaster(store)), store_service(store, writable=True)]) as server,
-        MasterClient(server.address, 60) as client,
-    ):
-        slices = {"t": Slices(np.array([3]), np.ones((1, 4), np.float32))}
-        for sequence, records in enumerate((2**62, 2**62, 2**63 - 1), 1):
-            with pytest.raises(BadGradient, match=f"a push of {records} records"):
-                client.report_gradient(Push(AsyncPushId("w", sequence), records, slices=slices))
-        client.report_gradient(Push(AsyncPushId("w", 4), 2**32, slices=slices))
-        assert client.status().records_trained == 2**32
 
 
 def test_a_job_that_cannot_be_read_leaves_no_session_open() -> None:

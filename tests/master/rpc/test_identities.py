@@ -19,7 +19,6 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, PushOutcome, SyncPushId, WorkerIdentity
 from elastable.master.commits.dense_part import DensePart
-from elastable.master.core.bare_master import BareMaster
 from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.rpc import worker_identities
@@ -129,12 +128,11 @@ def test_strangers_do_not_stop_a_job(held: ExitStack) -> None:
 
 
 def test_the_administrator_stops_it(held: ExitStack) -> None:
-    store = held.enter_context(MemoryStore(1))
-    master = BareMaster(store)
+    master = Master(SYNC, held.enter_context(MemoryStore(1)), DensePart())
     server = GrpcServer("127.0.0.1:0", [master_service(master)], credentials=Credentials(token="t" * 16))
     held.enter_context(server)
     held.enter_context(MasterClient(server.address, 60, Credentials(token="t" * 16))).stop("enough")
-    assert master.status().state == "finished"
+    assert master.stop_reason == "enough"
 
 
 def test_a_worker_that_joins_again_is_known_by_its_secret(held: ExitStack) -> None:
@@ -187,47 +185,3 @@ def test_names_are_forgotten_but_not_of_workers_there(held: ExitStack, monkeypat
     with pytest.raises(PermissionDenied):
         served.stranger.join(WorkerIdentity("w"))
     assert served.worker.lease_tasks("w", 1, 10.0).tasks
-
-
-# -- a parameter server, whose clients need not join
-
-
-@pytest.fixture
-def bare(held: ExitStack) -> tuple[MasterClient, MasterClient, str]:
-    store = held.enter_context(MemoryStore(1))
-    store.create_table(SEEN)
-    services = [store_service(store, writable=True), master_service(BareMaster(store))]
-    server = held.enter_context(GrpcServer("127.0.0.1:0", services))
-    first, second = (held.enter_context(MasterClient(server.address, 60)) for _ in range(2))
-    return first, second, server.address
-
-
-def test_a_name_that_pushed_is_not_another_clients(bare: tuple[MasterClient, MasterClient, str]) -> None:
-    """With sequences far ahead its later pushes would count as repeated, and be lost without a word."""
-    first, second, _ = bare
-    assert first.report_gradient(push_of(ASYNC, 0, "a")).outcome is PushOutcome.ACCEPTED
-    with pytest.raises(PermissionDenied, match="worker 'a' is another session's"):
-        second.report_gradient(push_of(ASYNC, 0, "a", 1_000))
-    assert first.report_gradient(push_of(ASYNC, 0, "a", 2)).outcome is PushOutcome.ACCEPTED
-    assert second.report_gradient(push_of(ASYNC, 0, "b")).outcome is PushOutcome.ACCEPTED
-
-
-def test_a_client_without_a_secret_pushes_in_names_of_nobody(bare: tuple[MasterClient, MasterClient, str]) -> None:
-    first, _, address = bare
-    first.join(WorkerIdentity("a"))
-    with grpc.insecure_channel(address) as channel:
-        stub = master_pb2_grpc.MasterStub(channel)
-
-        def push(name: str, sequence: int) -> master_pb2.ReportGradientReply:
-            named = master_pb2.AsyncPushId(incarnation=name, sequence=sequence, micro_batch=-1)
-            slices = [master_pb2.SlicesEntry(table="seen", count=1, dim=1)]
-            header = master_pb2.GradientHeader(push=master_pb2.PushId(async_id=named), records=1, slices=slices)
-            body = np.array([3], "<i8").tobytes() + np.ones(1, "<f4").tobytes()
-            return stub.ReportGradient(iter([master_pb2.GradientFrame(header=header, body=body)]), timeout=60)
-
-        assert push("foreign", 1).outcome == master_pb2.PUSH_OUTCOME_ACCEPTED
-        assert push("foreign", 1).outcome == master_pb2.PUSH_OUTCOME_DUPLICATE
-        with pytest.raises(grpc.RpcError) as caught:
-            push("a", 1)
-    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert first.report_gradient(push_of(ASYNC, 0, "a")).outcome is PushOutcome.ACCEPTED

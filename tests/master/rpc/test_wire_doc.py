@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -19,11 +20,13 @@ from elastable.embedding_store.wire.channels.status_codes import status_code
 from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.core.bare_master import BareMaster
+from elastable.master.api import JobSpec
+from elastable.master.commits.dense_part import DensePart
+from elastable.master.core.job_master import Master
 from elastable.master.rpc.master_service import master_service
 from elastable.master.rpc.messages import MASTER_SERVICE
 from elastable.master.v1 import master_pb2
+from tests.embedding_store.serving import client_service
 
 pytestmark = pytest.mark.process
 
@@ -39,9 +42,11 @@ def block(language: str) -> str:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
+    master = Master(JobSpec(train_records=9), MemoryStore(), DensePart())
+    job = replace(master_service(master), not_ready=lambda: None)
     with (
         MemoryStore() as store,
-        GrpcServer("127.0.0.1:0", [store_service(store, writable=True), master_service(BareMaster(store))]) as server,
+        GrpcServer("127.0.0.1:0", [client_service(store), job]) as server,
     ):
         yield server.address
 
@@ -54,11 +59,10 @@ def channel(address: str) -> Iterator[grpc.Channel]:
 
 def run_client(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs the page's client where nothing of the repository but the generated stubs can be imported."""
-    for package in ("embedding_store", "master"):
-        target = folder / "elastable" / package / "v1"
-        target.mkdir(parents=True)
-        for stub in (ROOT / package / "v1").glob("*.py"):
-            (target / stub.name).write_text(stub.read_text())
+    target = folder / "elastable" / "embedding_store" / "v1"
+    target.mkdir(parents=True)
+    for stub in (ROOT / "embedding_store" / "v1").glob("*.py"):
+        (target / stub.name).write_text(stub.read_text())
     client = folder / "client.py"
     client.write_text(block("python"))
     return subprocess.run(

@@ -6,8 +6,9 @@ import pytest
 import redis
 
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.embedding_store.wire.remote_store import RemoteSource, RemoteStore
+from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.process.exit_codes import ExitCode
 from tests.equality.test_store_servers import START_S, StoreProcess
 

@@ -1,24 +1,23 @@
-"""A store that another process serves, to read and to write, over gRPC."""
+"""A store that another process serves, to read over gRPC: its current version, and pinned ones."""
 
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.row_source import refuse_other_version
-from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, require_lease
+from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, TableNotFound, Unsupported
-from elastable.embedding_store.tables.base_store import BaseSource, BaseStore
-from elastable.embedding_store.tables.checks import require_block_rows, require_numbers
+from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
+from elastable.embedding_store.tables.base_store import BaseSource
+from elastable.embedding_store.tables.checks import require_block_rows
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
@@ -240,147 +239,6 @@ class RemoteSource(RemoteReads):
     def _version_when(self, at_least: int, wait_s: float) -> int:
         """The version, once it is `at_least` or after `wait_s` seconds."""
         return int(self.status(wait_s, at_least=at_least).version)
-
-
-class Calls(Protocol):
-    """How calls to one server are made: `ServerConnection`, or as that does, for whoever the server lets write."""
-
-    @property
-    def channel(self) -> grpc.Channel: ...
-
-    def call(self, attempt: Callable[[float], Answer]) -> Answer: ...
-
-
-class RemoteStore(RemoteSource, BaseStore):
-    """Everything that the store of a server that allows writing can do.
-
-    Calls whose answer is lost are repeated until the deadline, and count once:
-    a commit carries a token by which the server knows it again.
-
-    Args:
-        target, deadline_s, credentials: As of `RemoteSource`.
-        writes: How the calls that change the store are made; None: as all others.
-
-    `delete`, `clear`, `drop_table` and `reset_version` are for administrators (docs/security.md); others get
-    `PermissionDenied`.
-    """
-
-    def __init__(
-        self,
-        target: str | ServerConnection,
-        deadline_s: float = 30.0,
-        credentials: Credentials | None = None,
-        writes: Calls | None = None,
-    ) -> None:
-        super().__init__(target, deadline_s, credentials)
-        self._committed: int | None = None
-        self._writes: Calls = self.connection if writes is None else writes
-        channel, path = self._writes.channel, f"/{messages.STORE_SERVICE}"
-        self._write_stub = store_pb2_grpc.StoreStub(channel)
-        self._commit = Upload(self.connection.channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
-        self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
-        self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
-        self._reset_version = Upload(channel, f"{path}/ResetVersion", store_pb2.ResetVersionReply.FromString)
-
-    def create_table(self, spec: TableSpec) -> bool:
-        """Creates the table; False also if the answer of an earlier attempt was lost.
-
-        Raises:
-            Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
-        """
-        request = store_pb2.CreateTableRequest(spec=messages.spec_to_message(spec))
-        return self._writes.call(lambda timeout: self._write_stub.CreateTable(request, timeout=timeout)).created
-
-    def drop_table(self, table: str, force: bool = False) -> None:
-        """Drops the table; `force` gives up pins that clients of the server hold."""
-        request = store_pb2.DropTableRequest(table=table, force=force)
-        attempts = 0
-
-        def attempt(timeout: float) -> None:
-            nonlocal attempts
-            attempts += 1
-            self._write_stub.DropTable(request, timeout=timeout)
-
-        self._row_bytes.pop(table, None)
-        try:
-            self._writes.call(attempt)
-        except TableNotFound:
-            if attempts == 1:
-                raise
-            # An attempt whose answer was lost has dropped it.
-
-    def last_known_version(self) -> int:
-        """The one that this client committed last, without asking the server."""
-        return self.version() if self._committed is None else self._committed
-
-    def commit(self, commit: Commit) -> None:
-        require_numbers(commit)
-        token = uuid.uuid4().bytes
-        self.connection.call(lambda timeout: self._commit(messages.commit_frames(commit, token), timeout))
-        self._committed = commit.version
-
-    def stage(self, commit: Commit) -> Callable[[], None]:
-        """Stages a commit; the gradients are sent now."""
-        require_numbers(commit)
-        token = uuid.uuid4().bytes
-        self.connection.call(lambda timeout: self._commit(messages.commit_frames(commit, token, True), timeout))
-
-        def finish() -> None:
-            self.connection.call(lambda timeout: self._commit(messages.staged_frames(token), timeout))
-
-        return finish
-
-    def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:
-        """Sets the version; `force` as in `drop_table`.
-
-        Raises:
-            Unsupported: there is a record, which only store servers take.
-        """
-        if record is not None:
-            raise Unsupported(f"{self.address}: a parameter server keeps no records of versions")
-        self.send_reset(None, version, force=force)
-
-    def send_reset(
-        self, record: bytes | None, version: int | None, *, force: bool = False, take_back: bool = False
-    ) -> store_pb2.ResetVersionReply:
-        frames = partial(messages.record_frames, record, version, force=force, take_back=take_back)
-        return self._writes.call(lambda timeout: self._reset_version(frames(), timeout))
-
-    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
-        """Pins a version at the server; the lease is at most 3,600 seconds."""
-        return RemotePin(self, version, lease_s)
-
-    def pins(self) -> tuple[PinStatistics, ...]:
-        pins = self.status(pins=True).pins
-        return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in pins)
-
-    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
-        """Writes each block in a call."""
-        block = None
-        for block in blocks:
-            self._writes.call(partial(self._send_block, table, block))
-        if block is None:
-            self.row_count(table)  # the table has to exist even if there are no blocks
-
-    def _send_block(self, table: str, block: RowBlock, timeout: float) -> None:
-        self._put(messages.block_frames(table, block), timeout)
-
-    def delete(self, table: str, ids: Int64) -> int:
-        """Deletes rows; those deleted by an attempt whose answer was lost are not counted."""
-        return int(self._writes.call(lambda timeout: self._delete(messages.ids_frames(table, ids), timeout)).rows)
-
-    def table_statistics(self, table: str) -> TableStatistics:
-        reply = self.connection.send(self._stub.TableStatistics, store_pb2.TableStatisticsRequest(table=table))
-        size = messages.optional(reply, "bytes")
-        return TableStatistics(reply.rows, size, reply.refused, reply.evicted, reply.deleted, reply.written)
-
-    def put_table_state(self, table: str, state: TableState) -> None:
-        self._writes.call(lambda timeout: self._put(messages.state_frames(table, state), timeout))
-
-    def clear(self, table: str, force: bool = False) -> None:
-        """Deletes all rows of a table; `force` as in `drop_table`."""
-        request = store_pb2.DropTableRequest(table=table, force=force, keep=True)
-        self._writes.call(lambda timeout: self._write_stub.DropTable(request, timeout=timeout))
 
 
 class RemotePin(RemoteReads, Snapshot):
