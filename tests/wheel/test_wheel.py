@@ -170,7 +170,7 @@ def test_a_bare_install_has_tables_a_server_and_a_client(bare: Environment, fold
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
         assert output == f"all of it runs, version {version}\n"
         status = json.loads(run(folder, bare.python, "-m", "elastable", "status", "--master", address, "--json"))
-        assert (status["version"], status["job"]) == (1, "bare")
+        assert (status["version"], status["state"]) == (1, "serving")
 
 
 COMMANDS = {

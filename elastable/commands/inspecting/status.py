@@ -156,7 +156,7 @@ def _progress_table(reported: JobStatus) -> Table:
     """How far a job is; of a parameter server without a model, which has no end, at which version it is."""
     endless = not reported.versions_total
     title = "parameter server" if endless else f"job {escape(reported.job)}"
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=title, show_header=False, title_justify="left", min_width=20)
     if endless:
         table.add_row("version", f"{reported.version:,}")
         return table
