@@ -12,10 +12,17 @@ from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
-from elastable.embedding_store.wire.messages.store_messages import and_record, optional, with_record
+from elastable.embedding_store.wire.messages.store_messages import (
+    and_record,
+    optional,
+    plain_fields,
+    plain_values,
+    with_record,
+)
 from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
+_PLAIN_OF_PUSH = plain_fields(shards.RowPush, store_pb2.RowPushHeader)
 _MOST_SQUARES_BYTES = 128
 
 
@@ -29,9 +36,7 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
     """
-    header = store_pb2.RowPushHeader(
-        job=push.job, version=push.version, micro_batch=push.micro_batch, sender=push.sender
-    )
+    header = store_pb2.RowPushHeader(**{name: getattr(push, name) for name in _PLAIN_OF_PUSH})
     arrays: list[Array] = []
     for part in push.parts:
         arrays += declare_slices(header.parts.add().slices, part)
@@ -57,7 +62,7 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
         plan_slices(plan, "RowPush", part.slices)
     arrays = read_body(reader, header, "RowPush", plan, channels)
     parts = [{entry.table: shards.Slices(next(arrays), next(arrays)) for entry in part.slices} for part in header.parts]
-    return shards.RowPush(header.job, header.version, header.micro_batch, tuple(parts), header.sender)
+    return shards.RowPush(parts=tuple(parts), **plain_values(header, _PLAIN_OF_PUSH))
 
 
 def row_outcome_to_message(outcome: shards.RowPushOutcome) -> store_pb2.RowPushReply:
