@@ -21,11 +21,12 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.model.keras_block import canonical_config
 from elastable.master.model.keras_optimizer import FUSED_CLASSES, learning_rate_of, table_optimizer
 from tests.contracts.reference_rows import REFERENCES
+from tests.keras_table.optimizer_cases import Halved
 
 K = keras.optimizers
 
 BLOCK: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
-    ("keras", lambda: Shrinking(0.1)),
+    ("keras", lambda: Halved(0.1)),
     ("keras", lambda: K.Muon(0.1)),
 ]
 REFUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
@@ -45,16 +46,6 @@ REFUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
 
 def warming_up() -> keras.optimizers.schedules.LearningRateSchedule:
     return K.schedules.CosineDecay(0.0, 100, warmup_target=0.1, warmup_steps=10)
-
-
-@keras.saving.register_keras_serializable("tests")
-class Shrinking(K.SGD):  # type: ignore[name-defined]
-    """A person's own optimizer: exactly not one that is fused."""
-
-    def update_step(
-        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
-    ) -> None:
-        super().update_step(gradient * 0.5, variable, learning_rate)
 
 
 def train_in_keras(optimizer: keras.optimizers.Optimizer, weights: Float32, gradients: list[Float32]) -> Float32:
@@ -116,7 +107,7 @@ def test_no_optimizer_is_a_model_error() -> None:
 
 
 def test_a_block_is_the_same_however_it_is_cut() -> None:
-    rows = row_optimizer(table_optimizer(Shrinking(0.1, momentum=0.9)))
+    rows = row_optimizer(table_optimizer(Halved(0.1, momentum=0.9)))
     random = np.random.default_rng(3)
     start = random.normal(size=(3000, 4)).astype(np.float32)
     gradients = random.normal(size=(3000, 4)).astype(np.float32)
@@ -132,7 +123,7 @@ def test_a_block_is_the_same_however_it_is_cut() -> None:
 
 
 def test_equal_optimizers_give_equal_specs() -> None:
-    assert table_optimizer(Shrinking(0.1)) == table_optimizer(Shrinking(0.1))
+    assert table_optimizer(Halved(0.1)) == table_optimizer(Halved(0.1))
     assert table_optimizer(K.Adam(0.1)) == table_optimizer(K.Adam(0.1, clipnorm=1.0))
     assert table_optimizer(K.Adam(0.1)) != table_optimizer(K.Adam(0.2))
 
