@@ -44,7 +44,7 @@ Scale = Callable[[int, float], float]
 
 @dataclass(frozen=True, slots=True)
 class DenseForm:
-    """What a step with a zero gradient does to a row, as `dense_replay.dense_form` spells it out.
+    """What a step with a zero gradient does to a row, which `lazy=False` makes up for.
 
     Attributes:
         factors: What each slot is multiplied by, as float32 arithmetic does it, in double.
@@ -123,6 +123,10 @@ class RowOptimizer(ABC):
             for slot in self.slots
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    def without_gradient(self) -> DenseForm | None:
+        """What a step with a zero gradient does to a row; None: it is not known, so `lazy=False` is refused."""
+        return None
 
     @abstractmethod
     def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:

@@ -23,7 +23,7 @@ from elastable.embedding_store.native.kernel import (
     prefetch_columns,
     prefetch_distance,
 )
-from elastable.embedding_store.optimizers.base import Factory, RowOptimizer, SlotSpec
+from elastable.embedding_store.optimizers.base import DenseForm, RowOptimizer, SlotSpec
 
 F = np.float32
 
@@ -156,10 +156,19 @@ class KernelOptimizer(RowOptimizer):
         """Hyperparameters, rounded to float32."""
         return tuple(map(self._singles.__getitem__, names))
 
+    def in_double(self, *names: str) -> tuple[float, ...]:
+        """Hyperparameters, rounded to float32, in double: what `DenseForm` holds."""
+        return tuple(map(float, self.single(*names)))
+
     def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         rate = np.float32(batch.rate)
         scalars = rate, self._decay, self.scalars(batch.step, rate)
         self.kernel(weights.shape[1], (*batch.arrays(weights, slots), *scalars))
+
+
+def _kept(beta: float) -> float:
+    """What is left of a moment after `m += (0 - m) * (1 - beta)`, with 1 - beta in float32 as in Keras."""
+    return 1.0 - float(np.float32(1 - beta))
 
 
 def hyperparameters(**values: float) -> Mapping[str, float]:
@@ -215,6 +224,10 @@ class Adadelta(KernelOptimizer):
         rho, epsilon = self.single("rho", "epsilon")
         return rho, np.float32(1 - self.hyperparameters["rho"]), epsilon
 
+    def without_gradient(self) -> DenseForm:
+        rho, decay = self.in_double("rho", "weight_decay")
+        return DenseForm((rho, rho), decay=decay)
+
 
 def _adagrad_step(w: F, g: F, square: F, rate: F, scalars: Scalars) -> tuple[F, F]:
     a = square + g * g
@@ -233,6 +246,9 @@ class Adagrad(KernelOptimizer):
 
     def scalars(self, step: int, rate: F) -> Scalars:
         return self.single("epsilon")
+
+    def without_gradient(self) -> DenseForm:
+        return DenseForm((1.0,), decay=float(self._decay))
 
 
 def adam_step(w: F, g: F, m: F, v: F, rate: F, scalars: Scalars) -> tuple[F, F, F]:
@@ -280,6 +296,16 @@ class Adam(KernelOptimizer):
         shares = np.float32(1 - beta_1), np.float32(1 - beta_2)
         return adam_rate(beta_1, beta_2, step, rate), *shares, *self.single("epsilon")
 
+    def without_gradient(self) -> DenseForm:
+        beta_1, beta_2 = self.hyperparameters["beta_1"], self.hyperparameters["beta_2"]
+        epsilon, decay = self.in_double("epsilon", "weight_decay")
+        factors = (_kept(beta_1), _kept(beta_2), 1.0)[: len(self.slots)]
+
+        def scale(step: int, rate: float) -> float:
+            return -float(adam_rate(beta_1, beta_2, step, np.float32(rate)))
+
+        return DenseForm(factors, 0, scale, len(factors) - 1, True, epsilon, decay)
+
 
 class AdamW(Adam):
     """Adam with weight decay by default."""
@@ -305,6 +331,15 @@ class Adamax(KernelOptimizer):
     def scalars(self, step: int, rate: F) -> Scalars:
         beta_1, (beta_2, epsilon) = self.hyperparameters["beta_1"], self.single("beta_2", "epsilon")
         return np.float32(1 - beta_1), beta_2, np.float32(1) - float32_power(beta_1, step + 1), epsilon
+
+    def without_gradient(self) -> DenseForm:
+        beta_1 = self.hyperparameters["beta_1"]
+        beta_2, epsilon, decay = self.in_double("beta_2", "epsilon", "weight_decay")
+
+        def scale(step: int, rate: float) -> float:
+            return -float(np.float32(rate)) / float(np.float32(1) - float32_power(beta_1, step + 1))
+
+        return DenseForm((_kept(beta_1), beta_2), 0, scale, 1, False, epsilon, decay)
 
 
 @inlined
@@ -508,6 +543,13 @@ class RMSprop(KernelOptimizer):
         rho, epsilon, momentum = self.single("rho", "epsilon", "momentum")
         return rho, np.float32(1 - self.hyperparameters["rho"]), epsilon, momentum
 
+    def without_gradient(self) -> DenseForm:
+        rho, momentum, decay = self.in_double("rho", "momentum", "weight_decay")
+        centered = (rho,) if self.hyperparameters["centered"] else ()
+        if not momentum:
+            return DenseForm((rho, *centered), decay=decay)
+        return DenseForm((rho, momentum, *centered), 1, lambda step, rate: -1.0, decay=decay)
+
 
 _LANES = 16
 _NO_SQUARES = np.empty(0, F)
@@ -531,6 +573,9 @@ class RowwiseAdagrad(KernelOptimizer):
         means = _NO_SQUARES if batch.squares is None else batch.squares
         scalars = np.float32(batch.rate), *self.single("weight_decay", "epsilon")
         _rowwise_adagrad(*batch.arrays(weights, slots), means, scalars)
+
+    def without_gradient(self) -> DenseForm:
+        return DenseForm((), decay=float(self._decay))
 
 
 def row_squares(gradients: Float32) -> Float32:
@@ -630,8 +675,15 @@ class SGD(KernelOptimizer):
     def scalars(self, step: int, rate: F) -> Scalars:
         return self.single("momentum")
 
+    def without_gradient(self) -> DenseForm:
+        momentum, decay = self.in_double("momentum", "weight_decay")
+        if not momentum:
+            return DenseForm((), decay=decay)
+        share = momentum if self.hyperparameters["nesterov"] else 1.0
+        return DenseForm((momentum,), 0, lambda step, rate: share, decay=decay)
 
-FUSED: Mapping[str, Factory] = {
+
+FUSED: Mapping[str, type[KernelOptimizer]] = {
     "adadelta": Adadelta,
     "adagrad": Adagrad,
     "adam": Adam,
@@ -644,3 +696,4 @@ FUSED: Mapping[str, Factory] = {
     "rowwise_adagrad": RowwiseAdagrad,
     "sgd": SGD,
 }
+"""By name. A class has the name and the hyperparameters of Keras' optimizer, where Keras has it."""

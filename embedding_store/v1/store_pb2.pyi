@@ -11,9 +11,11 @@ the header's entries.  See docs/wire.md.
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf.internal import extension_dict as _extension_dict
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -24,6 +26,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Role:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    ROLE_READER: _Role.ValueType  # 1
+    ROLE_WORKER: _Role.ValueType  # 2
+    ROLE_ADMINISTRATOR: _Role.ValueType  # 3
+
+class Role(_Role, metaclass=_RoleEnumTypeWrapper):
+    """Roles are those of the caller's token or certificate (docs/security.md).
+    Each may do what those before it may.
+    """
+
+ROLE_UNSPECIFIED: Role.ValueType  # 0
+ROLE_READER: Role.ValueType  # 1
+ROLE_WORKER: Role.ValueType  # 2
+ROLE_ADMINISTRATOR: Role.ValueType  # 3
+Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
 class Initializer(_message.Message):
@@ -2387,3 +2411,9 @@ class SaveRowsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SaveRowsReply: _TypeAlias = SaveRowsReply  # noqa: Y015
+
+LEAST_ROLE_FIELD_NUMBER: _builtins.int
+least_role: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MethodOptions, Global___Role.ValueType]
+"""The least role that may make a call; where it is not set, the last one.
+Calls of administrators are logged (elastable.audit).
+"""

@@ -26,9 +26,7 @@ if _version_not_supported:
 
 
 class StoreStub:
-    """Roles are those of the caller's token or certificate (docs/security.md):
-    reader, worker, administrator, each of which may do what those before it may.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
         """Constructor.
@@ -134,13 +132,10 @@ class StoreStub:
 
 
 class StoreServicer:
-    """Roles are those of the caller's token or certificate (docs/security.md):
-    reader, worker, administrator, each of which may do what those before it may.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def GetStoreStatus(self, request, context):
-        """For readers.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -189,7 +184,6 @@ class StoreServicer:
     def CreateTable(self, request, context):
         """Only where the server allows writing: a parameter server does, a store
         server its owner, the master of a job nobody.
-        For workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,8 +196,7 @@ class StoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request_iterator, context):
-        """For administrators; logged (elastable.audit).
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -223,7 +216,6 @@ class StoreServicer:
     def PushRows(self, request_iterator, context):
         """A store server keeps a push of its job until its owner says how pushes make
         a version; a parameter server makes one of every push at once.
-        For workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,8 +253,7 @@ class StoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Claim(self, request, context):
-        """For administrators; logged (elastable.audit).
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -374,9 +365,7 @@ def add_StoreServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Store:
-    """Roles are those of the caller's token or certificate (docs/security.md):
-    reader, worker, administrator, each of which may do what those before it may.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     @staticmethod
     def GetStoreStatus(request,

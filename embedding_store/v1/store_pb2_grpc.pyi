@@ -33,16 +33,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StoreStub:
-    """Roles are those of the caller's token or certificate (docs/security.md):
-    reader, worker, administrator, each of which may do what those before it may.
-    """
-
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StoreAsyncStub: ...
     GetStoreStatus: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreStatusRequest, _store_pb2.StoreStatus]
-    """For readers."""
     Lookup: _grpc.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     LookupSmall: _grpc.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     """The same in one frame each way, at about half the latency: for replies of
@@ -59,17 +54,14 @@ class StoreStub:
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
     """Only where the server allows writing: a parameter server does, a store
     server its owner, the master of a job nobody.
-    For workers.
     """
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
     Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
-    """For administrators; logged (elastable.audit)."""
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
     ResetVersion: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]
     PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
     """A store server keeps a push of its job until its owner says how pushes make
     a version; a parameter server makes one of every push at once.
-    For workers.
     """
     Prepare: _grpc.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]
     """For the owner, who has claimed the server as an administrator."""
@@ -78,17 +70,11 @@ class StoreStub:
     TakeChanges: _grpc.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]
     SaveRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]
     Claim: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]
-    """For administrators; logged (elastable.audit)."""
 
 @_typing.type_check_only
 class StoreAsyncStub(StoreStub):
-    """Roles are those of the caller's token or certificate (docs/security.md):
-    reader, worker, administrator, each of which may do what those before it may.
-    """
-
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStoreStatus: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreStatusRequest, _store_pb2.StoreStatus]  # type: ignore[assignment]
-    """For readers."""
     Lookup: _aio.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     LookupSmall: _aio.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     """The same in one frame each way, at about half the latency: for replies of
@@ -105,17 +91,14 @@ class StoreAsyncStub(StoreStub):
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
     """Only where the server allows writing: a parameter server does, a store
     server its owner, the master of a job nobody.
-    For workers.
     """
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
-    """For administrators; logged (elastable.audit)."""
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
     ResetVersion: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
     PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
     """A store server keeps a push of its job until its owner says how pushes make
     a version; a parameter server makes one of every push at once.
-    For workers.
     """
     Prepare: _aio.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]  # type: ignore[assignment]
     """For the owner, who has claimed the server as an administrator."""
@@ -124,20 +107,14 @@ class StoreAsyncStub(StoreStub):
     TakeChanges: _aio.UnaryUnaryMultiCallable[_store_pb2.TakeChangesRequest, _store_pb2.TakeChangesReply]  # type: ignore[assignment]
     SaveRows: _aio.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsReply]  # type: ignore[assignment]
     Claim: _aio.UnaryUnaryMultiCallable[_store_pb2.ClaimRequest, _store_pb2.ClaimReply]  # type: ignore[assignment]
-    """For administrators; logged (elastable.audit)."""
 
 class StoreServicer(metaclass=_abc_1.ABCMeta):
-    """Roles are those of the caller's token or certificate (docs/security.md):
-    reader, worker, administrator, each of which may do what those before it may.
-    """
-
     @_abc_1.abstractmethod
     def GetStoreStatus(
         self,
         request: _store_pb2.StoreStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.StoreStatus, _abc.Awaitable[_store_pb2.StoreStatus]]:
-        """For readers."""
+    ) -> _typing.Union[_store_pb2.StoreStatus, _abc.Awaitable[_store_pb2.StoreStatus]]: ...
 
     @_abc_1.abstractmethod
     def Lookup(
@@ -196,7 +173,6 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.CreateTableReply, _abc.Awaitable[_store_pb2.CreateTableReply]]:
         """Only where the server allows writing: a parameter server does, a store
         server its owner, the master of a job nobody.
-        For workers.
         """
 
     @_abc_1.abstractmethod
@@ -211,8 +187,7 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowIdsFrame],
         context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.DeleteReply, _abc.Awaitable[_store_pb2.DeleteReply]]:
-        """For administrators; logged (elastable.audit)."""
+    ) -> _typing.Union[_store_pb2.DeleteReply, _abc.Awaitable[_store_pb2.DeleteReply]]: ...
 
     @_abc_1.abstractmethod
     def DropTable(
@@ -236,7 +211,6 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.RowPushReply, _abc.Awaitable[_store_pb2.RowPushReply]]:
         """A store server keeps a push of its job until its owner says how pushes make
         a version; a parameter server makes one of every push at once.
-        For workers.
         """
 
     @_abc_1.abstractmethod
@@ -280,7 +254,6 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _store_pb2.ClaimRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ClaimReply, _abc.Awaitable[_store_pb2.ClaimReply]]:
-        """For administrators; logged (elastable.audit)."""
+    ) -> _typing.Union[_store_pb2.ClaimReply, _abc.Awaitable[_store_pb2.ClaimReply]]: ...
 
 def add_StoreServicer_to_server(servicer: StoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import keras
@@ -10,34 +10,18 @@ import keras
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK
+from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.master.commits.clipping import Clipping
 from elastable.master.model.keras_block import TABLE_VARIABLE, canonical_config
 from elastable.master.model.wrapping_optimizers import with_averages
 
-# Exact class -> name of the fused optimizer, and the hyperparameters that make it up besides learning_rate.
-_FUSED: Mapping[type, tuple[str, tuple[str, ...]]] = {
-    keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),
-    keras.optimizers.Adagrad: ("adagrad", ("initial_accumulator_value", "epsilon")),
-    keras.optimizers.Adam: ("adam", ("beta_1", "beta_2", "epsilon", "amsgrad")),
-    keras.optimizers.AdamW: ("adamw", ("beta_1", "beta_2", "epsilon", "amsgrad")),
-    keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
-    keras.optimizers.Ftrl: (
-        "ftrl",
-        (
-            "learning_rate_power",
-            "initial_accumulator_value",
-            "l1_regularization_strength",
-            "l2_regularization_strength",
-            "l2_shrinkage_regularization_strength",
-            "beta",
-        ),
-    ),
-    keras.optimizers.Adadelta: ("adadelta", ("rho", "epsilon")),
-    keras.optimizers.Adamax: ("adamax", ("beta_1", "beta_2", "epsilon")),
-    keras.optimizers.Nadam: ("nadam", ("beta_1", "beta_2", "epsilon")),
-    keras.optimizers.Lion: ("lion", ("beta_1", "beta_2")),
+FUSED_CLASSES: Mapping[Callable[..., keras.Optimizer], str] = {
+    getattr(keras.optimizers, kind.__name__): name
+    for name, kind in FUSED.items()
+    if hasattr(keras.optimizers, kind.__name__)
 }
+"""Exact classes of Keras that a fused optimizer computes, and its name."""
 
 # What every Keras optimizer has; honoured elsewhere (clipping, schedules) or refused below.
 _COMMON = {
@@ -78,9 +62,14 @@ def sees_occurrences(optimizer: keras.Optimizer | None, of_model: keras.Optimize
     if optimizer is None or (of_model is not None and accumulation_of(of_model)):
         return ""
     inner, clipping = inner_optimizer(optimizer), clipping_of(optimizer)
-    linear = type(inner) in (keras.optimizers.SGD, keras.optimizers.Lion)
     clips = [name for name, bound in asdict(clipping).items() if bound is not None]
-    return " with ".join([*([] if linear else [type(inner).__name__]), *clips])
+    return " with ".join([*([type(inner).__name__] if _squares_gradients(inner) else []), *clips])
+
+
+def _squares_gradients(optimizer: keras.Optimizer) -> bool:
+    """Whether it is not known to be linear in the gradient of an id."""
+    name = FUSED_CLASSES.get(type(optimizer))
+    return name is None or any(slot.squares for slot in row_optimizer(OptimizerSpec(name, ())).slots)
 
 
 _UNCALLED = ("apply_gradients", "scale_loss", "finalize_variable_values")  # by anybody but Keras' own training loop
@@ -268,8 +257,9 @@ def _stepped_by(optimizer: keras.Optimizer, lazy: bool, undecayed: bool) -> Opti
     rate = learning_rate_of(optimizer)
     decay = None if undecayed or optimizer.weight_decay is None else float(optimizer.weight_decay)
     config = optimizer.get_config()
-    name, hyperparameters = _FUSED.get(type(optimizer), ("", ()))
-    if name and set(config) <= {*_COMMON, *hyperparameters}:
+    name = FUSED_CLASSES.get(type(optimizer), "")
+    hyperparameters = FUSED[name].defaults.keys() - _COMMON if name else set()
+    if name and set(config) <= _COMMON | hyperparameters:
         values = {key: float(config[key]) for key in hyperparameters}
         return OptimizerSpec.of(name, lazy=lazy, learning_rate=rate, weight_decay=decay or 0.0, **values)
     # JSON with sorted keys and without the name that Keras counts up, so that equal optimizers give equal specs.

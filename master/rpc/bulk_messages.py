@@ -9,6 +9,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.store_messages import plain_fields, plain_values
 from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.master.api import (
@@ -29,6 +30,8 @@ _INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32,
 _DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", *_INTEGERS, "bool")}
 _DIVISORS = {kind: master_pb2.Divisor.Kind.Value(f"KIND_{kind.name}") for kind in DivisorKind}
 _DIVISORS_BACK = {value: kind for kind, value in _DIVISORS.items()}
+_PLAIN_OF_PUSH = plain_fields(Push, master_pb2.GradientHeader)
+_PLAIN_OF_REPORT = plain_fields(EvaluationReport, master_pb2.EvaluationHeader)
 _INT64, _FLOAT32 = _DTYPES["int64"], _DTYPES["float32"]
 
 T = TypeVar("T")
@@ -46,13 +49,8 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
     """
     header = master_pb2.GradientHeader(
         push=_id_to_message(push.id),
-        records=push.records,
-        job=push.job,
-        computed_on=push.computed_on,
-        incarnation=push.incarnation,
         divisor=None if push.divisor is None else _divisor_to_message(push.divisor),
-        not_finite=push.not_finite,
-        once=push.once,
+        **{name: getattr(push, name) for name in _PLAIN_OF_PUSH},
     )
     _declare_losses(header.losses, push.losses)
     arrays = _declare(header.dense, push.dense) + declare_slices(header.slices, push.slices)
@@ -92,19 +90,14 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
     arrays = read_body(reader, header, "GradientFrame", plan, channels)
     return Push(
         id=push_id,
-        records=header.records,
         dense=tuple(next(arrays) for _ in header.dense),
         slices={entry.table: Slices(next(arrays), next(arrays)) for entry in header.slices},
         states=tuple(next(arrays) for _ in header.states),
         metrics=tuple(next(arrays) for _ in header.metrics),
-        job=header.job,
-        computed_on=header.computed_on if header.HasField("computed_on") else None,
-        incarnation=header.incarnation,
         divisor=_divisor_from_message(header.divisor) if header.HasField("divisor") else None,
         losses=_losses(header.losses),
-        once=tuple(header.once),
         parts=_parts(header.parts, arrays),
-        not_finite=header.not_finite,
+        **plain_values(header, _PLAIN_OF_PUSH),
     )
 
 
@@ -149,9 +142,7 @@ def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
 
 def evaluation_frames(report: EvaluationReport) -> Iterator[bytes]:
     """The frames of one ReportEvaluation."""
-    header = master_pb2.EvaluationHeader(
-        incarnation=report.incarnation, version=report.version, micro_batch=report.micro_batch, records=report.records
-    )
+    header = master_pb2.EvaluationHeader(**{name: getattr(report, name) for name in _PLAIN_OF_REPORT})
     arrays = _declare(header.metrics, report.metrics)
     return encode(header.SerializeToString(), arrays)
 
@@ -167,7 +158,7 @@ def evaluation_from_frames(frames: Iterable[bytes]) -> EvaluationReport:
     plan = BodyPlan("EvaluationFrame")
     _plan_tensors(plan, "metric", header.metrics)
     metrics = tuple(reader.read(plan))
-    return EvaluationReport(header.incarnation, header.version, header.micro_batch, header.records, metrics)
+    return EvaluationReport(metrics=metrics, **plain_values(header, _PLAIN_OF_REPORT))
 
 
 def _id_to_message(push_id: PushId) -> master_pb2.PushId:

@@ -10,6 +10,7 @@ from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
 from elastable.embedding_store.shards.server_contract import ServerStatus
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import error_class
+from elastable.embedding_store.wire.messages.store_messages import plain_values
 from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
 from elastable.master.api import (
     GoneWorker,
@@ -49,10 +50,7 @@ def job_from_message(message: master_pb2.JobDescription) -> JobSpec:
     Raises:
         BadSpec: no job can be so.
     """
-    fields = {name: getattr(message, name) for name in _JOB_FIELDS}
-    if not message.HasField("staleness_bound"):
-        fields["staleness_bound"] = None
-    return JobSpec(**fields)
+    return JobSpec(**plain_values(message, _JOB_FIELDS))
 
 
 def lease_request(

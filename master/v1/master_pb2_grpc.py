@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class MasterStub:
-    """Roles: see EmbeddingStore in embedding_store/v1/store.proto.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
         """Constructor.
@@ -78,11 +77,10 @@ class MasterStub:
 
 
 class MasterServicer:
-    """Roles: see EmbeddingStore in embedding_store/v1/store.proto.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def Join(self, request, context):
-        """For workers, each with its session's secret.
+        """Workers make the calls below, each with its session's secret.
         A worker's session: open while it lives; its end frees the worker's leases.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -120,15 +118,13 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """For readers.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """For administrators; logged (elastable.audit).
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -185,8 +181,7 @@ def add_MasterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Master:
-    """Roles: see EmbeddingStore in embedding_store/v1/store.proto.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     @staticmethod
     def Join(request,

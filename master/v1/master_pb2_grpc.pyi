@@ -38,14 +38,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MasterStub:
-    """Roles: see EmbeddingStore in embedding_store/v1/store.proto."""
-
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MasterAsyncStub: ...
     Join: _grpc.UnaryStreamMultiCallable[_master_pb2.JoinRequest, _master_pb2.JobEvent]
-    """For workers, each with its session's secret.
+    """Workers make the calls below, each with its session's secret.
     A worker's session: open while it lives; its end frees the worker's leases.
     """
     LeaseTasks: _grpc.UnaryUnaryMultiCallable[_master_pb2.LeaseTasksRequest, _master_pb2.LeaseTasksReply]
@@ -54,17 +52,13 @@ class MasterStub:
     ReportEvaluation: _grpc.StreamUnaryMultiCallable[_master_pb2.EvaluationFrame, _master_pb2.ReportEvaluationReply]
     ReportFailure: _grpc.UnaryUnaryMultiCallable[_master_pb2.ReportFailureRequest, _master_pb2.ReportFailureReply]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetStatusRequest, _master_pb2.GetStatusReply]
-    """For readers."""
     StopJob: _grpc.UnaryUnaryMultiCallable[_master_pb2.StopJobRequest, _master_pb2.StopJobReply]
-    """For administrators; logged (elastable.audit)."""
 
 @_typing.type_check_only
 class MasterAsyncStub(MasterStub):
-    """Roles: see EmbeddingStore in embedding_store/v1/store.proto."""
-
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryStreamMultiCallable[_master_pb2.JoinRequest, _master_pb2.JobEvent]  # type: ignore[assignment]
-    """For workers, each with its session's secret.
+    """Workers make the calls below, each with its session's secret.
     A worker's session: open while it lives; its end frees the worker's leases.
     """
     LeaseTasks: _aio.UnaryUnaryMultiCallable[_master_pb2.LeaseTasksRequest, _master_pb2.LeaseTasksReply]  # type: ignore[assignment]
@@ -73,20 +67,16 @@ class MasterAsyncStub(MasterStub):
     ReportEvaluation: _aio.StreamUnaryMultiCallable[_master_pb2.EvaluationFrame, _master_pb2.ReportEvaluationReply]  # type: ignore[assignment]
     ReportFailure: _aio.UnaryUnaryMultiCallable[_master_pb2.ReportFailureRequest, _master_pb2.ReportFailureReply]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_master_pb2.GetStatusRequest, _master_pb2.GetStatusReply]  # type: ignore[assignment]
-    """For readers."""
     StopJob: _aio.UnaryUnaryMultiCallable[_master_pb2.StopJobRequest, _master_pb2.StopJobReply]  # type: ignore[assignment]
-    """For administrators; logged (elastable.audit)."""
 
 class MasterServicer(metaclass=_abc_1.ABCMeta):
-    """Roles: see EmbeddingStore in embedding_store/v1/store.proto."""
-
     @_abc_1.abstractmethod
     def Join(
         self,
         request: _master_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_master_pb2.JobEvent], _abc.AsyncIterator[_master_pb2.JobEvent]]:
-        """For workers, each with its session's secret.
+        """Workers make the calls below, each with its session's secret.
         A worker's session: open while it lives; its end frees the worker's leases.
         """
 
@@ -130,15 +120,13 @@ class MasterServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _master_pb2.GetStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_master_pb2.GetStatusReply, _abc.Awaitable[_master_pb2.GetStatusReply]]:
-        """For readers."""
+    ) -> _typing.Union[_master_pb2.GetStatusReply, _abc.Awaitable[_master_pb2.GetStatusReply]]: ...
 
     @_abc_1.abstractmethod
     def StopJob(
         self,
         request: _master_pb2.StopJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_master_pb2.StopJobReply, _abc.Awaitable[_master_pb2.StopJobReply]]:
-        """For administrators; logged (elastable.audit)."""
+    ) -> _typing.Union[_master_pb2.StopJobReply, _abc.Awaitable[_master_pb2.StopJobReply]]: ...
 
 def add_MasterServicer_to_server(servicer: MasterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,11 +1,13 @@
 """Every fused optimizer's rule for one row, written plainly in numpy float32, from Keras 3.15's sources."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from tests.untyped import Keywords
 
 F = np.float32
 ONE = F(1)
@@ -119,8 +121,68 @@ def rowwise_adagrad(
     return w - (rate / (np.sqrt(a[0]) + F(h["epsilon"]))) * g, [a]
 
 
-_NAMED = (adadelta, adagrad, adam, adamax, ftrl, lion, nadam, rmsprop, rowwise_adagrad, sgd)
-RULES: Mapping[str, Rule] = {"adamw": adam, **{rule.__name__: rule for rule in _NAMED}}
+@dataclass(frozen=True)
+class Reference:
+    """What the tests need to know of a fused optimizer.
+
+    Attributes:
+        rule: Its step on one row.
+        rate: A learning rate with which a few steps move a row visibly.
+        variants: Other hyperparameters to train with; together they set each one that it has.
+    """
+
+    rule: Rule
+    rate: float
+    variants: tuple[Keywords, ...]
+
+    @property
+    def trained(self) -> list[Keywords]:
+        """The hyperparameters of the default and of each variant, with the learning rate."""
+        return [{"learning_rate": self.rate, **variant} for variant in ({}, *self.variants)]
+
+
+_BETAS = {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4}
+
+REFERENCES: Mapping[str, Reference] = {
+    "sgd": Reference(
+        sgd,
+        0.2,
+        ({"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1}),
+    ),
+    "adagrad": Reference(adagrad, 0.2, ({"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02},)),
+    "adam": Reference(adam, 0.01, (_BETAS, {"beta_1": 0.8, "beta_2": 0.99, "amsgrad": True, "weight_decay": 0.01})),
+    "adamw": Reference(adam, 0.01, ({**_BETAS, "weight_decay": 0.1, "amsgrad": True},)),
+    "rmsprop": Reference(
+        rmsprop,
+        0.01,
+        (
+            {"momentum": 0.5, "epsilon": 1e-3},
+            {"centered": True, "rho": 0.8},
+            {"centered": True, "momentum": 0.9, "weight_decay": 0.01},
+        ),
+    ),
+    "adadelta": Reference(adadelta, 0.5, ({"rho": 0.5, "epsilon": 1e-3, "weight_decay": 0.02},)),
+    "adamax": Reference(adamax, 0.01, ({**_BETAS, "weight_decay": 0.02},)),
+    "nadam": Reference(nadam, 0.01, ({**_BETAS, "weight_decay": 0.02},)),
+    "ftrl": Reference(
+        ftrl,
+        0.1,
+        (
+            {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.1, "beta": 0.3},
+            {
+                "learning_rate_power": -0.7,
+                "initial_accumulator_value": 0.2,
+                "l2_shrinkage_regularization_strength": 0.05,
+                "weight_decay": 0.01,
+            },
+        ),
+    ),
+    "lion": Reference(lion, 0.01, ({"beta_1": 0.8, "beta_2": 0.9, "weight_decay": 0.01},)),
+    "rowwise_adagrad": Reference(
+        rowwise_adagrad, 0.2, ({"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02},)
+    ),
+}
+"""Each fused optimizer. The tests of optimizers, of Keras' optimizers and of programs take theirs from here."""
 
 
 def stepped(
@@ -128,7 +190,7 @@ def stepped(
 ) -> tuple[np.ndarray, Slots]:
     """One row after one step, decay first, as Keras decays."""
     decayed = w - w * F(h["weight_decay"]) * F(rate)
-    return RULES[name](decayed, slots, g, step, F(rate), h)
+    return REFERENCES[name].rule(decayed, slots, g, step, F(rate), h)
 
 
 StepRow = Callable[[np.ndarray, "np.ndarray | None", np.ndarray, int], tuple[np.ndarray, np.ndarray]]

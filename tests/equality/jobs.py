@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -44,7 +43,6 @@ def train(
     workers: int,
     optimizer: str,
     store: str = "memory",
-    kill_one: bool = False,
     midway: Callable[[], object] | None = None,
     stores: Sequence[str] = (),
     during: "Callable[[Running], None] | None" = None,
@@ -53,7 +51,6 @@ def train(
     """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes.
 
     Args:
-        kill_one: Whether the first worker is killed in the middle.
         midway: Called after the second version; the job does not end before it returns.
         stores: Addresses of store servers, in the place of `store`.
         during: Called while the job runs: it may kill and start processes.
@@ -65,7 +62,7 @@ def train(
         "EQUALITY_OPTIMIZER": optimizer,
         "EQUALITY_RANDOM": "1",
         "EQUALITY_VOCABULARY": "40",
-        "EQUALITY_PAUSE": "0.02" if kill_one or during else "0",
+        "EQUALITY_PAUSE": "0.02" if during else "0",
         "EQUALITY_GATE": "" if midway is None else str(home / "gate"),
     }
     command = ["-m", "elastable", "master", str(MODEL), "--listen", "127.0.0.1:0"]
@@ -78,8 +75,6 @@ def train(
         running.start_master()
         for _ in range(workers):
             running.start_worker()
-        if kill_one:
-            _kill_in_the_middle(running.address, running.processes[1].pid)
         if midway is not None:
             with MasterClient(running.address, deadline_s=30) as client:
                 until(lambda: client.status().version >= 2, 120)
@@ -90,7 +85,7 @@ def train(
         code = running.ended()
         assert code == 0, (home / "master.log").read_text()
         codes = [worker.wait(timeout=60) for worker in running.processes[1:]]
-        assert codes == [-signal.SIGKILL if kill_one and number == 0 else 0 for number in range(workers)]
+        assert codes == [0] * workers
     finally:
         for process in running.processes:
             process.kill()
@@ -149,21 +144,6 @@ def _address(home: Path, master: PreloadedProcess) -> str:
                 return str(json.loads(text)["address"])
         time.sleep(0.1)
     raise AssertionError(f"the master did not start:\n{(home / 'master.log').read_text()}")
-
-
-def _kill_in_the_middle(address: str, pid: int) -> None:
-    """SIGKILL once the worker has counted micro-batches and the job is not near its end."""
-    client = MasterClient(address, deadline_s=30)
-    give_up = time.monotonic() + 120
-    while time.monotonic() < give_up:
-        status = client.status()
-        counted = [worker.micro_batches for worker in status.workers if worker.identity.pid == pid]
-        if counted and counted[0] >= 5:
-            assert status.version < 40, "too late to kill anybody"
-            os.kill(pid, signal.SIGKILL)
-            return
-        time.sleep(0.05)
-    raise AssertionError("the worker never counted")
 
 
 def differing(ours: Numbers, theirs: Numbers) -> list[str]:

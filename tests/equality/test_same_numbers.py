@@ -76,14 +76,15 @@ def test_every_table_and_variable_changes(alone: Numbers) -> None:
     assert all(np.abs(value).max() > 0 for name, value in alone.items() if name.startswith("variables/"))
 
 
-def test_two_workers_one_of_them_killed_give_the_same_bits(alone: Numbers, tmp_path: Path) -> None:
-    assert differing(alone, train(tmp_path, 2, "adagrad", kill_one=True)) == []
-
-
+# tests/elastable/jobs/test_workers.py kills a worker of a job over memory.
 def test_redis_gives_the_same_bits(alone: Numbers, tmp_path: Path, server_binary: Path) -> None:
-    """The master alone has the server's password: workers look rows up at the master."""
+    """Workers look rows up at the master, which alone has the password; rows are flushed and left all the time."""
     with running_server(server_binary, tmp_path / "redis", password="secret") as server:
-        assert differing(alone, train(tmp_path, 2, "adagrad", store=f"redis://:secret@{server.address}")) == []
+        url = f"redis://:secret@{server.address}?budget=1MiB&flush=0.01"
+        assert differing(alone, train(tmp_path, 2, "adagrad", store=url)) == []
+        for follow in (False, True):
+            with open_reader(url, follow) as reader:
+                require_rows(reader, alone)
 
 
 def test_a_redis_cluster_gives_the_same_bits(alone: Numbers, tmp_path: Path, redis_cluster_url: str) -> None:
@@ -112,17 +113,3 @@ def test_files_without_a_log_give_the_same_bits_and_keep_them(alone: Numbers, tm
     assert differing(alone, train(tmp_path, 2, "adagrad", store=url)) == []
     with open_store(url) as store:
         require_rows(store, alone)
-
-
-def test_readers_of_redis_read_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
-    """Also where rows are flushed all the time, and read from Redis while the job is long over."""
-    url = f"{redis_url}?budget=1MiB&flush=0.01"
-    assert differing(alone, train(tmp_path, 2, "adagrad", store=url)) == []
-    for follow in (False, True):
-        with open_reader(url, follow) as reader:
-            require_rows(reader, alone)
-
-
-@pytest.mark.slow  # adagrad does not, either, in all of the tests above
-def test_momentum_does_not_see_the_number_of_workers(tmp_path: Path) -> None:
-    assert differing(train(tmp_path / "one", 1, "momentum"), train(tmp_path / "two", 2, "momentum")) == []

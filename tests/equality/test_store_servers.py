@@ -85,19 +85,6 @@ def test_small_tables_stay_on_the_workers_beside_store_servers(tmp_path: Path, s
     assert differing(train(tmp_path / "two", 1, "adagrad", options=placed), ours) == []
 
 
-def test_a_store_server_is_killed_twice_in_mid_job(alone: Numbers, tmp_path: Path, servers: Servers) -> None:
-    started = servers(*(f"memory?log={tmp_path}/log-{number}" for number in range(2)))
-
-    def kill(job: Running) -> None:
-        for number, version in enumerate((8, 20)):
-            job.until_version(version)
-            started[number].kill()
-            started[number].start()
-
-    stores = [server.address for server in started]
-    assert differing(alone, train(tmp_path, 2, "adagrad", stores=stores, during=kill)) == []
-
-
 @pytest.mark.parametrize(
     ("held", "applies"),
     [pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, False, marks=pytest.mark.slow), (1, True)],

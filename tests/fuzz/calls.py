@@ -136,6 +136,11 @@ class Call:
     first_reply: bool = False  # only the first reply is waited for: the call lasts as long as its client
 
 
+def plain(kind: type[Message], words: Words) -> Call:
+    """A call of one message that is drawn from its fields."""
+    return Call(lambda m: (filled(m, kind(), words), b""))
+
+
 class CallTarget(Target):
     service: ServiceDescriptor  # whose calls
     calls: Mapping[str, Call]  # name of a call -> how it is made; the names are those of the service, each of them
@@ -232,7 +237,7 @@ def _named(error: grpc.RpcError, call: str, messages: Sequence[bytes]) -> str:
 
 def _costs(call: Call, method: MethodDescriptor, sent: bytes) -> bool:
     """Whether bytes say, by chance, something right that takes a minute or a gigabyte."""
-    kind = call.bulk or _class_of(method)
+    kind = call.bulk or class_of(method)
     try:
         message = kind.FromString(sent)
     except DecodeError:
@@ -240,7 +245,8 @@ def _costs(call: Call, method: MethodDescriptor, sent: bytes) -> bool:
     return _is_costly(message)
 
 
-def _class_of(method: MethodDescriptor) -> type[Message]:
+def class_of(method: MethodDescriptor) -> type[Message]:
+    """The class of the messages that are sent."""
     made: type[Message] = method.input_type._concrete_class  # type: ignore[attr-defined]
     return made
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -147,18 +149,31 @@ def _put(store: RemoteStore) -> None:
     store.put_table_state("rare", TableState(np.zeros(64, np.uint8)))
 
 
+STORE = store_pb2.DESCRIPTOR.services_by_name["Store"]
+_ARGUMENTS = {"table": "any", "ids": _IDS}
+
+
+def by_method(call: str) -> Callable[[Any], Any]:
+    """Makes a call by the method of a client that has its name."""
+    name = re.sub(r"(?<!^)([A-Z])", r"_\1", call).lower()
+
+    def ask(client: object) -> object:
+        method = getattr(client, name)
+        return method(*(_ARGUMENTS[argument] for argument in inspect.signature(method).parameters))
+
+    return ask
+
+
 STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "GetStoreStatus": lambda store: (store.specs(), store.version(), store.wait_for_version(0, 0.01), store.pins()),
     "Lookup": lambda store: store.lookup({"any": np.arange(310_000, dtype=np.int64)}),
     "LookupSmall": lambda store: store.lookup({"any": _IDS, "fixed": _IDS}),
     "TableStatistics": lambda store: (store.table_statistics("any"), store.row_count("any")),
     "ReadRows": lambda store: (store.read_rows("any", _IDS), list(store.scan("any")), store.table_state("rare")),
-    "Attach": lambda store: store.attach(),
     "Pin": _pinned,
     "CreateTable": lambda store: store.create_table(SPECS["any"]),
     "PushRows": lambda store: (store.commit(_change()), store.update(_change().updates, {})),
     "Put": _put,
-    "Delete": lambda store: store.delete("any", _IDS),
     "DropTable": lambda store: (store.clear("any"), store.drop_table("half"), store.create_table(SPECS["half"])),
     "ResetVersion": lambda store: store.reset_version(0),
 }
@@ -167,7 +182,7 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
 
 class StoreReplies(_Replies):
     name = "store-replies"
-    service = store_pb2.DESCRIPTOR.services_by_name["Store"]
+    service = STORE
     questions = STORE_QUESTIONS
 
     def connect(self) -> RemoteStore:
@@ -226,16 +241,20 @@ SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "TakeChanges": lambda server: server.take_changes(bytes(16), b""),
     "SaveRows": lambda server: server.save_rows(RowSave(bytes(16))),
     "Claim": lambda server: server.begin_job("lied", False),
-    **{name: STORE_QUESTIONS[name] for name in OF_SERVERS},
+    **{name: STORE_QUESTIONS.get(name, by_method(name)) for name in OF_SERVERS},
     "GetStoreStatus": lambda server: (server.other_writer(), server.shard_status(), server.require_owner()),
     "ResetVersion": lambda server: (server.recover(), server.reset_version(0, b"record")),
 }
 """Name of a call -> what makes it."""
 
 
+_NEW = set(STORE.methods_by_name) - set(STORE_QUESTIONS) - set(SHARD_QUESTIONS)
+STORE_QUESTIONS |= {name: by_method(name) for name in sorted(_NEW)}
+
+
 class ShardReplies(_Replies):
     name = "shard-replies"
-    service = store_pb2.DESCRIPTOR.services_by_name["Store"]
+    service = STORE
     questions = SHARD_QUESTIONS
 
     def services(self, store: SharedMemoryStore) -> list[Service]:

@@ -21,9 +21,9 @@ from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
-from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
+from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, plain
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.store_calls import OF_SERVERS, SPECS, STORE_CALLS, plain, store_words
+from tests.fuzz.store_calls import OF_SERVERS, SPECS, STORE_CALLS, store_words
 from tests.fuzz.target import Finding
 
 JOB = "fuzzed"
@@ -95,7 +95,7 @@ SHARD_CALLS: dict[str, Call] = {
     "PushRows": Call(_push, store_pb2.RowPushFrame),
     "Prepare": Call(_prepare),
     "CommitPushed": Call(_commit, store_pb2.CommitPushedFrame),
-    "ReadRecord": plain(store_pb2.ReadRecordRequest),
+    "ReadRecord": plain(store_pb2.ReadRecordRequest, store_words),
     "TakeChanges": Call(lambda m: (store_pb2.TakeChangesRequest(mark=bytes(16), base=m.bytes(m.choice((0, 16)))), b"")),
     "SaveRows": Call(_save),
     "Claim": Call(_claim),

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import record_frames, spec_to_message
@@ -20,11 +20,10 @@ from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.embedding_store.serving import client_service
-from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
+from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, class_of, plain
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding
 from tests.master.checkpoints.jobs import rows
-from tests.untyped import Keyword
 
 SPECS = {
     spec.name: spec
@@ -54,7 +53,7 @@ _WORDS = {
         '{"class_name": "Dense", "config": {"units": 4}}',
     ],
 }
-_OPTIMIZERS = ["sgd", "adagrad", "adam", "adamw", "rmsprop", "ftrl", "adadelta", "adamax", "nadam", "lion", "keras"]
+_OPTIMIZERS = [*FUSED, "keras"]
 _HYPERPARAMETERS = ["learning_rate", "beta_1", "beta_2", "epsilon", "weight_decay", "momentum", "rho"]
 
 
@@ -146,11 +145,11 @@ class StoreCalls(CallTarget):
     service = store_pb2.DESCRIPTOR.services_by_name["Store"]
 
     def open(self) -> None:
-        self.calls = STORE_CALLS
         self.store = self.held.enter_context(SharedMemoryStore(2))
-        self.server = self.held.enter_context(
-            GrpcServer("127.0.0.1:0", [client_service(self.store)], anonymous=Role.ADMINISTRATOR)
-        )
+        served = client_service(self.store)
+        new = {name: plain(class_of(self.service.methods_by_name[name]), store_words) for name in served.handlers}
+        self.calls = {**new, **STORE_CALLS}
+        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", [served], anonymous=Role.ADMINISTRATOR))
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
         self.client = self.held.enter_context(RemoteStore(self.server.address, WAIT_S))
         self.client.create_table(CALM)
@@ -242,33 +241,20 @@ def record_seed(m: Mutator) -> Seed:
     return frame.header, frame.body
 
 
-def plain(kind: type[Message], **fields: Keyword) -> Call:
-    """A call of one small message; fields that are functions are asked for each case."""
-    return Call(
-        lambda m: (kind(**{name: value(m) if callable(value) else value for name, value in fields.items()}), b"")
-    )
-
-
-def _table(m: Mutator) -> str:
-    return m.choice(_NAMES)
-
-
 STORE_CALLS: dict[str, Call] = {
     "GetStoreStatus": Call(_status),
     "Lookup": Call(_lookup, store_pb2.LookupRequest),
     "LookupSmall": Call(_lookup, store_pb2.LookupRequest),
-    "TableStatistics": plain(store_pb2.TableStatisticsRequest, table=_table),
     "ReadRows": Call(_rows, store_pb2.RowIdsFrame),
-    "Attach": plain(store_pb2.AttachRequest),
     "Pin": Call(_pin),
     "CreateTable": Call(_spec),
     "PushRows": Call(_client_push, store_pb2.RowPushFrame),
     "Put": Call(_block, store_pb2.RowBlockFrame),
     "Delete": Call(_rows, store_pb2.RowIdsFrame),
-    "DropTable": Call(lambda m: (store_pb2.DropTableRequest(table=_table(m), keep=m.chance(0.5)), b"")),
+    "DropTable": plain(store_pb2.DropTableRequest, store_words),
     "ResetVersion": Call(record_seed, store_pb2.RecordFrame),
 }
-"""Name of a call -> how it is made."""
+"""Name of a call -> how it is made; others are of one message, drawn from its fields."""
 
 OF_SERVERS = ("GetStoreStatus", "CreateTable", "Put", "Delete", "DropTable", "ResetVersion")
 """Those that are others at store servers, whose owner alone changes them."""

@@ -7,12 +7,18 @@ Dropout draws of its own and BatchNormalization over micro-batches are left out:
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.fused import FUSED
+from elastable.master.model.keras_optimizer import FUSED_CLASSES
+from tests.contracts.reference_rows import REFERENCES
 
 __all__ = ["DrawnProgram", "Features", "Side"]
 
@@ -21,21 +27,20 @@ Features = npt.NDArray[np.int64] | dict[str, npt.NDArray[np.int64]]
 
 # By name: whether untouched rows stay where they are, or move and lazy=False follows; else every row is touched.
 STAY, FOLLOW, TOUCH = "stay", "follow", "touch"
-_OPTIMIZERS: dict[str, tuple[str, Callable[[dict[str, object]], keras.Optimizer]]] = {
-    "sgd": (STAY, lambda options: keras.optimizers.SGD(0.2, **options)),
-    "momentum": (FOLLOW, lambda options: keras.optimizers.SGD(0.1, momentum=0.9, **options)),
-    "nesterov": (FOLLOW, lambda options: keras.optimizers.SGD(0.1, momentum=0.5, nesterov=True, **options)),
-    "adagrad": (STAY, lambda options: keras.optimizers.Adagrad(0.1, **options)),
-    "adam": (FOLLOW, lambda options: keras.optimizers.Adam(0.01, **options)),
-    "amsgrad": (FOLLOW, lambda options: keras.optimizers.Adam(0.01, amsgrad=True, **options)),
-    "adamw": (FOLLOW, lambda options: keras.optimizers.AdamW(0.01, **{"weight_decay": 0.1, **options})),
-    "rmsprop": (FOLLOW, lambda options: keras.optimizers.RMSprop(0.01, **options)),
-    "adadelta": (FOLLOW, lambda options: keras.optimizers.Adadelta(0.5, **options)),
-    "adamax": (FOLLOW, lambda options: keras.optimizers.Adamax(0.01, **options)),
-    "nadam": (TOUCH, lambda options: keras.optimizers.Nadam(0.01, **options)),
-    "ftrl": (TOUCH, lambda options: keras.optimizers.Ftrl(0.1, **options)),
-    "lion": (TOUCH, lambda options: keras.optimizers.Lion(0.01, **options)),
-    "lamb": (FOLLOW, lambda options: keras.optimizers.Lamb(0.01, **options)),
+
+
+def _untouched(name: str) -> str:
+    """What an optimizer does to rows that no batch touches."""
+    form = FUSED[name](OptimizerSpec(name, ())).without_gradient()
+    return TOUCH if form is None else STAY if form.still else FOLLOW
+
+
+_OPTIMIZERS: dict[str, tuple[str, Callable[..., keras.Optimizer]]] = {
+    **{name: (_untouched(name), partial(kind, REFERENCES[name].rate)) for kind, name in FUSED_CLASSES.items()},
+    "momentum": (FOLLOW, partial(keras.optimizers.SGD, 0.1, momentum=0.9)),
+    "nesterov": (FOLLOW, partial(keras.optimizers.SGD, 0.1, momentum=0.5, nesterov=True)),
+    "amsgrad": (FOLLOW, partial(keras.optimizers.Adam, 0.01, amsgrad=True)),
+    "lamb": (FOLLOW, partial(keras.optimizers.Lamb, 0.01)),
 }
 _CLIPPED: tuple[dict[str, object], ...] = ({"clipnorm": 0.1}, {"global_clipnorm": 0.2}, {"clipvalue": 0.02})
 _MORE: tuple[dict[str, object], ...] = ({"use_ema": True}, {"gradient_accumulation_steps": 3}, {"weight_decay": 0.01})
@@ -191,8 +196,7 @@ class DrawnProgram:
         return model
 
     def compiled(self, model: keras.Model, side: Side) -> None:
-        options = dict(self.options)
-        optimizer = _OPTIMIZERS[self.optimizer][1](options)
+        optimizer = _OPTIMIZERS[self.optimizer][1](**self.options)
         if self.schedule:
             rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.7)
             optimizer = type(optimizer).from_config(

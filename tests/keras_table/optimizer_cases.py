@@ -4,35 +4,25 @@ from collections.abc import Callable
 
 import keras
 
+from elastable.embedding_store.optimizers.fused import FUSED
+from elastable.master.model.keras_optimizer import FUSED_CLASSES
+from tests.contracts.reference_rows import REFERENCES
 from tests.keras_table.case import Case
 from tests.keras_table.sides import trained
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
-_OWN = {
-    "SGD": [{"learning_rate": 0.2}, {"learning_rate": 0.2, "momentum": 0.9, "nesterov": True}],
-    "Adagrad": [{"learning_rate": 0.2, "initial_accumulator_value": 0.2, "epsilon": 1e-3}],
-    "Adam": [
-        {"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4},
-        {"learning_rate": 0.01, "amsgrad": True},
-    ],
-    "AdamW": [
-        {"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4, "weight_decay": 0.1, "amsgrad": True}
-    ],
-    "Adamax": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4}],
-    "Nadam": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4}],
-    "RMSprop": [{"learning_rate": 0.01, "rho": 0.8, "momentum": 0.5, "epsilon": 1e-4, "centered": True}],
-    "Adadelta": [{"learning_rate": 0.5, "rho": 0.8, "epsilon": 1e-4}],
-    "Ftrl": [
-        {"learning_rate": 0.1, "initial_accumulator_value": 0.2, "beta": 0.1},
-        {
-            "learning_rate": 0.1,
-            "learning_rate_power": -0.4,
-            "l1_regularization_strength": 0.01,
-            "l2_regularization_strength": 0.01,
-            "l2_shrinkage_regularization_strength": 0.01,
-        },
-    ],
-    "Lion": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9}],
+
+def _variants(name: str) -> list[dict[str, float]]:
+    """The arguments with which a fused optimizer is tried; `weight_decay` has cases of its own."""
+    decays = FUSED[name].defaults["weight_decay"] > 0
+    return [
+        {key: value for key, value in values.items() if decays or key != "weight_decay"}
+        for values in REFERENCES[name].trained[1:]
+    ]
+
+
+_OWN: dict[str, list[dict[str, Keyword]]] = {
+    **{kind.__name__: _variants(name) for kind, name in FUSED_CLASSES.items()},
     "Adafactor": [
         {"learning_rate": 0.1, "beta_2_decay": -0.7, "epsilon_1": 1e-20, "epsilon_2": 1e-2, "clip_threshold": 0.5},
         {"learning_rate": 0.1, "relative_step": False},

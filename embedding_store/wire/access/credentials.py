@@ -8,20 +8,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
 import grpc
+from google.protobuf import descriptor_pool
 
 from elastable.embedding_store.errors import BadInput, Unauthenticated
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.checked_files import read_secret
+from elastable.embedding_store.v1 import store_pb2
 
-# Roles of callers, and the least role that each call needs: the one table of who may do what
+# Roles of callers, and the least role that each call needs
 
 
-_STORE = "/elastable.embedding_store.v1.Store/"
-_MASTER = "/elastable.master.v1.Master/"
 _REFLECTION = "/grpc.reflection."
 
 
@@ -41,37 +40,20 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-LEAST_ROLE: Mapping[str, Role] = MappingProxyType(
-    {
-        f"{service}{call}": role
-        for service, role, calls in (
-            (
-                _STORE,
-                Role.READER,
-                "GetStoreStatus Lookup LookupSmall TableStatistics ReadRows Attach Pin",
-            ),
-            (_STORE, Role.WORKER, "CreateTable Put PushRows"),
-            (
-                _STORE,
-                Role.WORKER,  # for the owner alone, whose claim was an administrator's
-                "Prepare CommitPushed ReadRecord TakeChanges SaveRows",
-            ),
-            (_STORE, Role.ADMINISTRATOR, "Delete DropTable ResetVersion Claim"),
-            (_MASTER, Role.READER, "GetStatus"),
-            (_MASTER, Role.WORKER, "Join LeaseTasks PullDense ReportGradient ReportEvaluation ReportFailure"),
-            (_MASTER, Role.ADMINISTRATOR, "StopJob"),
-        )
-        for call in calls.split()
-    }
-)
-"""Full name of every call of Elastable's services -> the least role that may make it."""
-
-
 def least_role(method: str) -> Role:
-    """The least role for a call; the administrator's where the table does not have it."""
+    """The least role for a call: its option `least_role` in `proto/`, or the administrator's where that is not set.
+
+    Args:
+        method: Full name, "/elastable.embedding_store.v1.Store/Lookup".
+    """
     if method.startswith(_REFLECTION):
         return Role.READER
-    return LEAST_ROLE.get(method, Role.ADMINISTRATOR)
+    service, _, name = method.removeprefix("/").rpartition("/")
+    try:
+        call = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name]
+    except KeyError:
+        return Role.ADMINISTRATOR
+    return Role(call.GetOptions().Extensions[store_pb2.least_role] or Role.ADMINISTRATOR)
 
 
 # Who makes a call: the role that its token, its certificate, or neither gives it

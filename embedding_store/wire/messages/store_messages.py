@@ -1,7 +1,7 @@
 """Table specs, commits, blocks of rows and ids as messages and frames, and back."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -43,6 +43,19 @@ def require_wire_ids(table: str, ids: Int64) -> None:
 def optional(message: Message, field: str) -> Any:
     """A field's value; None where it is not set."""
     return getattr(message, field) if message.HasField(field) else None
+
+
+def plain_fields(of: type[Any], message: type[Message]) -> tuple[str, ...]:
+    """Names of the fields of a dataclass that are numbers and words, or tuples of them, in its message, too."""
+    said = message.DESCRIPTOR.fields_by_name
+    return tuple(one.name for one in fields(of) if one.name in said and said[one.name].message_type is None)
+
+
+def plain_values(message: Message, names: Iterable[str]) -> dict[str, Any]:
+    """What a message says in its plain fields, as a dataclass has it: None where an optional one is not set."""
+    said = message.DESCRIPTOR.fields_by_name
+    values = {name: optional(message, name) if said[name].has_presence else getattr(message, name) for name in names}
+    return {name: tuple(value) if said[name].is_repeated else value for name, value in values.items()}
 
 
 def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:

@@ -16,10 +16,18 @@ from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
-from elastable.embedding_store.wire.messages.store_messages import and_record, optional, with_record
+from elastable.embedding_store.wire.messages.store_messages import (
+    and_record,
+    optional,
+    plain_fields,
+    plain_values,
+    with_record,
+)
 from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
+_PLAIN_OF_PUSH = plain_fields(shards.RowPush, store_pb2.RowPushHeader)
+_PLAIN_OF_TERMS = plain_fields(shards.PushTerms, store_pb2.PushTerms)
 _MOST_SQUARES_BYTES = 128
 _FLOAT32 = np.dtype(np.float32)
 
@@ -34,24 +42,11 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
     """
-    header = store_pb2.RowPushHeader(
-        job=push.job, version=push.version, micro_batch=push.micro_batch, sender=push.sender
-    )
+    header = store_pb2.RowPushHeader(**{name: getattr(push, name) for name in _PLAIN_OF_PUSH})
     if not push.job:
-        given = push.terms
-        header.terms.CopyFrom(
-            store_pb2.PushTerms(
-                version=given.version,
-                step=given.step,
-                learning_rates=given.learning_rates,
-                ends_replay_epoch=given.ends_replay_epoch,
-                frozen=given.frozen,
-                time=given.time,
-                summed=given.summed,
-                stage=given.stage,
-                staged=given.staged,
-            )
-        )
+        terms = push.terms
+        plain = {name: getattr(terms, name) for name in _PLAIN_OF_TERMS}
+        header.terms.CopyFrom(store_pb2.PushTerms(learning_rates=terms.learning_rates, **plain))
     arrays: list[Array] = []
     for part in push.parts:
         entries = header.parts.add().slices
@@ -89,19 +84,9 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
                 plan.add(f"row_squares of table {entry.table!r}", (entry.count,), _FLOAT32)
     arrays = read_body(reader, header, "RowPush", plan, channels)
     parts = tuple(_part(part.slices, arrays) for part in header.parts)
-    given = header.terms
-    terms = shards.PushTerms(
-        optional(given, "version"),
-        optional(given, "step"),
-        dict(given.learning_rates),
-        given.ends_replay_epoch,
-        tuple(given.frozen),
-        optional(given, "time"),
-        given.summed,
-        given.stage,
-        given.staged,
-    )
-    return shards.RowPush(header.job, header.version, header.micro_batch, parts, header.sender, terms)
+    rates = dict(header.terms.learning_rates)
+    terms = shards.PushTerms(learning_rates=rates, **plain_values(header.terms, _PLAIN_OF_TERMS))
+    return shards.RowPush(parts=parts, terms=terms, **plain_values(header, _PLAIN_OF_PUSH))
 
 
 def _part(entries: Sequence[store_pb2.SlicesEntry], arrays: Iterator[Array]) -> dict[str, shards.Slices]:

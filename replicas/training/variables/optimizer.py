@@ -11,14 +11,13 @@ from keras.optimizers import Optimizer
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.replicas.training.variables.variable_exchange import Layout
 
 # Exact classes whose update of an element depends on no other element.
-_NAMES = (
-    "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion", "ScheduleFreeAdamW",
-)  # fmt: skip
+_NAMES = (*(kind.__name__ for kind in FUSED.values()), "ScheduleFreeAdamW")
 _ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES if hasattr(keras.optimizers, name))
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 

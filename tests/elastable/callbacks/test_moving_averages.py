@@ -49,6 +49,7 @@ def fitted(
     """The rows, the kernel and the bias after one call of `fit` for each number of epochs."""
     made = model(kind(ROWS, DIM, "ones", name="ids", **layer), optimizer)
     fit = et.fit if kind is et.Embedding else keras.Model.fit
+    made.run_eagerly = kind is not et.Embedding  # for a few steps, a graph costs more
     for epochs in passes:
         fit(made, *(data or records()), epochs=epochs, batch_size=batch_size, shuffle=False, verbose=0)
     return [made.get_layer("ids").get_weights()[0], *made.get_layer("out").get_weights()]

@@ -75,27 +75,7 @@ def fitted(**arguments: Keyword) -> Callable[[keras.Model], keras.callbacks.Hist
     return lambda model: model.fit(X, Y, BATCH, shuffle=False, verbose=0, **arguments)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"batch_size": BATCH, "epochs": 2, "validation_split": 0.3, "sample_weight": WEIGHTS},
-        {"batch_size": BATCH, "epochs": 4, "validation_data": list(HELD_OUT), "validation_freq": [1, 4]},
-        {"batch_size": BATCH, "validation_data": HELD_OUT, "validation_batch_size": 7, "validation_steps": 3},
-        {"batch_size": BATCH, "epochs": 5, "initial_epoch": 3, "validation_data": HELD_OUT},
-        {"batch_size": BATCH, "epochs": 2, "validation_data": HELD_OUT, "sample_weight": WEIGHTS},
-    ],
-    ids=lambda arguments: "-".join(arguments),
-)  # fmt: skip
-def test_what_fit_takes_has_the_numbers_of_keras(arguments: dict[str, object]) -> None:
-    def fit(model: keras.Model) -> keras.callbacks.History:
-        return model.fit(X, Y, shuffle=False, verbose=0, **arguments)
-
-    ours, theirs, history, expected = both(fit, metrics=["AUC"], weighted_metrics=["mse"])
-    assert isinstance(history, keras.callbacks.History)
-    assert_same(ours, theirs, history, expected)
-
-
+# tests/keras_table runs every argument of `fit` by itself.
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "batches"),

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import keras
 import numpy as np
@@ -9,28 +10,34 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.master.model.keras_optimizer import FUSED_CLASSES
+from tests.contracts.reference_rows import REFERENCES
 from tests.untyped import Keyword
 
 IDS, DIM, LENGTH = 12, 4, 3
-SGD, Lion = keras.optimizers.SGD, keras.optimizers.Lion
+SGD = keras.optimizers.SGD
+
+
+def by_class(squares: bool) -> dict[str, Callable[[], keras.Optimizer]]:
+    """The fused optimizers that square gradients, or those that do not."""
+    return {
+        kind.__name__: partial(kind, 5 * REFERENCES[name].rate)
+        for kind, name in FUSED_CLASSES.items()
+        if any(slot.squares for slot in row_optimizer(OptimizerSpec(name, ())).slots) == squares
+    }
+
 
 SQUARE_OR_CLIP: dict[str, Callable[[], keras.Optimizer]] = {
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "Adam": lambda: keras.optimizers.Adam(0.1),
-    "AdamW": lambda: keras.optimizers.AdamW(0.1),
-    "RMSprop": lambda: keras.optimizers.RMSprop(0.05),
-    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
-    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
-    "Adamax": lambda: keras.optimizers.Adamax(0.1),
-    "Nadam": lambda: keras.optimizers.Nadam(0.1),
+    **by_class(True),
     "clipnorm": lambda: SGD(5.0, clipnorm=0.05),
     "global_clipnorm": lambda: SGD(5.0, global_clipnorm=0.05),
     "clipvalue": lambda: SGD(0.5, clipvalue=0.01),
 }
 NEITHER: dict[str, Callable[[], keras.Optimizer]] = {
-    "SGD": lambda: SGD(0.5),
+    **by_class(False),
     "momentum": lambda: SGD(0.1, momentum=0.9, nesterov=True),
-    "Lion": lambda: Lion(0.01),
     "gradient_accumulation_steps": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
 }
 

@@ -17,6 +17,7 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 from tests.contracts.store_samples import commit, rows_by_id, update
 from tests.elastable.small_models import USERS, clicks
+from tests.keras_table.optimizer_cases import Halved
 from tests.untyped import Keyword
 
 DIM = 16
@@ -79,22 +80,12 @@ def test_two_calls_of_fit_end_in_the_bits_of_one() -> None:
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "keras"])
 def test_constraints_and_keras_own_optimizers_work_on_narrow_rows(fused: bool) -> None:
-    optimizer = keras.optimizers.Lion(0.01) if fused else Doubled(0.05)
+    optimizer = keras.optimizers.Lion(0.01) if fused else Halved(0.2)
     made = fitted(model("float16", optimizer, keras.constraints.NonNeg()))
     assert is_kept("float16", rows(made))
     touched = np.unique(records()[0])
     assert (rows(made)[touched] >= 0).all()
     assert (rows(made)[touched] > 0).any()
-
-
-@keras.saving.register_keras_serializable(package="tests")
-class Doubled(keras.optimizers.SGD):
-    """An optimizer of a person's own, run by Keras on the gathered block."""
-
-    def update_step(
-        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
-    ) -> None:
-        super().update_step(gradient, variable, 2 * learning_rate)
 
 
 def test_a_checkpoint_holds_the_dtype_and_training_goes_on_in_the_same_bits(tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ from elastable.embedding_store.engine import dense_replay
 from elastable.embedding_store.errors import BadInput, BadSpec, StoreFailed, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import table_steps
-from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.optimizers.fused import FUSED
+from elastable.embedding_store.optimizers.registry import known_dense_forms, row_optimizer
 from elastable.embedding_store.tables.conversion import convert_table
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from tests.contracts.reference_rows import REFERENCES
 from tests.contracts.store_samples import create_tables
 from tests.embedding_store.engine.tiered_stores import crowded_store
 from tests.embedding_store.serving import serving
@@ -41,22 +43,16 @@ MOST = 48
 """Steps that some tables below remember: replay epochs end by themselves after 12."""
 
 OPTIMIZERS = {
-    "sgd momentum": OptimizerSpec.of("sgd", lazy=False, momentum=0.9),
-    "sgd nesterov, decay": OptimizerSpec.of("sgd", lazy=False, momentum=0.8, nesterov=1.0, weight_decay=0.02),
-    "sgd, decay alone": OptimizerSpec.of("sgd", lazy=False, weight_decay=0.02),
-    "adagrad, decay": OptimizerSpec.of("adagrad", lazy=False, weight_decay=0.02),
-    "rowwise adagrad, decay": OptimizerSpec.of("rowwise_adagrad", lazy=False, weight_decay=0.02),
-    "adam": OptimizerSpec.of("adam", lazy=False),
-    "adam 0.5 0.9": OptimizerSpec.of("adam", lazy=False, beta_1=0.5, beta_2=0.9),
+    **{
+        f"{name} {number}": OptimizerSpec.of(name, lazy=False, **variant)
+        for name in known_dense_forms()
+        for number, variant in enumerate(REFERENCES[name].variants)
+    },
     "adam 0.95 0.999": OptimizerSpec.of("adam", lazy=False, beta_1=0.95),
     "adam 0 0.999": OptimizerSpec.of("adam", lazy=False, beta_1=0.0),
-    "amsgrad, decay": OptimizerSpec.of("adam", lazy=False, amsgrad=1.0, weight_decay=0.01),
     "adamw": OptimizerSpec.of("adamw", lazy=False, weight_decay=0.01),
+    "nesterov": OptimizerSpec.of("sgd", lazy=False, momentum=0.8, nesterov=1.0, weight_decay=0.02),
     "rmsprop, moments alone": OptimizerSpec.of("rmsprop", lazy=False),
-    "rmsprop momentum": OptimizerSpec.of("rmsprop", lazy=False, momentum=0.9),
-    "rmsprop centered, decay": OptimizerSpec.of("rmsprop", lazy=False, centered=1.0, weight_decay=0.01),
-    "adamax": OptimizerSpec.of("adamax", lazy=False),
-    "adadelta": OptimizerSpec.of("adadelta", lazy=False, rho=0.9),
 }
 
 STEPS, ENDS = 600, (13, 14, 60, 450)
@@ -346,7 +342,7 @@ def test_specs_say_it_everywhere() -> None:
     assert spec != table(optimizer=OptimizerSpec("adamw", ADAMW.hyperparameters))
 
 
-@pytest.mark.parametrize("name", ["ftrl", "nadam", "lion"])
+@pytest.mark.parametrize("name", sorted(FUSED.keys() - set(known_dense_forms())))
 def test_optimizers_without_a_dense_form_are_refused(name: str) -> None:
     with MemoryStore(1) as store, pytest.raises(Unsupported, match=r"no dense-equivalent form.*adam.*rmsprop, .*sgd"):
         store.create_table(table(optimizer=OptimizerSpec.of(name, lazy=False)))
@@ -446,7 +442,11 @@ LIVING = {
     for spec in (
         TableSpec("adamw", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]),
         TableSpec("seventh", DIM, optimizer=OPTIMIZERS["adam 0.95 0.999"], eviction=EvictionSpec(max_age=20, every=3)),
-        TableSpec("nesterov", DIM, optimizer=OPTIMIZERS["sgd nesterov, decay"]),
+        TableSpec(
+            "nesterov",
+            DIM,
+            optimizer=OptimizerSpec.of("sgd", lazy=False, momentum=0.8, nesterov=1.0, weight_decay=0.02),
+        ),
         TableSpec("moments", DIM, ROWS, optimizer=OPTIMIZERS["rmsprop, moments alone"]),
     )
 }

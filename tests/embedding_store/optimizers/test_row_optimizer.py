@@ -1,5 +1,7 @@
 """The fused optimizers against Keras itself, and against their own laziness."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,57 +11,60 @@ from elastable.embedding_store import MemoryStore, OptimizerSpec, RowOptimizer, 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate, UpdateBatch
 from elastable.embedding_store.errors import BadGradient, BadSpec
 from elastable.embedding_store.optimizers import fused
-from elastable.embedding_store.optimizers.fused import float32_power, row_squares
-from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
-from tests.contracts.reference_rows import stepped
+from elastable.embedding_store.optimizers.fused import FUSED, float32_power, row_squares
+from elastable.embedding_store.optimizers.registry import known_dense_forms, row_optimizer
+from tests.contracts.reference_rows import REFERENCES, stepped
 from tests.contracts.store_samples import create_tables
-from tests.untyped import Keywords
+from tests.untyped import Keyword, Keywords
 
-CASES = [
-    ("sgd", {}),
-    ("sgd", {"weight_decay": 0.1}),
-    ("sgd", {"momentum": 0.9}),
-    ("sgd", {"momentum": 0.5, "nesterov": True}),
-    ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
-    ("adagrad", {}),
-    ("adagrad", {"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02}),
-    ("adam", {}),
-    ("adam", {"beta_1": 0.8, "beta_2": 0.99, "amsgrad": True, "weight_decay": 0.01}),
-    ("adamw", {}),
-    ("adamw", {"weight_decay": 0.3, "amsgrad": True}),
-    ("rmsprop", {}),
-    ("rmsprop", {"momentum": 0.5, "epsilon": 1e-3}),
-    ("rmsprop", {"centered": True, "rho": 0.8}),
-    ("rmsprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.01}),
-    ("ftrl", {}),
-    ("ftrl", {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.1, "beta": 0.3}),
-    ("ftrl", {"learning_rate_power": -0.7, "l2_shrinkage_regularization_strength": 0.05}),
-    ("adadelta", {}),
-    ("adadelta", {"rho": 0.5, "epsilon": 1e-3, "weight_decay": 0.02}),
-    ("adamax", {}),
-    ("adamax", {"beta_1": 0.5, "beta_2": 0.9, "weight_decay": 0.02}),
-    ("nadam", {}),
-    ("nadam", {"beta_1": 0.5, "weight_decay": 0.02}),
-    ("lion", {}),
-    ("lion", {"weight_decay": 0.01}),
-]
-NAMES = [f"{name}-{'-'.join(hyperparameters) or 'default'}" for name, hyperparameters in CASES]
-OURS_ALONE = [
-    ("rowwise_adagrad", {}),
-    ("rowwise_adagrad", {"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02}),
-]
-KERAS_NAMES = {"sgd": "SGD", "rmsprop": "RMSprop", "adamw": "AdamW"}
+CASES = [(name, values) for name, reference in REFERENCES.items() for values in reference.trained]
+NAMES = [f"{name}-{'-'.join(list(values)[1:]) or 'default'}" for name, values in CASES]
+OURS_ALONE = {"rowwise_adagrad"}
 
 
-def make(name: str, hyperparameters: Keywords, rate: float = 0.05) -> OptimizerSpec:
-    return OptimizerSpec.of(name, learning_rate=rate, **hyperparameters)
+def of_keras(name: str, **hyperparameters: Keyword) -> Keyword:
+    """The optimizer of Keras that a fused one computes."""
+    keras = pytest.importorskip("keras")
+    if name in OURS_ALONE:
+        assert not hasattr(keras.optimizers, FUSED[name].__name__)
+        pytest.skip("Keras has none")
+    return getattr(keras.optimizers, FUSED[name].__name__)(**hyperparameters)
+
+
+def test_every_fused_optimizer_has_a_reference_that_sets_all_it_has() -> None:
+    assert set(REFERENCES) == set(FUSED)
+    for name, kind in FUSED.items():
+        told = {key for values in REFERENCES[name].trained for key in values}
+        assert told >= set(kind.defaults), f"tests/contracts/reference_rows.py: {name}"
+
+
+def listed(name: str) -> str:
+    """The line of an optimizer in docs/tables.md."""
+    kinds = [row_optimizer(OptimizerSpec.of(name, **values)) for values in REFERENCES[name].trained]
+    always, slots = ({slot.name for slot in kinds[0].slots}, {slot.name: slot for kind in kinds for slot in kind.slots})
+    own = [f"`{key}`" for key in FUSED[name].defaults if key not in ("learning_rate", "weight_decay")]
+    shown = [slot if slot in always else f"({slot})" for slot in slots]
+    answers = (any(slot.squares for slot in slots.values()), name in known_dense_forms())
+    return (
+        f"| `{name}` | {' '.join(own)} | {', '.join(shown)} | {' | '.join('yes' if yes else 'no' for yes in answers)} |"
+    )
+
+
+def test_the_page_lists_every_fused_optimizer() -> None:
+    table = [
+        "| optimizer | hyperparameters | slots | squares gradients | [`lazy=False`](lazy.md) |",
+        "| --- | --- | --- | --- | --- |",
+        *map(listed, FUSED),
+    ]
+    page = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
+    assert "\n".join(table) in page, "docs/tables.md has another list of fused optimizers:\n" + "\n".join(table)
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), CASES, ids=NAMES)
-def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dict[str, object]) -> None:
+def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: Keywords) -> None:
+    theirs, rate = of_keras(name, **hyperparameters), hyperparameters["learning_rate"]
     keras = pytest.importorskip("keras")
-    theirs = getattr(keras.optimizers, KERAS_NAMES.get(name, name.capitalize()))(0.05, **hyperparameters)
-    ours = row_optimizer(make(name, hyperparameters))
+    ours = row_optimizer(OptimizerSpec.of(name, **hyperparameters))
     random = np.random.default_rng(0)
     weights = random.normal(size=(40, 7)).astype(np.float32)
     variable = keras.Variable(weights.copy())
@@ -68,7 +73,7 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
     for step in range(20):
         gradients = random.normal(size=weights.shape).astype(np.float32)
         theirs.apply([gradients], [variable])
-        ours.apply(weights, slots, UpdateBatch(np.arange(40), np.arange(40), gradients, step, 0.05))
+        ours.apply(weights, slots, UpdateBatch(np.arange(40), np.arange(40), gradients, step, rate))
         # Ftrl subtracts two powers that are nearly equal, and TensorFlow's float32 power is off by up to
         # 1.3 units in the last place (measured), where ours is exact: the difference is TensorFlow's error.
         absolute = 3e-6 if name == "ftrl" else 1e-9
@@ -82,14 +87,14 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
         np.testing.assert_allclose(found, named[0].numpy(), rtol=1e-6, atol=absolute, err_msg=slot.name)
 
 
-@pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
+@pytest.mark.parametrize(("name", "hyperparameters"), CASES, ids=NAMES)
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(0, 3), max_size=4)), max_size=6))
 @settings(max_examples=10)
 def test_lazy_rows_are_those_of_a_naive_loop(
-    name: str, hyperparameters: dict[str, object], dim: int, history: list[tuple[int, set[int]]]
+    name: str, hyperparameters: Keywords, dim: int, history: list[tuple[int, set[int]]]
 ) -> None:
     """Whatever rows each step touches, to the bit: a row not touched keeps its moments, undecayed."""
-    optimizer = row_optimizer(make(name, hyperparameters))
+    optimizer = row_optimizer(OptimizerSpec.of(name, **hyperparameters))
     random = np.random.default_rng(dim)
     weights = random.normal(size=(4, dim)).astype(np.float32)
     slots = np.tile(optimizer.initial_slots(dim), (4, 1))
@@ -109,8 +114,8 @@ def test_lazy_rows_are_those_of_a_naive_loop(
 
 
 def test_amsgrad_ends_where_squares_overflow_as_in_keras() -> None:
-    keras = pytest.importorskip("keras")
-    theirs, ours = keras.optimizers.Adam(0.05, amsgrad=True), row_optimizer(make("adam", {"amsgrad": True}))
+    keras, ours = pytest.importorskip("keras"), row_optimizer(OptimizerSpec.of("adam", amsgrad=True))
+    theirs = keras.optimizers.Adam(0.05, amsgrad=True)
     weights, slots = np.ones((1, 3), np.float32), ours.initial_slots(3).reshape(1, -1)
     variable = keras.Variable(weights.copy())
     theirs.build([variable])
@@ -131,7 +136,7 @@ def test_a_step_of_nadam_takes_no_longer_however_many_came_before(monkeypatch: p
         return float32_power(base, exponent)
 
     monkeypatch.setattr(fused, "float32_power", power)
-    far = row_optimizer(make("nadam", {"beta_1": 0.999}))
+    far = row_optimizer(OptimizerSpec.of("nadam", beta_1=0.999))
     weights, slots = np.ones((1, 3), np.float32), far.initial_slots(3).reshape(1, -1)
     far.apply(weights, slots, UpdateBatch(np.arange(1), np.arange(1), np.ones((1, 3), np.float32), 2**53 - 1, 0.05))
     assert np.isfinite(weights).all()
@@ -152,18 +157,15 @@ def test_slots() -> None:
     assert row_optimizer(OptimizerSpec.of("adam", amsgrad=True)).slot_width(3) == 9
 
 
-def test_learning_rates_by_default_are_keras() -> None:
-    keras = pytest.importorskip("keras")
-    for name in sorted({name for name, _ in CASES}):
-        theirs = getattr(keras.optimizers, KERAS_NAMES.get(name, name.capitalize()))()
-        ours = row_optimizer(OptimizerSpec(name, ()))
-        assert np.float32(ours.default_learning_rate) == np.float32(theirs.learning_rate.numpy()), name
+@pytest.mark.parametrize("name", FUSED)
+def test_learning_rates_by_default_are_keras(name: str) -> None:
+    ours = row_optimizer(OptimizerSpec(name, ()))
+    assert np.float32(ours.default_learning_rate) == np.float32(of_keras(name).learning_rate.numpy())
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(BadSpec, match=r"'adamm' \(known optimizers: adadelta, adagrad, adam, "):
         row_optimizer(OptimizerSpec.of("adamm"))
-    assert {name for name, _ in CASES} <= set(known_row_optimizers())
 
 
 def test_unknown_hyperparameter_lists_the_known_ones() -> None:
@@ -194,7 +196,7 @@ class Counting(RowOptimizer):
 
 
 def optimizers() -> list[RowOptimizer]:
-    return [*(row_optimizer(make(name, hyper)) for name, hyper in CASES + OURS_ALONE), Counting()]
+    return [*(row_optimizer(OptimizerSpec.of(name, **values)) for name, values in CASES), Counting()]
 
 
 @pytest.mark.parametrize("optimizer", optimizers(), ids=lambda optimizer: str(optimizer.spec))

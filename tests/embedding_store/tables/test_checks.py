@@ -79,9 +79,9 @@ def test_values_that_are_not_finite(value: float, row: int, column: int) -> None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0])
-@pytest.mark.parametrize("name", sorted(FUSED.keys() - {"sgd", "lion", "adamw"}))
+@pytest.mark.parametrize("name", FUSED)
 def test_slots_that_no_step_can_leave(name: str, value: float) -> None:
-    optimizer, begin, refused = row_optimizer(OptimizerSpec.of(name)), 0, 0
+    optimizer, begin = row_optimizer(OptimizerSpec.of(name)), 0
     for slot in optimizer.slots:
         slots = np.ones((2, optimizer.slot_width(3)), np.float32)
         slots[1, begin] = value
@@ -90,11 +90,9 @@ def test_slots_that_no_step_can_leave(name: str, value: float) -> None:
             message = f"slot '{slot.name}' of id 1 \\(position 1\\) is {value} in column 0"
             with pytest.raises(BadInput if value == -1 else NotFinite, match=message):
                 require_block(FIXED, optimizer, block)
-            refused += 1
         else:
             require_block(FIXED, optimizer, block)
         begin += slot.columns or 3
-    assert refused
 
 
 def test_what_a_program_puts_is_finite_wherever_it_comes_from() -> None:

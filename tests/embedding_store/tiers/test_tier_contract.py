@@ -1,10 +1,11 @@
-"""What every tier promises, whatever keeps its records. A new tier is one line in `places`."""
+"""What every tier promises, whatever keeps its records. A new tier is one line in `PLACES`."""
 
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,18 +26,32 @@ from tests.embedding_store.tiers.tier_places import (
     Place,
     dict_places,
     everything,
-    file_places,
+    module_places,
     page_places,
     records,
     redis_places,
 )
 from tests.threads import on_threads
 
-OUTSIDE = ["files", "redis", "valkey", "cluster", "sentinel"]
+PLACES: dict[str, tuple[Callable[[Any], Iterator[Place]], str]] = {
+    "dict": (dict_places, "tmp_path"),
+    "page": (page_places, "tmp_path"),
+    "files": (
+        partial(module_places, "elastable.embedding_store.tiers.files.file_tier", "FileTier", fsync=False),
+        "tmp_path",
+    ),
+    "redis": (redis_places, "redis_url"),
+    "valkey": (redis_places, "valkey_url"),
+    "cluster": (redis_places, "redis_cluster_url"),
+    "sentinel": (redis_places, "redis_sentinel_url"),
+}
+"""Empty places for tiers, made of a fixture's value."""
+
+OUTSIDE = [name for name in PLACES if name not in ("dict", "page")]
 """Tiers that outlive this process."""
 
 
-@pytest.fixture(params=["dict", "page", *OUTSIDE])
+@pytest.fixture(params=PLACES)
 def places(request: pytest.FixtureRequest) -> Iterator[Place]:
     return places_of(request)
 
@@ -52,19 +67,8 @@ def outside(request: pytest.FixtureRequest) -> Place:
 
 
 def places_of(request: pytest.FixtureRequest) -> Iterator[Place]:
-    if request.param == "dict":
-        return dict_places()
-    if request.param == "page":
-        return page_places(request.getfixturevalue("tmp_path"))
-    if request.param == "files":
-        return file_places(request.getfixturevalue("tmp_path"))
-    urls = {
-        "redis": "redis_url",
-        "valkey": "valkey_url",
-        "cluster": "redis_cluster_url",
-        "sentinel": "redis_sentinel_url",
-    }
-    return redis_places(request.getfixturevalue(urls[request.param]))
+    places, fixture = PLACES[request.param]
+    return places(request.getfixturevalue(fixture))
 
 
 IDS = st.sampled_from([-(2**63), -1, 0, 1, 2, 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)

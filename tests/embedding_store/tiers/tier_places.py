@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 
@@ -10,11 +11,10 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, Tier
-from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from tests.embedding_store.tiers.dict_tier import DictTier, Kept
 from tests.pages.blocks import blocks_of
-from tests.untyped import Parsed
+from tests.untyped import Keyword, Parsed
 
 PAGE = Path(__file__).parents[3] / "docs" / "own-tiers.md"
 
@@ -32,16 +32,18 @@ class Place:
     program: tuple[str, str] | None = None
 
 
-def dict_places() -> Iterator[Place]:
+def dict_places(home: Path) -> Iterator[Place]:
     while True:
         yield Place(partial(DictTier, Kept()))
 
 
-def file_places(home: Path) -> Iterator[Place]:
+def module_places(module: str, tier: str, home: Path, **options: Keyword) -> Iterator[Place]:
+    """Folders below `home`, of a tier that is made of one and of options."""
+    made = getattr(import_module(module), tier)
     for number in count():
         folder = home / str(number)
-        imports = "from elastable.embedding_store.tiers.files.file_tier import FileTier"
-        yield Place(partial(FileTier, folder, fsync=False), (imports, f"FileTier({str(folder)!r}, fsync=False)"))
+        program = f"from {module} import {tier}", f"{tier}({str(folder)!r}, **{options!r})"
+        yield Place(partial(made, folder, **options), program)
 
 
 def page_places(home: Path) -> Iterator[Place]:

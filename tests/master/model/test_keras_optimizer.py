@@ -16,28 +16,17 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, ModelError, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK
+from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.model.keras_block import canonical_config
-from elastable.master.model.keras_optimizer import learning_rate_of, table_optimizer
+from elastable.master.model.keras_optimizer import FUSED_CLASSES, learning_rate_of, table_optimizer
+from tests.contracts.reference_rows import REFERENCES
+from tests.keras_table.optimizer_cases import Halved
 
 K = keras.optimizers
 
-FUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
-    ("sgd", lambda: K.SGD(0.1)),
-    ("sgd", lambda: K.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
-    ("adagrad", lambda: K.Adagrad(0.1, initial_accumulator_value=0.2, epsilon=1e-5)),
-    ("adam", lambda: K.Adam(0.1, beta_1=0.8, beta_2=0.95, epsilon=1e-6)),
-    ("adam", lambda: K.Adam(0.1, amsgrad=True)),
-    ("adamw", lambda: K.AdamW(0.1, weight_decay=0.05)),
-    ("rmsprop", lambda: K.RMSprop(0.1, rho=0.8, momentum=0.5, centered=True, epsilon=1e-4)),
-    ("ftrl", lambda: K.Ftrl(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.1, beta=0.1)),
-    ("adadelta", lambda: K.Adadelta(0.5, rho=0.9)),
-    ("adamax", lambda: K.Adamax(0.1)),
-    ("nadam", lambda: K.Nadam(0.1)),
-    ("lion", lambda: K.Lion(0.01, weight_decay=0.1)),
-]
 BLOCK: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
-    ("keras", lambda: Shrinking(0.1)),
+    ("keras", lambda: Halved(0.1)),
     ("keras", lambda: K.Muon(0.1)),
 ]
 REFUSED: list[tuple[str, Callable[[], keras.optimizers.Optimizer]]] = [
@@ -59,16 +48,6 @@ def warming_up() -> keras.optimizers.schedules.LearningRateSchedule:
     return K.schedules.CosineDecay(0.0, 100, warmup_target=0.1, warmup_steps=10)
 
 
-@keras.saving.register_keras_serializable("tests")
-class Shrinking(K.SGD):  # type: ignore[name-defined]
-    """A person's own optimizer: exactly not one that is fused."""
-
-    def update_step(
-        self, gradient: keras.KerasTensor, variable: keras.Variable, learning_rate: keras.KerasTensor
-    ) -> None:
-        super().update_step(gradient * 0.5, variable, learning_rate)
-
-
 def train_in_keras(optimizer: keras.optimizers.Optimizer, weights: Float32, gradients: list[Float32]) -> Float32:
     variable = keras.Variable(weights, name="embeddings")
     optimizer.build([variable])
@@ -77,7 +56,21 @@ def train_in_keras(optimizer: keras.optimizers.Optimizer, weights: Float32, grad
     return np.asarray(variable.numpy())
 
 
-@pytest.mark.parametrize(("name", "make"), FUSED + BLOCK)
+@pytest.mark.parametrize("kind", FUSED_CLASSES)
+def test_a_fused_optimizer_has_the_hyperparameters_of_keras_own(kind: type[keras.optimizers.Optimizer]) -> None:
+    """With them its numbers are Keras' own: tests/embedding_store/optimizers/test_row_optimizer.py."""
+    name = FUSED_CLASSES[kind]
+    for values in REFERENCES[name].trained:
+        found = row_optimizer(table_optimizer(kind(**values)))
+        assert found.spec.name == name
+        assert found.hyperparameters == {
+            **FUSED[name].defaults,
+            **values,
+            "learning_rate": np.float32(values["learning_rate"]),
+        }
+
+
+@pytest.mark.parametrize(("name", "make"), BLOCK)
 def test_with_all_rows_touched_the_numbers_are_keras_own(name: str, make: Callable[..., object]) -> None:
     spec = table_optimizer(make())
     assert spec.name == name
@@ -93,7 +86,9 @@ def test_with_all_rows_touched_the_numbers_are_keras_own(name: str, make: Callab
 
 
 def test_every_optimizer_of_keras_is_decided() -> None:
-    decided = {type(make()) for _, make in FUSED + BLOCK + REFUSED[:4]} | {K.LossScaleOptimizer, K.Optimizer}
+    decided = (
+        {type(make()) for _, make in BLOCK + REFUSED[:4]} | FUSED_CLASSES.keys() | {K.LossScaleOptimizer, K.Optimizer}
+    )
     names = [name for name in dir(K) if isinstance(getattr(K, name), type)]
     there = {getattr(K, name) for name in names if issubclass(getattr(K, name), K.Optimizer)}
     multi = {getattr(K, name) for name in ("MultiOptimizer",) if hasattr(K, name)}
@@ -112,7 +107,7 @@ def test_no_optimizer_is_a_model_error() -> None:
 
 
 def test_a_block_is_the_same_however_it_is_cut() -> None:
-    rows = row_optimizer(table_optimizer(Shrinking(0.1, momentum=0.9)))
+    rows = row_optimizer(table_optimizer(Halved(0.1, momentum=0.9)))
     random = np.random.default_rng(3)
     start = random.normal(size=(3000, 4)).astype(np.float32)
     gradients = random.normal(size=(3000, 4)).astype(np.float32)
@@ -128,7 +123,7 @@ def test_a_block_is_the_same_however_it_is_cut() -> None:
 
 
 def test_equal_optimizers_give_equal_specs() -> None:
-    assert table_optimizer(Shrinking(0.1)) == table_optimizer(Shrinking(0.1))
+    assert table_optimizer(Halved(0.1)) == table_optimizer(Halved(0.1))
     assert table_optimizer(K.Adam(0.1)) == table_optimizer(K.Adam(0.1, clipnorm=1.0))
     assert table_optimizer(K.Adam(0.1)) != table_optimizer(K.Adam(0.2))
 

@@ -4,6 +4,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -17,6 +19,7 @@ from elastable.master import api
 from elastable.master.rpc import bulk_messages as bulk
 from elastable.master.rpc import messages
 from elastable.master.v1 import master_pb2
+from tests.untyped import Keywords
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 natural = st.integers(0, 2**63 - 1)
@@ -44,6 +47,26 @@ dense_of = tensors.map(lambda found: {2 * place + 1: tensor for place, tensor in
 parts = st.lists(st.builds(api.GradientPart, divisors, dense_of, tables, losses, tables), max_size=3).map(tuple)
 
 
+_PLAIN = {
+    FieldDescriptor.CPPTYPE_INT32: st.integers(0, 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: natural,
+    FieldDescriptor.CPPTYPE_DOUBLE: st.floats(allow_nan=False),
+    FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
+    FieldDescriptor.CPPTYPE_STRING: words,
+}
+
+
+def plain_strategies(message: type[Message]) -> Keywords:
+    """Values of all fields of a message that are numbers and words: the dataclass has them under the same names."""
+    return {
+        field.name: st.lists(_PLAIN[field.cpp_type], max_size=3).map(tuple)
+        if field.is_repeated
+        else _PLAIN[field.cpp_type] | (st.none() if field.has_presence else st.nothing())
+        for field in message.DESCRIPTOR.fields
+        if field.message_type is None
+    }
+
+
 def assert_same(ours: object, theirs: object) -> None:
     """Equality of nested plain data, arrays compared with dtype, shape and every bit."""
     assert type(ours) is type(theirs)
@@ -67,8 +90,13 @@ def assert_same(ours: object, theirs: object) -> None:
 @given(
     st.builds(
         api.Push,
-        *(push_ids, natural, tensors, tables, tensors, tensors, words, st.none() | int64, words),
-        *(st.none() | divisors, losses, parts, words, st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)),
+        id=push_ids,
+        **dict.fromkeys(("dense", "states", "metrics"), tensors),
+        slices=tables,
+        divisor=st.none() | divisors,
+        losses=losses,
+        parts=parts,
+        **plain_strategies(master_pb2.GradientHeader),
     )
 )
 def test_a_push_comes_back_as_it_was(push: api.Push) -> None:

@@ -116,12 +116,10 @@ def test_reflection_shows_both_services_and_all_their_calls(channel: grpc.Channe
         assert any(call in text for text in file.file_descriptor_response.file_descriptor_proto)
 
 
-def test_the_page_names_every_call() -> None:
+def test_the_page_names_every_service() -> None:
     for file in (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR):
         for service in file.services_by_name.values():
-            assert f"`{service.full_name}`" in PAGE
-            row = next(line for line in PAGE.splitlines() if f"`{service.full_name}`" in line)
-            assert set(re.findall(r"`(\w+)`", row)) >= {method.name for method in service.methods}
+            assert f"[`{service.full_name}`](../proto/{file.name})" in PAGE
 
 
 def test_the_page_says_the_code_of_every_error() -> None:

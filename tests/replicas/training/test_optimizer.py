@@ -1,6 +1,7 @@
 """Every elementwise Keras optimizer moves parts as it moves the whole; others are refused."""
 
 from collections.abc import Callable
+from functools import partial
 
 import keras
 import numpy as np
@@ -8,7 +9,10 @@ import pytest
 
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.master.model.keras_optimizer import FUSED_CLASSES
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.replica_training import ReplicaWeights, value_of
@@ -20,23 +24,16 @@ from elastable.replicas.training.variables.optimizer import (
     slots_of,
 )
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables
+from tests.contracts.reference_rows import REFERENCES
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS
 
 kinds = keras.optimizers
 OPTIMIZERS: dict[str, Callable[[], object]] = {
-    "sgd": lambda: kinds.SGD(0.1),
-    "momentum": lambda: kinds.SGD(0.1, momentum=0.9),
-    "nesterov": lambda: kinds.SGD(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: kinds.Adam(0.01),
-    "amsgrad": lambda: kinds.Adam(0.01, amsgrad=True),
-    "adamw": lambda: kinds.AdamW(0.01, weight_decay=0.1),
-    "adagrad": lambda: kinds.Adagrad(0.1),
-    "rmsprop": lambda: kinds.RMSprop(0.01, momentum=0.5, centered=True),
-    "adadelta": lambda: kinds.Adadelta(1.0),
-    "adamax": lambda: kinds.Adamax(0.01),
-    "nadam": lambda: kinds.Nadam(0.01),
-    "ftrl": lambda: kinds.Ftrl(0.1, l1_regularization_strength=0.01),
-    "lion": lambda: kinds.Lion(0.01),
+    **{
+        f"{name} {number}": partial(kind, **values)
+        for kind, name in FUSED_CLASSES.items()
+        for number, values in enumerate(REFERENCES[name].trained[1:])
+    },
     "schedule": lambda: kinds.SGD(kinds.schedules.ExponentialDecay(0.1, 1, 0.5)),
     "ema": lambda: kinds.Adam(0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "accumulation": lambda: kinds.Adam(0.01, gradient_accumulation_steps=2),
@@ -111,12 +108,12 @@ def test_parts_move_as_the_whole(name: str) -> None:
     make = OPTIMIZERS[name]
     expected = of_keras(make)
     locations = BOTH if list(OPTIMIZERS).index(name) % 2 else STATE
-    for found, want in zip(of_replicas(make, 4 if name == "adam" else 2, locations), expected, strict=True):
+    for found, want in zip(of_replicas(make, 4 if name == "adam 0" else 2, locations), expected, strict=True):
         np.testing.assert_allclose(found, want, rtol=2e-6, atol=1e-7)
         assert not np.array_equal(want, initial()[0])
 
 
-@pytest.mark.parametrize("name", ["adam", "ftrl", "global_clipnorm"])
+@pytest.mark.parametrize("name", ["adam 0", "ftrl 0", "global_clipnorm"])
 def test_sharding_changes_no_bit(name: str) -> None:
     whole = of_replicas(OPTIMIZERS[name], 2, LocationSettings())
     for locations in (STATE, BOTH, WEIGHTS):
@@ -135,15 +132,16 @@ def test_weight_decay_leaves_out_what_the_optimizer_leaves_out() -> None:
 
 
 def test_how_many_slots_an_optimizer_keeps() -> None:
-    assert [slots_of(OPTIMIZERS[name]()) for name in ("sgd", "momentum", "adam", "amsgrad", "rmsprop", "ema")] == [
-        *(0, 1, 2, 3, 3, 3)
-    ]
+    for kind, name in FUSED_CLASSES.items():
+        for values in REFERENCES[name].trained:
+            assert slots_of(kind(**values)) == len(row_optimizer(OptimizerSpec.of(name, **values)).slots), name
+    assert slots_of(OPTIMIZERS["ema"]()) == 3
 
 
 @pytest.mark.parametrize("kind", [kinds.Adafactor, kinds.Lamb, kinds.Muon])
 def test_an_optimizer_that_looks_at_whole_variables_is_refused(kind: type[keras.optimizers.Optimizer]) -> None:
     refuse_parts(kind(0.01), [])
-    with pytest.raises(Unsupported, match=rf"{kind.__name__} cannot update net/kernel in parts.*known .*Adam, AdamW"):
+    with pytest.raises(Unsupported, match=rf"{kind.__name__} cannot update net/kernel in parts.*known .*Adam, .*AdamW"):
         refuse_parts(kind(0.01), ["net/kernel"])
 
 
