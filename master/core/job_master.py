@@ -60,8 +60,6 @@ class Master(ServedMaster):
         BadInput: no training records, or the store is at another version.
     """
 
-    needs_no_thread = True
-
     def __init__(
         self,
         job: JobSpec,
@@ -84,6 +82,7 @@ class Master(ServedMaster):
         self._expected = Expected(dense.variables, dense.states, known, store.specs(), dense.may_overflow, elsewhere)
         self._changed, self._ended = threading.Condition(), Future[JobStatus]()
         self._state = JobState(job, self._options, start, time.monotonic)
+        self.pushes_wait = self._state.pushes.replies_after_commit
         self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
         self._servers = store.watch.statuses if isinstance(store, StoreServers) else tuple
         self._waits = Waits(self._state, self._changed)

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from concurrent.futures import Future
-from typing import ClassVar
 
 from elastable.embedding_store.support.futures import at_once
 from elastable.master.api import DenseSnapshot, JobStatus, Lease, MasterApi, Push, PushReply, Task
@@ -16,11 +15,10 @@ class ServedMaster(MasterApi):
     came of: what is called with one must not wait. A master whose calls do not wait need not define them.
 
     Attributes:
-        needs_no_thread: Whether `lease_tasks_later` and `pull_dense_later` take microseconds, ask nobody else and wait
-            for nothing, so that the thread which receives all calls of a server may make them.
+        pushes_wait: Whether the future of `report_gradient_later` may be not done: such calls cost a server more.
     """
 
-    needs_no_thread: ClassVar[bool] = False
+    pushes_wait: bool = False
 
     def lease_tasks_later(
         self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None

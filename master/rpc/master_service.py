@@ -37,7 +37,6 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 _LONGEST_NAME = 256  # bytes
-_FEW_ARRAYS, _SMALL_BYTES = 16, 32 << 10  # of a snapshot that anybody may send
 _LONGEST_REASON = 1024  # characters
 
 
@@ -62,15 +61,16 @@ def master_service(
         "Join": stream(servicer.join, master_pb2.JoinRequest, lambda context: context),
         "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, secret_of),
         "PullDense": stream(servicer.pull_dense, master_pb2.PullDenseRequest, secret_of),
-        "ReportGradient": upload(servicer.report_gradient, secret_of),
+        "ReportGradient": upload(
+            servicer.report_gradient if master.pushes_wait else servicer.report_gradient_at_once, secret_of
+        ),
         "ReportEvaluation": upload(servicer.report_evaluation, secret_of),
         "ReportFailure": control(servicer.report_failure, master_pb2.ReportFailureRequest, secret_of),
         "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest),
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest),
     }
-    waiting = frozenset({"LeaseTasks", "PullDense", "ReportGradient"})
-    brief = frozenset({"LeaseTasks", "PullDense"} if master.needs_no_thread else ())
-    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, brief, master.not_ready)
+    waiting = frozenset({"LeaseTasks", "PullDense", *(("ReportGradient",) if master.pushes_wait else ())})
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, master.not_ready)
 
 
 class _MasterServicer:
@@ -101,20 +101,25 @@ class _MasterServicer:
         wait_s = _wait_s(request.wait_ms)
         holding = holding_from_message(request)
         lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
-        return Later(lease, lease_to_message, light=True)
+        return Later(lease, lease_to_message)
 
     def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes | None) -> Later[DenseSnapshot | None]:
         self.identities.require(request.incarnation, secret)
         version = request.version if request.HasField("version") else None
         wait_s = _wait_s(request.wait_ms)
         pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
-        return Later(pulled, dense_frames, light=_is_small)
+        return Later(pulled, dense_frames)
 
     def report_gradient(self, frames: Iterator[bytes], secret: bytes | None) -> Later[PushReply]:
         push = push_from_frames(frames, self._channels)
         for name in _names(push):
             self.identities.require(name, secret)
-        return Later(self._master.report_gradient_later(push), push_reply_to_message, light=True)
+        return Later(self._master.report_gradient_later(push), push_reply_to_message)
+
+    def report_gradient_at_once(self, frames: Iterator[bytes], secret: bytes | None) -> Message:
+        reply = self.report_gradient(frames, secret).at_once()
+        assert isinstance(reply, Message)
+        return reply
 
     def report_evaluation(self, frames: Iterator[bytes], secret: bytes | None) -> master_pb2.ReportEvaluationReply:
         report = evaluation_from_frames(frames)
@@ -141,14 +146,6 @@ class _MasterServicer:
 def _names(push: Push) -> tuple[str, ...]:
     """The workers in whose names a push is."""
     return (push.incarnation, push.id.incarnation) if isinstance(push.id, AsyncPushId) else (push.incarnation,)
-
-
-def _is_small(snapshot: DenseSnapshot | None) -> bool:
-    """Whether the frame of a snapshot is made and sent in microseconds."""
-    if snapshot is None:
-        return True
-    arrays = (*snapshot.variables, *snapshot.states)
-    return len(arrays) <= _FEW_ARRAYS and sum(array.nbytes for array in arrays) <= _SMALL_BYTES
 
 
 def _wait_s(wait_ms: int) -> float:

@@ -135,7 +135,7 @@ MASTER_CALLS: dict[str, Call] = {
 class Successors:
     """Masters one after the other behind one server: a job that has ended is followed by the next one."""
 
-    needs_no_thread = False
+    pushes_wait = True
 
     def __init__(self, make: Callable[[], ServedMaster]) -> None:
         self._make = make

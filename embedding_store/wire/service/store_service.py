@@ -96,7 +96,7 @@ class StoreServicer:
             "Pin": control(self.pins.pin, store_pb2.PinRequest, client_of),
             **changing,
         }
-        waiting = frozenset({"GetStoreStatus", "Lookup", "LookupSmall"})
+        waiting = frozenset({"GetStoreStatus", "Lookup"})
         return Service(messages.STORE_SERVICE, handlers, self.close, waiting=waiting, not_ready=not_ready)
 
     def close(self) -> None:
@@ -171,8 +171,8 @@ class StoreServicer:
     def lookup(self, frames: Iterator[bytes]) -> Later[None]:
         return self._reply(frames, MAX_BODY_BYTES, lambda replies: replies)
 
-    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Later[None]:
-        return self._reply((frame,), ONE_FRAME_BYTES, _only_frame)
+    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Answer:
+        return self._reply((frame,), ONE_FRAME_BYTES, _only_frame).at_once()
 
     def _reply(self, frames: Iterable[bytes], limit: int, answer: Callable[[Iterator[bytes]], Answer]) -> Later[None]:
         ids, version, wait_s, pin = _read_request(frames)
