@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from google.protobuf.message import Message
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Answer, Later, control, stream, upload
@@ -20,16 +22,7 @@ from elastable.master.api import AsyncPushId, DenseSnapshot, JobStatus, Lease, P
 from elastable.master.core.bare_master import BareMaster
 from elastable.master.core.served_master import ServedMaster
 from elastable.master.rpc.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
-from elastable.master.rpc.messages import (
-    MASTER_SERVICE,
-    failure_from_message,
-    holding_from_message,
-    job_to_message,
-    lease_to_message,
-    outcome_to_message,
-    push_reply_to_message,
-    status_to_message,
-)
+from elastable.master.rpc.messages import MASTER_SERVICE, failure_from_message, status_to_message
 from elastable.master.rpc.worker_identities import Identities
 from elastable.master.v1 import master_pb2
 
@@ -92,16 +85,16 @@ class _MasterServicer:
                 raise BadInput(f"JoinRequest: its {what} has {len(name.encode())} bytes; the most are {_LONGEST_NAME}")
             if not name.isprintable():
                 raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
-        worker = WorkerIdentity(request.incarnation, request.host, request.pid)
+        worker = from_message(WorkerIdentity, request)
         self.identities.claim(worker.incarnation, context)
         return self._streams.open(worker, context)
 
     def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes | None) -> Later[Lease]:
         self.identities.require(request.incarnation, secret)
         wait_s = _wait_s(request.wait_ms)
-        holding = holding_from_message(request)
+        holding = from_message(Lease, request.holding).tasks if request.HasField("holding") else None
         lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
-        return Later(lease, lease_to_message)
+        return Later(lease, partial(to_message, master_pb2.LeaseTasksReply))
 
     def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes | None) -> Later[DenseSnapshot | None]:
         self.identities.require(request.incarnation, secret)
@@ -114,7 +107,7 @@ class _MasterServicer:
         push = push_from_frames(frames, self._channels)
         for name in _names(push):
             self.identities.require(name, secret)
-        return Later(self._master.report_gradient_later(push), push_reply_to_message)
+        return Later(self._master.report_gradient_later(push), partial(to_message, master_pb2.ReportGradientReply))
 
     def report_gradient_at_once(self, frames: Iterator[bytes], secret: bytes | None) -> Message:
         reply = self.report_gradient(frames, secret).at_once()
@@ -125,7 +118,7 @@ class _MasterServicer:
         report = evaluation_from_frames(frames)
         self.identities.require(report.incarnation, secret)
         outcome = self._master.report_evaluation(report)
-        return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
+        return to_message(master_pb2.ReportEvaluationReply, PushReply(outcome, "", 0))
 
     def report_failure(
         self, request: master_pb2.ReportFailureRequest, secret: bytes | None
@@ -197,7 +190,7 @@ class SessionStreams:
             leave()
         elif ended.done():
             settle(opened.news, ended.result())
-        event = master_pb2.JobEvent(job=job_to_message(opened.session.job))
+        event = master_pb2.JobEvent(job=to_message(master_pb2.JobDescription, opened.session.job))
         return Later(opened.news, opened.rest, (event,))
 
     def has_session(self, incarnation: str) -> bool:

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 
 import grpc
 import numpy as np
@@ -27,6 +26,7 @@ from elastable.embedding_store.wire.messages.frames import (
     FrameReader,
     encode,
 )
+from elastable.embedding_store.wire.messages.plain_data import to_message
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import (
@@ -126,13 +126,13 @@ class StoreServicer:
             rows = self._store.row_count(name) if request.rows else None
             status.tables.add(spec=messages.spec_to_message(spec), rows=rows)
         for of in self._store.pins() if request.pins else ():  # those of other clients and of the server itself, too
-            status.pins.add(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
+            status.pins.append(to_message(store_pb2.PinStatus, of))
         return status
 
     def table_statistics(self, request: store_pb2.TableStatisticsRequest) -> store_pb2.TableStatisticsReply:
         if request.pin:
             return store_pb2.TableStatisticsReply(rows=self.pins.source(request.pin).row_count(request.table))
-        return store_pb2.TableStatisticsReply(**asdict(self._store.table_statistics(request.table)))
+        return to_message(store_pb2.TableStatisticsReply, self._store.table_statistics(request.table))
 
     def attach(self, request: store_pb2.AttachRequest) -> store_pb2.AttachReply:
         if not isinstance(self._store, SharedMemoryStore):
