@@ -24,6 +24,7 @@ _BENCHES = {
     "wire": "benchmarks.calls.wire",
     "load": "benchmarks.calls.load",
     "sessions": "benchmarks.calls.sessions",
+    "waiting": "benchmarks.calls.waiting",
     "offload": "benchmarks.jobs.offload",
     "scale": "benchmarks.scale",
     "simulation": "benchmarks.simulation",

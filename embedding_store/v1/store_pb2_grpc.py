@@ -148,7 +148,7 @@ class StoreServicer:
 
     def LookupSmall(self, request, context):
         """The same in one frame each way, at about half the latency: for replies of
-        at most 3.5 MiB of rows.
+        at most 3.5 MiB of rows, and without a wait (wait_ms 0).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,7 @@ class StoreStub:
     Lookup: _grpc.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     LookupSmall: _grpc.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     """The same in one frame each way, at about half the latency: for replies of
-    at most 3.5 MiB of rows.
+    at most 3.5 MiB of rows, and without a wait (wait_ms 0).
     """
     TableStatistics: _grpc.UnaryUnaryMultiCallable[_store_pb2.TableStatisticsRequest, _store_pb2.TableStatisticsReply]
     ReadRows: _grpc.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]
@@ -78,7 +78,7 @@ class StoreAsyncStub(StoreStub):
     Lookup: _aio.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     LookupSmall: _aio.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     """The same in one frame each way, at about half the latency: for replies of
-    at most 3.5 MiB of rows.
+    at most 3.5 MiB of rows, and without a wait (wait_ms 0).
     """
     TableStatistics: _aio.UnaryUnaryMultiCallable[_store_pb2.TableStatisticsRequest, _store_pb2.TableStatisticsReply]  # type: ignore[assignment]
     ReadRows: _aio.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
@@ -130,7 +130,7 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.LookupReply, _abc.Awaitable[_store_pb2.LookupReply]]:
         """The same in one frame each way, at about half the latency: for replies of
-        at most 3.5 MiB of rows.
+        at most 3.5 MiB of rows, and without a wait (wait_ms 0).
         """
 
     @_abc_1.abstractmethod

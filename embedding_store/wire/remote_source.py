@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -54,6 +54,7 @@ class RemoteReads(BaseSource):
         channel, path = connection.channel, f"/{messages.STORE_SERVICE}"
         self._stub = store_pb2_grpc.StoreStub(channel)
         self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
+        self._lookup_waiting = channel.unary_unary(f"{path}/Lookup", None, None)
         self._lookup: Upload[Iterable[bytes]] = Upload(channel, f"{path}/Lookup", None)
         self._read_rows: Upload[Iterable[bytes]] = Upload(channel, f"{path}/ReadRows", None)
         self._scan = channel.unary_stream(f"{path}/ReadRows", None, None)
@@ -133,21 +134,25 @@ class RemoteReads(BaseSource):
             request.tables.add(table=table, count=len(wanted))
         header = request.SerializeToString()
 
+        small = self._lookup_waiting if wait_s else self._lookup_small
+
         def attempt(timeout: float) -> dict[str, Float32]:
-            return self.connection.decoded(self._rows, self._send(header, ids, timeout), ids)
+            return self.connection.decoded(self._rows, self._send(header, ids, small, timeout), ids)
 
         return self.connection.call(attempt, wait_s)
 
-    def _send(self, header: bytes, ids: Mapping[str, Int64], timeout: float) -> Iterable[bytes]:
+    def _send(
+        self, header: bytes, ids: Mapping[str, Int64], small: Callable[..., bytes], timeout: float
+    ) -> Iterable[bytes]:
         """Makes the call in the cheapest shape that carries it; its reply's frames."""
         frames, size = encode(header, ids.values()), 0
         for table, wanted in ids.items():
             size += len(wanted) * self._row_bytes.get(table, MAX_BODY_BYTES)
-        if len(ids) > _FEW_TABLES or size > ONE_FRAME_BYTES:  # or not known: no reply that LookupSmall may carry
+        if len(ids) > _FEW_TABLES or size > ONE_FRAME_BYTES:  # or not known: no reply of one frame
             return self._lookup(frames, timeout)
         first, second = next(frames), next(frames, None)
         if second is None:
-            return [self._lookup_small(first, timeout=timeout)]
+            return [small(first, timeout=timeout)]
         return self._lookup(chain((first, second), frames), timeout)
 
     def _rows(self, frames: Iterable[bytes], ids: Mapping[str, Int64]) -> dict[str, Float32]:

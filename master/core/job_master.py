@@ -82,6 +82,7 @@ class Master(ServedMaster):
         self._expected = Expected(dense.variables, dense.states, known, store.specs(), dense.may_overflow, elsewhere)
         self._changed, self._ended = threading.Condition(), Future[JobStatus]()
         self._state = JobState(job, self._options, start, time.monotonic)
+        self.pushes_wait = self._state.pushes.replies_after_commit
         self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
         self._servers = store.watch.statuses if isinstance(store, StoreServers) else tuple
         self._waits = Waits(self._state, self._changed)

@@ -13,9 +13,12 @@ class ServedMaster(MasterApi):
     Each `..._later` is its call: what is wrong at once is raised, what becomes wrong is the error of the future.
     Whoever cancels a future gets no answer. Results are set without any lock of the master, by the thread that they
     came of: what is called with one must not wait. A master whose calls do not wait need not define them.
-    `lease_tasks_later` and `pull_dense_later` take microseconds, ask nobody else and wait for nothing: the thread which
-    receives all calls of a server makes them.
+
+    Attributes:
+        pushes_wait: Whether the future of `report_gradient_later` may be not done: such calls cost a server more.
     """
+
+    pushes_wait: bool = False
 
     def lease_tasks_later(
         self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None

@@ -9,14 +9,14 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
-from elastable.embedding_store.wire.messages.store_messages import plain_fields, plain_values
-from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
+from elastable.embedding_store.wire.pushes.push_messages import declare_slices, plan_slices
+from elastable.embedding_store.wire.pushes.uploads import body_of, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
     Divisor,
-    DivisorKind,
     EvaluationReport,
     GradientPart,
     Push,
@@ -28,10 +28,6 @@ from elastable.master.v1 import master_pb2
 
 _INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 _DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", *_INTEGERS, "bool")}
-_DIVISORS = {kind: master_pb2.Divisor.Kind.Value(f"KIND_{kind.name}") for kind in DivisorKind}
-_DIVISORS_BACK = {value: kind for kind, value in _DIVISORS.items()}
-_PLAIN_OF_PUSH = plain_fields(Push, master_pb2.GradientHeader)
-_PLAIN_OF_REPORT = plain_fields(EvaluationReport, master_pb2.EvaluationHeader)
 _INT64, _FLOAT32 = _DTYPES["int64"], _DTYPES["float32"]
 
 T = TypeVar("T")
@@ -47,16 +43,13 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
     """
-    header = master_pb2.GradientHeader(
-        push=_id_to_message(push.id),
-        divisor=None if push.divisor is None else _divisor_to_message(push.divisor),
-        **{name: getattr(push, name) for name in _PLAIN_OF_PUSH},
-    )
+    arrays_apart = dict.fromkeys(("dense", "slices", "states", "metrics", "losses", "parts"))
+    header = to_message(master_pb2.GradientHeader, push, push=_id_to_message(push.id), **arrays_apart)
     _declare_losses(header.losses, push.losses)
     arrays = _declare(header.dense, push.dense) + declare_slices(header.slices, push.slices)
     arrays += _declare(header.states, push.states) + _declare(header.metrics, push.metrics)
     for part in push.parts:
-        entry = header.parts.add(divisor=_divisor_to_message(part.divisor), places=part.dense)
+        entry = header.parts.add(divisor=to_message(master_pb2.Divisor, part.divisor), places=part.dense)
         _declare_losses(entry.losses, part.losses)
         arrays += _declare(entry.dense, tuple(part.dense.values())) + declare_slices(entry.slices, part.slices)
         arrays += declare_slices(entry.penalties, part.penalties)
@@ -88,16 +81,16 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
         plan_slices(plan, "GradientFrame", part.penalties)
     push_id = _id_from_message(header.push)
     arrays = read_body(reader, header, "GradientFrame", plan, channels)
-    return Push(
+    return from_message(
+        Push,
+        header,
         id=push_id,
         dense=tuple(next(arrays) for _ in header.dense),
         slices={entry.table: Slices(next(arrays), next(arrays)) for entry in header.slices},
         states=tuple(next(arrays) for _ in header.states),
         metrics=tuple(next(arrays) for _ in header.metrics),
-        divisor=_divisor_from_message(header.divisor) if header.HasField("divisor") else None,
         losses=_losses(header.losses),
         parts=_parts(header.parts, arrays),
-        **plain_values(header, _PLAIN_OF_PUSH),
     )
 
 
@@ -142,7 +135,7 @@ def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
 
 def evaluation_frames(report: EvaluationReport) -> Iterator[bytes]:
     """The frames of one ReportEvaluation."""
-    header = master_pb2.EvaluationHeader(**{name: getattr(report, name) for name in _PLAIN_OF_REPORT})
+    header = to_message(master_pb2.EvaluationHeader, report, metrics=())
     arrays = _declare(header.metrics, report.metrics)
     return encode(header.SerializeToString(), arrays)
 
@@ -157,28 +150,20 @@ def evaluation_from_frames(frames: Iterable[bytes]) -> EvaluationReport:
     header = reader.header(master_pb2.EvaluationHeader)
     plan = BodyPlan("EvaluationFrame")
     _plan_tensors(plan, "metric", header.metrics)
-    metrics = tuple(reader.read(plan))
-    return EvaluationReport(metrics=metrics, **plain_values(header, _PLAIN_OF_REPORT))
+    return from_message(EvaluationReport, header, metrics=tuple(reader.read(plan)))
 
 
 def _id_to_message(push_id: PushId) -> master_pb2.PushId:
     if isinstance(push_id, SyncPushId):
-        return master_pb2.PushId(
-            sync_id=master_pb2.SyncPushId(version=push_id.version, micro_batch=push_id.micro_batch)
-        )
-    return master_pb2.PushId(
-        async_id=master_pb2.AsyncPushId(
-            incarnation=push_id.incarnation, sequence=push_id.sequence, micro_batch=push_id.micro_batch
-        )
-    )
+        return master_pb2.PushId(sync_id=to_message(master_pb2.SyncPushId, push_id))
+    return master_pb2.PushId(async_id=to_message(master_pb2.AsyncPushId, push_id))
 
 
 def _id_from_message(message: master_pb2.PushId) -> PushId:
-    kind = message.WhichOneof("id")
-    if kind == "sync_id":
-        return SyncPushId(message.sync_id.version, message.sync_id.micro_batch)
-    if kind == "async_id":
-        return AsyncPushId(message.async_id.incarnation, message.async_id.sequence, message.async_id.micro_batch)
+    if message.HasField("sync_id"):
+        return from_message(SyncPushId, message.sync_id)
+    if message.HasField("async_id"):
+        return from_message(AsyncPushId, message.async_id)
     raise BadInput("GradientFrame: its header has no PushId; set sync_id or async_id, so that it counts once")
 
 
@@ -197,20 +182,10 @@ def _by_place(what: str, places: Sequence[int], values: Sequence[T]) -> dict[int
     return dict(zip(places, values, strict=True))
 
 
-def _divisor_to_message(divisor: Divisor) -> master_pb2.Divisor:
-    return master_pb2.Divisor(kind=_DIVISORS[divisor.kind], amount=divisor.amount)
-
-
-def _divisor_from_message(message: master_pb2.Divisor) -> Divisor:
-    if message.kind not in _DIVISORS_BACK:
-        raise BadInput(f"GradientFrame: divisor of kind {message.kind}: known kinds are {', '.join(DivisorKind)}")
-    return Divisor(_DIVISORS_BACK[message.kind], message.amount)
-
-
 def _parts(parts: Iterable[master_pb2.GradientPart], arrays: Iterator[Tensor]) -> tuple[GradientPart, ...]:
     return tuple(
         GradientPart(
-            divisor=_divisor_from_message(part.divisor),
+            divisor=from_message(Divisor, part.divisor),
             dense=_by_place("gradients", part.places, [next(arrays) for _ in part.dense]),
             slices={entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices},
             losses=_losses(part.losses),

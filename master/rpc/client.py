@@ -15,6 +15,7 @@ from elastable.embedding_store.support.futures import settle, settle_error
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, Upload
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
@@ -32,15 +33,7 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.master.rpc.bulk_messages import dense_from_frames, evaluation_frames, push_frames
-from elastable.master.rpc.messages import (
-    MASTER_SERVICE,
-    job_from_message,
-    lease_from_message,
-    lease_request,
-    outcome_from_message,
-    push_reply_from_message,
-    status_from_message,
-)
+from elastable.master.rpc.messages import MASTER_SERVICE, status_from_message
 from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 
@@ -99,12 +92,15 @@ class MasterClient(MasterApi, Closing):
         return self._store
 
     def join(self, worker: WorkerIdentity) -> "RemoteSession":
-        request = master_pb2.JoinRequest(incarnation=worker.incarnation, host=worker.host, pid=worker.pid)
+        request = to_message(master_pb2.JoinRequest, worker)
         return self._connection.call(lambda timeout: RemoteSession(self._join(request), self.address, timeout))
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
-        request = lease_request(incarnation, want, _wait_ms(wait_s), holding)
-        return lease_from_message(self._call(self._stub.LeaseTasks, request, wait_s))
+        held = None if holding is None else to_message(master_pb2.Holding, Lease(tuple(holding)))
+        request = master_pb2.LeaseTasksRequest(
+            incarnation=incarnation, want=want, wait_ms=_wait_ms(wait_s), holding=held
+        )
+        return from_message(Lease, self._call(self._stub.LeaseTasks, request, wait_s))
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         request = master_pb2.PullDenseRequest(incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s))
@@ -132,11 +128,11 @@ class MasterClient(MasterApi, Closing):
         self._gradients.share_memory()
 
     def report_gradient(self, push: Push) -> PushReply:
-        return push_reply_from_message(self._gradients.send(push))
+        return from_message(PushReply, self._gradients.send(push))
 
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
         reply = self._connection.call(lambda timeout: self._report(evaluation_frames(report), timeout))
-        return outcome_from_message(reply.outcome)
+        return from_message(PushReply, reply, reason="", version=0).outcome
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
         kind, message = type(error).__name__, str(error)
@@ -245,6 +241,6 @@ class RemoteSession:
     def _handle(self, event: master_pb2.JobEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "job":
-            settle(self._joined, job_from_message(event.job))
+            settle(self._joined, from_message(JobSpec, event.job))
         elif kind == "finished":
             self._finished = event.finished

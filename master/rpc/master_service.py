@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from google.protobuf.message import Message
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Answer, Later, control, stream, upload
@@ -19,16 +21,7 @@ from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.master.api import AsyncPushId, DenseSnapshot, JobStatus, Lease, Push, PushReply, Session, WorkerIdentity
 from elastable.master.core.served_master import ServedMaster
 from elastable.master.rpc.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
-from elastable.master.rpc.messages import (
-    MASTER_SERVICE,
-    failure_from_message,
-    holding_from_message,
-    job_to_message,
-    lease_to_message,
-    outcome_to_message,
-    push_reply_to_message,
-    status_to_message,
-)
+from elastable.master.rpc.messages import MASTER_SERVICE, failure_from_message, status_to_message
 from elastable.master.rpc.worker_identities import Identities
 from elastable.master.v1 import master_pb2
 
@@ -36,7 +29,6 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 _LONGEST_NAME = 256  # bytes
-_FEW_ARRAYS, _SMALL_BYTES = 16, 32 << 10  # of a snapshot that anybody may send
 _LONGEST_REASON = 1024  # characters
 
 
@@ -55,15 +47,16 @@ def master_service(master: ServedMaster, channels: SharedChannels | None = None)
         "Join": stream(servicer.join, master_pb2.JoinRequest, lambda context: context),
         "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, secret_of),
         "PullDense": stream(servicer.pull_dense, master_pb2.PullDenseRequest, secret_of),
-        "ReportGradient": upload(servicer.report_gradient, secret_of),
+        "ReportGradient": upload(
+            servicer.report_gradient if master.pushes_wait else servicer.report_gradient_at_once, secret_of
+        ),
         "ReportEvaluation": upload(servicer.report_evaluation, secret_of),
         "ReportFailure": control(servicer.report_failure, master_pb2.ReportFailureRequest, secret_of),
         "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest),
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest),
     }
-    waiting = frozenset({"LeaseTasks", "PullDense", "ReportGradient"})
-    brief = frozenset({"LeaseTasks", "PullDense"})
-    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, brief, master.not_ready)
+    waiting = frozenset({"LeaseTasks", "PullDense", *(("ReportGradient",) if master.pushes_wait else ())})
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, master.not_ready)
 
 
 class _MasterServicer:
@@ -85,35 +78,40 @@ class _MasterServicer:
                 raise BadInput(f"JoinRequest: its {what} has {len(name.encode())} bytes; the most are {_LONGEST_NAME}")
             if not name.isprintable():
                 raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
-        worker = WorkerIdentity(request.incarnation, request.host, request.pid)
+        worker = from_message(WorkerIdentity, request)
         self.identities.claim(worker.incarnation, context)
         return self._streams.open(worker, context)
 
     def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes) -> Later[Lease]:
         self.identities.require(request.incarnation, secret)
         wait_s = _wait_s(request.wait_ms)
-        holding = holding_from_message(request)
+        holding = from_message(Lease, request.holding).tasks if request.HasField("holding") else None
         lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
-        return Later(lease, lease_to_message, light=True)
+        return Later(lease, partial(to_message, master_pb2.LeaseTasksReply))
 
     def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes) -> Later[DenseSnapshot | None]:
         self.identities.require(request.incarnation, secret)
         version = request.version if request.HasField("version") else None
         wait_s = _wait_s(request.wait_ms)
         pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
-        return Later(pulled, dense_frames, light=_is_small)
+        return Later(pulled, dense_frames)
 
     def report_gradient(self, frames: Iterator[bytes], secret: bytes) -> Later[PushReply]:
         push = push_from_frames(frames, self._channels)
         for name in _names(push):
             self.identities.require(name, secret)
-        return Later(self._master.report_gradient_later(push), push_reply_to_message, light=True)
+        return Later(self._master.report_gradient_later(push), partial(to_message, master_pb2.ReportGradientReply))
+
+    def report_gradient_at_once(self, frames: Iterator[bytes], secret: bytes) -> Message:
+        reply = self.report_gradient(frames, secret).at_once()
+        assert isinstance(reply, Message)
+        return reply
 
     def report_evaluation(self, frames: Iterator[bytes], secret: bytes) -> master_pb2.ReportEvaluationReply:
         report = evaluation_from_frames(frames)
         self.identities.require(report.incarnation, secret)
         outcome = self._master.report_evaluation(report)
-        return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
+        return to_message(master_pb2.ReportEvaluationReply, PushReply(outcome, "", 0))
 
     def report_failure(self, request: master_pb2.ReportFailureRequest, secret: bytes) -> master_pb2.ReportFailureReply:
         self.identities.require(request.incarnation, secret)
@@ -132,14 +130,6 @@ class _MasterServicer:
 def _names(push: Push) -> tuple[str, ...]:
     """The workers in whose names a push is."""
     return (push.incarnation, push.id.incarnation) if isinstance(push.id, AsyncPushId) else (push.incarnation,)
-
-
-def _is_small(snapshot: DenseSnapshot | None) -> bool:
-    """Whether the frame of a snapshot is made and sent in microseconds."""
-    if snapshot is None:
-        return True
-    arrays = (*snapshot.variables, *snapshot.states)
-    return len(arrays) <= _FEW_ARRAYS and sum(array.nbytes for array in arrays) <= _SMALL_BYTES
 
 
 def _wait_s(wait_ms: int) -> float:
@@ -191,7 +181,7 @@ class SessionStreams:
             leave()
         elif ended.done():
             settle(opened.news, ended.result())
-        event = master_pb2.JobEvent(job=job_to_message(opened.session.job))
+        event = master_pb2.JobEvent(job=to_message(master_pb2.JobDescription, opened.session.job))
         return Later(opened.news, opened.rest, (event,))
 
     def has_session(self, incarnation: str) -> bool:

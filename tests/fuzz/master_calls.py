@@ -132,6 +132,8 @@ MASTER_CALLS: dict[str, Call] = {
 class Successors:
     """Masters one after the other behind one server: a job that has ended is followed by the next one."""
 
+    pushes_wait = True
+
     def __init__(self, make: Callable[[], ServedMaster]) -> None:
         self._make = make
         self.current = make()

@@ -1,7 +1,6 @@
 """Table specs, commits, blocks of rows and ids as messages and frames, and back."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from elastable.embedding_store.errors import BadIds, BadInput, BadSpec
 from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 
 LONGEST_WAIT_S = 60.0
 """How long a call may ask the server to wait for a version."""
@@ -43,19 +43,6 @@ def require_wire_ids(table: str, ids: Int64) -> None:
 def optional(message: Message, field: str) -> Any:
     """A field's value; None where it is not set."""
     return getattr(message, field) if message.HasField(field) else None
-
-
-def plain_fields(of: type[Any], message: type[Message]) -> tuple[str, ...]:
-    """Names of the fields of a dataclass that are numbers and words, or tuples of them, in its message, too."""
-    said = message.DESCRIPTOR.fields_by_name
-    return tuple(one.name for one in fields(of) if one.name in said and said[one.name].message_type is None)
-
-
-def plain_values(message: Message, names: Iterable[str]) -> dict[str, Any]:
-    """What a message says in its plain fields, as a dataclass has it: None where an optional one is not set."""
-    said = message.DESCRIPTOR.fields_by_name
-    values = {name: optional(message, name) if said[name].has_presence else getattr(message, name) for name in names}
-    return {name: tuple(value) if said[name].is_repeated else value for name, value in values.items()}
 
 
 def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
@@ -246,31 +233,18 @@ OWNER_KEY = "elastable-owner-bin"
 
 def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
     """The message that says what `spec` says."""
-    return store_pb2.TableSpec(
-        name=spec.name,
-        dim=spec.dim,
-        vocabulary_size=spec.vocabulary_size,
-        dtype=spec.dtype,
-        initializer=store_pb2.Initializer(kind=spec.initializer.kind, a=spec.initializer.a, b=spec.initializer.b),
-        seed=spec.seed,
-        optimizer=store_pb2.Optimizer(
-            name=spec.optimizer.name,
-            hyperparameters=dict(spec.optimizer.hyperparameters),
-            keras_config=spec.optimizer.keras_config,
-            dense=not spec.optimizer.lazy,
-        ),
-        admission=None if spec.admission is None else store_pb2.Admission(**asdict(spec.admission)),
-        eviction=None if spec.eviction is None else store_pb2.Eviction(**asdict(spec.eviction)),
+    optimizer = to_message(
+        store_pb2.Optimizer,
+        spec.optimizer,
+        hyperparameters=dict(spec.optimizer.hyperparameters),
+        dense=not spec.optimizer.lazy,
+    )
+    return to_message(
+        store_pb2.TableSpec,
+        spec,
+        optimizer=optimizer,
         ids="" if spec.ids == "int64" else spec.ids,
-        origin=None
-        if spec.origin == ShardOrigin()
-        else store_pb2.ShardOrigin(
-            id_stride=spec.origin.id_stride,
-            id_offset=spec.origin.id_offset,
-            first_column=spec.origin.first_column,
-            table=None if spec.origin.table is None else spec_to_message(spec.origin.table),
-            shards=spec.origin.shards,
-        ),
+        origin=None if spec.origin == ShardOrigin() else _origin_to_message(spec.origin),
     )
 
 
@@ -281,20 +255,21 @@ def spec_from_message(message: store_pb2.TableSpec) -> TableSpec:
         BadSpec: no table can be so.
     """
     default = TableSpec(name="default", dim=1)
-    return TableSpec(
-        name=message.name,
-        dim=message.dim,
-        vocabulary_size=optional(message, "vocabulary_size"),
+    eviction, admission = message.eviction, message.admission
+    return from_message(
+        TableSpec,
+        message,
         dtype=message.dtype or default.dtype,
-        initializer=InitializerSpec(message.initializer.kind, message.initializer.a, message.initializer.b)
+        initializer=from_message(InitializerSpec, message.initializer)
         if message.HasField("initializer")
         else default.initializer,
-        seed=message.seed,
         optimizer=_optimizer(message) if message.HasField("optimizer") else default.optimizer,
-        admission=AdmissionSpec(message.admission.sightings, message.admission.counters or AdmissionSpec(1).counters)
+        admission=AdmissionSpec(admission.sightings, admission.counters or AdmissionSpec(1).counters)
         if message.HasField("admission")
         else None,
-        eviction=_eviction(message.eviction) if message.HasField("eviction") else None,
+        eviction=from_message(EvictionSpec, eviction, every=eviction.every or 1)
+        if message.HasField("eviction")
+        else None,
         ids=message.ids or default.ids,
         origin=_origin(message.origin) if message.HasField("origin") else default.origin,
     )
@@ -308,16 +283,12 @@ def _optimizer(message: store_pb2.TableSpec) -> OptimizerSpec:
     return OptimizerSpec(optimizer.name, pairs, optimizer.keras_config, lazy=not optimizer.dense)
 
 
-def _eviction(message: store_pb2.Eviction) -> EvictionSpec:
-    return EvictionSpec(
-        max_age=optional(message, "max_age"),
-        min_frequency=optional(message, "min_frequency"),
-        max_rows=optional(message, "max_rows"),
-        every=message.every or 1,
-        ttl=optional(message, "ttl"),
+def _origin_to_message(origin: ShardOrigin) -> store_pb2.ShardOrigin:
+    return to_message(
+        store_pb2.ShardOrigin, origin, table=None if origin.table is None else spec_to_message(origin.table)
     )
 
 
 def _origin(message: store_pb2.ShardOrigin) -> ShardOrigin:
     table = spec_from_message(message.table) if message.HasField("table") else None
-    return ShardOrigin(message.id_stride or 1, message.id_offset, message.first_column, table, message.shards or 1)
+    return from_message(ShardOrigin, message, id_stride=message.id_stride or 1, table=table, shards=message.shards or 1)

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.contract.row_data import EvictionCut
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.shards import server_contract as shards
@@ -16,20 +16,56 @@ from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
-from elastable.embedding_store.wire.messages.store_messages import (
-    and_record,
-    optional,
-    plain_fields,
-    plain_values,
-    with_record,
-)
-from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
+from elastable.embedding_store.wire.messages.store_messages import and_record, with_record
+from elastable.embedding_store.wire.pushes.uploads import body_of, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
-_PLAIN_OF_PUSH = plain_fields(shards.RowPush, store_pb2.RowPushHeader)
-_PLAIN_OF_TERMS = plain_fields(shards.PushTerms, store_pb2.PushTerms)
 _MOST_SQUARES_BYTES = 128
-_FLOAT32 = np.dtype(np.float32)
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
+
+class _SlicesEntry(Protocol):
+    table: str
+    count: int
+    dim: int
+
+
+def declare_slices(entries: Any, every: Mapping[str, Slices]) -> list[Array]:
+    """Adds an entry for each table; its arrays.
+
+    Args:
+        entries: A repeated field of `SlicesEntry`.
+        every: Table name -> gradient.
+
+    Raises:
+        BadGradient: an array that the wire has no place for; names its table.
+    """
+    arrays: list[Array] = []
+    for table, slices in every.items():
+        indices, values = slices.indices, slices.values
+        if indices.dtype != _INT64 or indices.ndim != 1:
+            raise BadGradient(
+                f"gradient of table {table!r}: indices must be int64 of one dimension, "
+                f"got {indices.dtype} {list(indices.shape)}"
+            )
+        if values.dtype != _FLOAT32 or values.ndim != 2 or len(values) != len(indices):
+            raise BadGradient(
+                f"gradient of table {table!r}: values must be float32 [{len(indices)}, dim], "
+                f"got {values.dtype} {list(values.shape)}"
+            )
+        entries.add(table=table, count=len(indices), dim=values.shape[1])
+        arrays += [indices, values]
+    return arrays
+
+
+def plan_slices(plan: BodyPlan, message: str, every: Sequence[_SlicesEntry]) -> None:
+    """Plans the arrays of `declare_slices`. Raises `BadInput` for a table named twice, or a size that cannot be."""
+    if len({entry.table for entry in every}) < len(every):
+        raise BadInput(f"{message}: a table is in it twice; join its slices")
+    for entry in every:
+        plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
+        plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
 
 
 def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) -> Iterator[bytes]:
@@ -42,11 +78,8 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
     """
-    header = store_pb2.RowPushHeader(**{name: getattr(push, name) for name in _PLAIN_OF_PUSH})
-    if not push.job:
-        terms = push.terms
-        plain = {name: getattr(terms, name) for name in _PLAIN_OF_TERMS}
-        header.terms.CopyFrom(store_pb2.PushTerms(learning_rates=terms.learning_rates, **plain))
+    terms = None if push.job else to_message(store_pb2.PushTerms, push.terms)
+    header = to_message(store_pb2.RowPushHeader, push, parts=None, terms=terms)
     arrays: list[Array] = []
     for part in push.parts:
         entries = header.parts.add().slices
@@ -84,9 +117,7 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
                 plan.add(f"row_squares of table {entry.table!r}", (entry.count,), _FLOAT32)
     arrays = read_body(reader, header, "RowPush", plan, channels)
     parts = tuple(_part(part.slices, arrays) for part in header.parts)
-    rates = dict(header.terms.learning_rates)
-    terms = shards.PushTerms(learning_rates=rates, **plain_values(header.terms, _PLAIN_OF_TERMS))
-    return shards.RowPush(parts=parts, terms=terms, **plain_values(header, _PLAIN_OF_PUSH))
+    return from_message(shards.RowPush, header, parts=parts)
 
 
 def _part(entries: Sequence[store_pb2.SlicesEntry], arrays: Iterator[Array]) -> dict[str, shards.Slices]:
@@ -99,19 +130,12 @@ def _part(entries: Sequence[store_pb2.SlicesEntry], arrays: Iterator[Array]) -> 
 
 def row_reply_to_message(reply: shards.RowPushReply) -> store_pb2.RowPushReply:
     """The reply to a PushRows."""
-    outcome = store_pb2.RowPushReply.Outcome.Value(f"OUTCOME_{reply.outcome.name}")
-    return store_pb2.RowPushReply(outcome=outcome, version=reply.version, reason=reply.reason)
+    return to_message(store_pb2.RowPushReply, reply)
 
 
 def row_reply_from_message(reply: store_pb2.RowPushReply) -> shards.RowPushReply:
     """The inverse of `row_reply_to_message`. Raises `BadInput` for an outcome that is not known here."""
-    try:
-        name = store_pb2.RowPushReply.Outcome.Name(reply.outcome).removeprefix("OUTCOME_")
-        return shards.RowPushReply(shards.RowPushOutcome[name], reply.version, printable(reply.reason, 1024))
-    except (KeyError, ValueError) as error:
-        raise BadInput(
-            f"RowPushReply: outcome {reply.outcome} is unknown; start all processes from one release"
-        ) from error
+    return from_message(shards.RowPushReply, reply, printable)
 
 
 def measured_to_message(measured: shards.Measured) -> store_pb2.PrepareReply:
@@ -134,36 +158,14 @@ def measured_from_message(reply: store_pb2.PrepareReply) -> shards.Measured:
 
 def pushed_commit_frames(commit: shards.PushedCommit) -> Iterator[bytes]:
     """The frames of one CommitPushed."""
-    header = store_pb2.CommitPushedHeader(
-        sums=sums_to_message(commit.sums),
-        step=commit.step,
-        learning_rates=commit.learning_rates,
-        ends_replay_epoch=commit.ends_replay_epoch,
-        clips={table: store_pb2.TableClip(scale=clip.scale, bound=clip.bound) for table, clip in commit.clips.items()},
-        dropped=commit.dropped,
-        time=commit.time,
-        cuts={
-            table: store_pb2.EvictionCut(version=cut.version, least_id=cut.least_id)
-            for table, cut in commit.cuts.items()
-        },
-    )
+    header = to_message(store_pb2.CommitPushedHeader, commit, sums=sums_to_message(commit.sums))
     return with_record(header, commit.record)
 
 
 def pushed_commit_from_frames(frames: Iterable[bytes]) -> shards.PushedCommit:
     """The commit in the frames of one CommitPushed. Raises `BadInput`: malformed frames."""
     header, record = and_record(frames, "CommitPushed", store_pb2.CommitPushedHeader)
-    return shards.PushedCommit(
-        sums_from_message(header.sums),
-        header.step,
-        dict(header.learning_rates),
-        {table: shards.TableClip(clip.scale, optional(clip, "bound")) for table, clip in header.clips.items()},
-        record,
-        header.ends_replay_epoch,
-        header.dropped,
-        optional(header, "time"),
-        {table: EvictionCut(cut.version, optional(cut, "least_id")) for table, cut in header.cuts.items()},
-    )
+    return from_message(shards.PushedCommit, header, sums=sums_from_message(header.sums), record=record)
 
 
 # Which pushes are summed, as a message and back
@@ -171,14 +173,12 @@ def pushed_commit_from_frames(frames: Iterable[bytes]) -> shards.PushedCommit:
 
 def sums_to_message(sums: shards.RowSums) -> store_pb2.RowSums:
     """Which pushes are summed."""
-    return store_pb2.RowSums(
-        version=sums.version,
+    return to_message(
+        store_pb2.RowSums,
+        sums,
         micro_batches=[term.micro_batch for term in sums.terms],
         parts=[term.part for term in sums.terms],
         shares=[term.share for term in sums.terms],
-        rows_once=sums.rows_once,
-        frozen=sums.frozen,
-        sender=sums.sender,
     )
 
 
@@ -187,13 +187,7 @@ def sums_from_message(message: store_pb2.RowSums) -> shards.RowSums:
     if not len(message.micro_batches) == len(message.parts) == len(message.shares):
         raise BadInput("RowSums: micro_batches, parts and shares are of different lengths")
     terms = zip(message.micro_batches, message.parts, message.shares, strict=True)
-    return shards.RowSums(
-        message.version,
-        tuple(shards.SumTerm(*term) for term in terms),
-        tuple(message.rows_once),
-        tuple(message.frozen),
-        message.sender,
-    )
+    return from_message(shards.RowSums, message, terms=tuple(shards.SumTerm(*term) for term in terms))
 
 
 # What store servers offer of tables that share a budget of rows, and what goes of it, as messages and back
@@ -203,9 +197,9 @@ def offer_request_to_message(
     commit: shards.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
 ) -> store_pb2.PrepareRequest:
     """The arguments of `ShardServer.offer_rows`; of the commit, what matters there."""
-    offer = store_pb2.OfferRequest(
-        dropped=commit.dropped,
-        time=commit.time,
+    offer = to_message(
+        store_pb2.OfferRequest,
+        commit,
         most=most,
         ids={table: store_pb2.TiedRows(version=version, count=count) for table, (version, count) in ids.items()},
     )
@@ -220,9 +214,8 @@ def offer_request_from_message(
     ids = {table: (rows.version, rows.count) for table, rows in offer.ids.items()}
     if offer.most < 0 or any(count < 0 for _, count in ids.values()):
         raise BadInput("PrepareRequest: a negative number of versions or ids is asked for")
-    commit = shards.PushedCommit(
-        sums_from_message(request.sums), 0, {}, dropped=offer.dropped, time=optional(offer, "time")
-    )
+    sums = sums_from_message(request.sums)
+    commit = from_message(shards.PushedCommit, offer, sums=sums, step=0, learning_rates={})
     return commit, offer.most, ids
 
 
@@ -254,85 +247,38 @@ def offers_from_message(reply: store_pb2.PrepareReply) -> shards.RowOffers:
 
 _WAIT_MS = 5_000
 _LONGEST_WAIT_MS = 20_000
-_OF_A_SAVE = ("save", "mark", "place", "draft", "known", "known_bytes", "probe")
-
-
-def changes_to_message(changes: shards.TakenChanges) -> store_pb2.TakeChangesReply:
-    """The reply to a TakeChanges."""
-    reply = store_pb2.TakeChangesReply(version=changes.version)
-    for table, of in changes.tables.items():
-        reply.tables.add(table=table, rows=of.rows, changed=of.changed, shrunk=of.shrunk)
-    return reply
-
-
-def changes_from_message(reply: store_pb2.TakeChangesReply) -> shards.TakenChanges:
-    """The inverse of `changes_to_message`."""
-    tables = {of.table: shards.ChangedTable(of.rows, optional(of, "changed"), of.shrunk) for of in reply.tables}
-    return shards.TakenChanges(reply.version, tables)
 
 
 def save_to_message(save: shards.RowSave, pin: bytes) -> store_pb2.SaveRowsRequest:
     """What is to be saved; `pin`: token of the pin to read, b"" for the store."""
-    same = {name: getattr(save, name) for name in (*_OF_A_SAVE, "note")}
-    request = store_pb2.SaveRowsRequest(**same, pin=pin, wait_ms=_WAIT_MS)
-    for of in save.tables:
-        request.tables.add(table=of.table, prefix=of.prefix, whole=of.whole, live=of.live)
-    return request
+    return to_message(store_pb2.SaveRowsRequest, save, pin=pin, wait_ms=_WAIT_MS)
 
 
 def save_from_message(request: store_pb2.SaveRowsRequest) -> tuple[shards.RowSave, float]:
     """The inverse of `save_to_message`, and the seconds to wait. Raises `BadInput` for a wait that is too long."""
     if not 0 <= request.wait_ms <= _LONGEST_WAIT_MS:
         raise BadInput(f"SaveRows: wait_ms {request.wait_ms}: at most {_LONGEST_WAIT_MS}, and ask again")
-    tables = tuple(shards.TableSave(of.table, of.prefix, of.whole, of.live) for of in request.tables)
-    same = {name: getattr(request, name) for name in _OF_A_SAVE}
-    return shards.RowSave(**same, tables=tables, note=dict(request.note)), request.wait_ms / 1000
+    return from_message(shards.RowSave, request), request.wait_ms / 1000
 
 
 def saved_to_message(saved: shards.SavedRows | None) -> store_pb2.SaveRowsReply:
     """The reply to a SaveRows; None: it is not done yet."""
-    if saved is None:
-        return store_pb2.SaveRowsReply()
-    reply = store_pb2.SaveRowsReply(done=True)
-    for table, of in saved.tables.items():
-        reply.tables.add(table=table, rows=of.rows, written=of.written, files=of.files, live=of.live)
-    for name, file in saved.files.items():
-        reply.files.add(name=name, sha256=file.sha256, bytes=file.bytes)
-    return reply
-
-
-def saved_from_message(reply: store_pb2.SaveRowsReply) -> shards.SavedRows:
-    """The inverse of `saved_to_message`."""
-    tables = {of.table: shards.SavedTable(of.rows, of.written, tuple(of.files), tuple(of.live)) for of in reply.tables}
-    return shards.SavedRows(tables, {file.name: shards.SavedFile(file.sha256, file.bytes) for file in reply.files})
+    return store_pb2.SaveRowsReply() if saved is None else to_message(store_pb2.SaveRowsReply, saved, done=True)
 
 
 # The status of a shard as a message
 
 
-_NUMBERS = ("version", "rows", "bytes", "wanted_rows", "read_rows", "flush_lag", "log_bytes", "pushed_bytes")
 _PHASES = ("prepare", "apply", "append")
-
-
-def shard_status_to_message(status: shards.ShardStatus) -> store_pb2.ShardStatus:
-    """What a server says of its shard."""
-    return store_pb2.ShardStatus(
-        **{name: getattr(status, name) for name in _NUMBERS},
-        failure=status.failure,
-        store=status.store,
-        commits=[
-            store_pb2.CommitPhase(phase=phase, counts=took.counts, seconds=took.seconds)
-            for phase, took in status.commits.items()
-        ],
-    )
 
 
 def shard_status_from_message(message: store_pb2.ShardStatus) -> shards.ShardStatus:
     """What a server says of its shard; its text is fit for a terminal, and no number is below 0."""
-    return shards.ShardStatus(
-        **{name: max(0, getattr(message, name)) for name in _NUMBERS},
+    said = from_message(shards.ShardStatus, message, lambda text: printable(text, 1024, lines=False), commits={})
+    return replace(
+        said,
+        **{of.name: max(0, getattr(said, of.name)) for of in fields(said) if of.type is int},
         failure=printable(message.failure, 1024),
-        store=printable(message.store, 1024, lines=False),
         commits=_commits(message.commits),
     )
 
@@ -343,5 +289,5 @@ def _commits(phases: Iterable[store_pb2.CommitPhase]) -> dict[str, Histogram]:
     for each in phases:
         known = each.phase in _PHASES and len(each.counts) == len(BOUNDS_S) + 1
         if known and min(each.counts) >= 0 and math.isfinite(each.seconds) and each.seconds >= 0:
-            found[each.phase] = Histogram(tuple(each.counts), each.seconds)
+            found[each.phase] = from_message(Histogram, each)
     return found

@@ -26,6 +26,7 @@ from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (
     Upload,
 )
+from elastable.embedding_store.wire.messages.plain_data import from_message
 from elastable.embedding_store.wire.pushes.push_messages import row_push_frames
 from elastable.embedding_store.wire.remote_source import RemotePin, RemoteSource
 
@@ -161,7 +162,7 @@ class RemoteStore(RemoteSource, BaseStore):
 
     def pins(self) -> tuple[PinStatistics, ...]:
         pins = self.status(pins=True).pins
-        return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in pins)
+        return tuple(from_message(PinStatistics, pin) for pin in pins)
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """Writes each block in a call."""
@@ -180,8 +181,7 @@ class RemoteStore(RemoteSource, BaseStore):
 
     def table_statistics(self, table: str) -> TableStatistics:
         reply = self.connection.send(self._stub.TableStatistics, store_pb2.TableStatisticsRequest(table=table))
-        size = messages.optional(reply, "bytes")
-        return TableStatistics(reply.rows, size, reply.refused, reply.evicted, reply.deleted, reply.written)
+        return from_message(TableStatistics, reply)
 
     def put_table_state(self, table: str, state: TableState) -> None:
         self._writes.call(lambda timeout: self._put(messages.state_frames(table, state), timeout))

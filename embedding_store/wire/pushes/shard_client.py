@@ -19,6 +19,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
+from elastable.embedding_store.wire.messages.plain_data import from_message
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE, record_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
@@ -111,7 +112,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
 
     def commit_pushed(self, commit: shards.PushedCommit) -> shards.Committed:
         reply = self._owner.call(lambda timeout: self._commit_pushed(messages.pushed_commit_frames(commit), timeout))
-        return shards.Committed(tuple(reply.missing), tuple(reply.tables), reply.repeated)
+        return from_message(shards.Committed, reply)
 
     def recover(self, version: int | None = None) -> int:
         return int(self.send_reset(None, version, take_back=True).rows)
@@ -129,7 +130,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
 
     def take_changes(self, mark: bytes, base: bytes) -> shards.TakenChanges:
         request = store_pb2.TakeChangesRequest(mark=mark, base=base)
-        return messages.changes_from_message(self._owner.send(self._server.TakeChanges, request))
+        return from_message(shards.TakenChanges, self._owner.send(self._server.TakeChanges, request))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         return ShardPin(self, version, lease_s)
@@ -142,7 +143,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
                 asked = time.monotonic()
                 reply = self._owner.send(self._server.SaveRows, request)
                 if reply.done:
-                    return self.connection.decoded(messages.saved_from_message, reply)
+                    return from_message(shards.SavedRows, reply)
                 early += time.monotonic() - asked < request.wait_ms / 2000
             raise errors.StoreFailed(
                 f"{self.address} answers SaveRows again and again, and does not wait as it is asked to"

@@ -11,6 +11,7 @@ from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.shards.ownership import Claim
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import (
     OWNER_KEY,
     blocks_from_frames,
@@ -92,12 +93,11 @@ class _ShardServicer(StoreServicer):
             status.owner = self._shard.ownership.live_owner(but=secret)
             status.keeps_records = self._shard.store.keeps_records
         if request.shard:
-            status.shard.CopyFrom(messages.shard_status_to_message(self._shard.status()))
+            status.shard.CopyFrom(to_message(store_pb2.ShardStatus, self._shard.status()))
         return status
 
     def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
-        claim = Claim(request.owner, request.job, request.may_overflow, request.number, request.servers)
-        self._shard.claim(secret, claim, request.first)
+        self._shard.claim(secret, from_message(Claim, request), request.first)
         return store_pb2.ClaimReply()
 
     def create_table(self, request: store_pb2.CreateTableRequest) -> store_pb2.CreateTableReply:
@@ -141,7 +141,7 @@ class _ShardServicer(StoreServicer):
 
     def commit_pushed(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.CommitPushedReply:
         made = self._shard.commit(messages.pushed_commit_from_frames(frames), secret)
-        return store_pb2.CommitPushedReply(repeated=made.repeated, missing=made.missing, tables=made.tables)
+        return to_message(store_pb2.CommitPushedReply, made)
 
     def reset_version(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.ResetVersionReply:
         header, record = reset_from_frames(frames)
@@ -158,7 +158,7 @@ class _ShardServicer(StoreServicer):
         return record_frames(self._shard.store.record())
 
     def take_changes(self, request: store_pb2.TakeChangesRequest) -> store_pb2.TakeChangesReply:
-        return messages.changes_to_message(self._shard.take_changes(request.mark, request.base))
+        return to_message(store_pb2.TakeChangesReply, self._shard.take_changes(request.mark, request.base))
 
     def save_rows(self, request: store_pb2.SaveRowsRequest) -> store_pb2.SaveRowsReply:
         save, wait_s = messages.save_from_message(request)

@@ -3,63 +3,19 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadGradient, BadInput, Unavailable, Unsupported
-from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.errors import Unavailable, Unsupported
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, Upload
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 _WORTH_SHARING = 128 << 10  # bytes; fewer are sent as quickly
-
-
-class _SlicesEntry(Protocol):
-    table: str
-    count: int
-    dim: int
-
-
-def declare_slices(entries: Any, every: Mapping[str, Slices]) -> list[Array]:
-    """Adds an entry for each table; its arrays.
-
-    Args:
-        entries: A repeated field of `SlicesEntry`.
-        every: Table name -> gradient.
-
-    Raises:
-        BadGradient: an array that the wire has no place for; names its table.
-    """
-    arrays: list[Array] = []
-    for table, slices in every.items():
-        indices, values = slices.indices, slices.values
-        if indices.dtype != _INT64 or indices.ndim != 1:
-            raise BadGradient(
-                f"gradient of table {table!r}: indices must be int64 of one dimension, "
-                f"got {indices.dtype} {list(indices.shape)}"
-            )
-        if values.dtype != _FLOAT32 or values.ndim != 2 or len(values) != len(indices):
-            raise BadGradient(
-                f"gradient of table {table!r}: values must be float32 [{len(indices)}, dim], "
-                f"got {values.dtype} {list(values.shape)}"
-            )
-        entries.add(table=table, count=len(indices), dim=values.shape[1])
-        arrays += [indices, values]
-    return arrays
-
-
-def plan_slices(plan: BodyPlan, message: str, every: Sequence[_SlicesEntry]) -> None:
-    """Plans the arrays of `declare_slices`. Raises `BadInput` for a table named twice, or a size that cannot be."""
-    if len({entry.table for entry in every}) < len(every):
-        raise BadInput(f"{message}: a table is in it twice; join its slices")
-    for entry in every:
-        plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
-        plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
 
 
 def body_of(header: Any, arrays: Sequence[Array], channel: SharedChannel | None) -> Sequence[Array]:

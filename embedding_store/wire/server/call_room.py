@@ -33,27 +33,37 @@ class Kind:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """What one call counts as; "" is a host or client that is not counted.
+class Call:
+    """One call, and what it counts as; "" is a host or client that is not counted.
 
     Attributes:
         waits_as: What it counts as while it waits for something to happen here.
         received: Bytes of its request.
+        answered: Whether all of its answer was made.
     """
 
+    context: grpc.ServicerContext
     kind: Kind
     waits_as: Kind
-    host: str
-    client: str
+    host: str = ""
+    client: str = ""
     received: int = 0
+    answered: bool = False
+
+    @property
+    def code(self) -> str:
+        """Name of its status code, once it has ended."""
+        code = self.context.code()  # type: ignore[attr-defined]
+        if code is None:
+            return (grpc.StatusCode.OK if self.answered else grpc.StatusCode.CANCELLED).name
+        return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN.name
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
     """One call that waits for its client, since when, and until when it may."""
 
-    place: Place
-    context: grpc.ServicerContext
+    call: Call
     since: float
     until: float
 
@@ -79,10 +89,10 @@ class CallRoom:
         self._lock = threading.Lock()
         self._under_way: Counter[Kind] = Counter()
         self._most_leaving = max(1, spare // 2)
-        self._leaving: set[Place] = set()  # calls that were ended for others, and hold their room yet
+        self._leaving: set[Call] = set()  # calls that were ended for others, and hold their room yet
         self._of_host: Counter[str] = Counter()
         self._of_client: Counter[str] = Counter()
-        self._received: dict[Place, None] = {}  # calls with bytes, the oldest first
+        self._received: dict[Call, None] = {}  # calls with bytes, the oldest first
         self._received_bytes = 0
         self._bytes_of_client: Counter[str] = Counter()
         self._waits: dict[object, _Wait] = {}  # the one that has waited longest first
@@ -93,74 +103,78 @@ class CallRoom:
         """Calls are waited for again as long as they take. Closing twice is harmless."""
         self._closed.set()
 
-    def enter(self, kind: Kind, context: grpc.ServicerContext) -> Place:
-        """A place for a call, before a message of it is read.
+    def call(self, kind: Kind, context: grpc.ServicerContext) -> Call:
+        """A call that has not entered yet."""
+        return Call(context, kind, self.sessions if kind is self.joining else self.parked)
+
+    def enter(self, call: Call) -> None:
+        """Counts a call, before a message of it is read.
 
         Raises:
             CallRefused: there is no room for it.
         """
-        client = context.peer() if kind is self.work else ""
+        kind = call.kind
+        client = call.context.peer() if kind is self.work else ""
         host = client.rpartition(":")[0] or client  # gRPC names a peer `ipv4:127.0.0.1:50051`
         if client and not self._rates.take(client):
             most = self._limits.calls_a_second_of_a_client
             raise CallRefused(f"the client {client} makes more than {most:g} calls a second; try again")
-        place = Place(kind, self.sessions if kind is self.joining else self.parked, host, client)
+        call.client, call.host = client, host
         with self._lock:
             shared = self._under_way[self.work] + self._under_way[self.joining]
             full = self._under_way[kind] >= kind.most or (kind.shares and shared >= self._limits.threads)
             crowded = bool(host) and self._of_host[host] >= self._limits.of_a_host
-            why, silent = self._beyond(place), None
+            why, silent = self._beyond(call), None
             if not why and (full or crowded):
-                silent = self._most_silent(place, of_its_host=crowded)
+                silent = self._most_silent(call, of_its_host=crowded)
                 if silent is None:
-                    why = f"{kind.most} {kind.name}" if full else f"{self._limits.of_a_host} calls from {place.host}"
+                    why = f"{kind.most} {kind.name}" if full else f"{self._limits.of_a_host} calls from {host}"
             if not why:
-                self._count(place, 1)
+                self._count(call, 1)
         if silent is not None:
             silent.context.cancel()  # type: ignore[no-untyped-call]
         if why:
             raise _refused(why)
-        return place
 
     @contextmanager
-    def entered(self, kind: Kind, context: grpc.ServicerContext) -> Iterator[Place]:
+    def entered(self, call: Call) -> Iterator[None]:
         """Around a call: `enter`, and `leave` at its end."""
-        place = self.enter(kind, context)
+        self.enter(call)
         try:
-            yield place
+            yield
         finally:
-            self.leave(place)
+            self.leave(call)
 
-    def park(self, place: Place) -> None:
+    def park(self, call: Call) -> None:
         """Counts the call as one that waits from now on, and holds no thread.
 
         Raises:
             CallRefused: too many do.
         """
-        kind = place.waits_as
+        kind = call.waits_as
         with self._lock:
             full = self._under_way[kind] >= kind.most
             if not full:
-                self._leaving.discard(place)
-                _add(self._of_host, place.host, -1)
-                place.host = ""
-                self._move(place, kind)
+                self._leaving.discard(call)
+                _add(self._of_host, call.host, -1)
+                call.host = ""
+                self._move(call, kind)
         if full:
             raise _refused(f"{kind.most} {kind.name}")
 
-    def answer(self, place: Place) -> None:
+    def answer(self, call: Call) -> None:
         """Counts a call that has waited as one that is answered."""
         with self._lock:
-            self._move(place, self.answers)
+            self._move(call, self.answers)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, call: Call) -> None:
         """Gives the place of a call back that has ended."""
         with self._lock:
-            self._leaving.discard(place)
-            self._count(place, -1)
-            self._forget_bytes(place)
+            self._leaving.discard(call)
+            self._count(call, -1)
+            self._forget_bytes(call)
 
-    def receive(self, place: Place, size: int) -> None:
+    def receive(self, call: Call, size: int) -> None:
         """Counts bytes of the call's request, until it leaves.
 
         Raises:
@@ -168,68 +182,59 @@ class CallRoom:
         """
         limits = self._limits
         with self._lock:
-            place.received += size
-            self._received.setdefault(place)
+            call.received += size
+            self._received.setdefault(call)
             self._received_bytes += size
-            self._bytes_of_client[place.client] += size
+            self._bytes_of_client[call.client] += size
             why = ""
-            if place is not next(iter(self._received)):
+            if call is not next(iter(self._received)):
                 if self._received_bytes > limits.most_upload_bytes:
                     why = f"requests of {self._received_bytes - size} bytes"
-                elif place.client and self._bytes_of_client[place.client] > limits.most_upload_bytes_of_a_client:
-                    why = f"requests of {self._bytes_of_client[place.client] - size} bytes from {place.client}"
+                elif call.client and self._bytes_of_client[call.client] > limits.most_upload_bytes_of_a_client:
+                    why = f"requests of {self._bytes_of_client[call.client] - size} bytes from {call.client}"
         if why:
             raise _refused(why)
 
     @contextmanager
-    def waiting(self, place: Place, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
+    def waiting(self, call: Call, seconds: float) -> Iterator[None]:
         """Around a wait for the client, which is ended after `seconds`, or where too many wait."""
-        key = self.begin_wait(place, context, seconds)
+        key, now = object(), time.monotonic()
+        with self._lock:
+            self._waits[key] = _Wait(call, now, now + seconds)
         try:
             yield
         finally:
-            self.end_wait(key)
+            with self._lock:
+                self._waits.pop(key, None)
 
-    def begin_wait(self, place: Place, context: grpc.ServicerContext, seconds: float) -> object:
-        """As `waiting`, until `end_wait` of what it returns."""
-        key, now = object(), time.monotonic()
-        with self._lock:
-            self._waits[key] = _Wait(place, context, now, now + seconds)
-        return key
+    def _count(self, call: Call, one: int) -> None:
+        self._under_way[call.kind] += one
+        _add(self._of_host, call.host, one)
+        _add(self._of_client, call.client, one)
 
-    def end_wait(self, key: object) -> None:
-        """The client was heard, or is gone."""
-        with self._lock:
-            self._waits.pop(key, None)
-
-    def _count(self, place: Place, one: int) -> None:
-        self._under_way[place.kind] += one
-        _add(self._of_host, place.host, one)
-        _add(self._of_client, place.client, one)
-
-    def _move(self, place: Place, kind: Kind) -> None:
+    def _move(self, call: Call, kind: Kind) -> None:
         """Counts the call as one of another kind."""
-        self._under_way[place.kind] -= 1
+        self._under_way[call.kind] -= 1
         self._under_way[kind] += 1
-        place.kind = kind
+        call.kind = kind
 
-    def _forget_bytes(self, place: Place) -> None:
-        if self._received.pop(place, place) is None:
-            self._received_bytes -= place.received
-            self._bytes_of_client[place.client] -= place.received
-            if not self._bytes_of_client[place.client]:
-                del self._bytes_of_client[place.client]
-            place.received = 0
+    def _forget_bytes(self, call: Call) -> None:
+        if self._received.pop(call, call) is None:
+            self._received_bytes -= call.received
+            self._bytes_of_client[call.client] -= call.received
+            if not self._bytes_of_client[call.client]:
+                del self._bytes_of_client[call.client]
+            call.received = 0
 
-    def _beyond(self, place: Place) -> str:
+    def _beyond(self, call: Call) -> str:
         """Which limit the call is beyond that nobody can make room at; "": none."""
-        if place.kind is self.joining and self._under_way[self.sessions] >= self.sessions.most:
+        if call.kind is self.joining and self._under_way[self.sessions] >= self.sessions.most:
             return f"{self.sessions.most} {self.sessions.name}"
-        if place.client and self._of_client[place.client] >= self._limits.calls_of_a_client:
-            return f"{self._limits.calls_of_a_client} calls of the client {place.client}"
+        if call.client and self._of_client[call.client] >= self._limits.calls_of_a_client:
+            return f"{self._limits.calls_of_a_client} calls of the client {call.client}"
         return ""
 
-    def _most_silent(self, place: Place, of_its_host: bool) -> _Wait | None:
+    def _most_silent(self, call: Call, of_its_host: bool) -> Call | None:
         """The call that has waited longest for its client, and that is to make room for another one of its kind.
 
         Else whoever opens calls and says nothing takes all room of its host again as fast as it is given back.
@@ -240,10 +245,10 @@ class CallRoom:
         for key, wait in self._waits.items():
             if wait.since > before:
                 return None
-            if wait.place.kind is place.kind and (not of_its_host or wait.place.host == place.host):
+            if wait.call.kind is call.kind and (not of_its_host or wait.call.host == call.host):
                 del self._waits[key]
-                self._leaving.add(wait.place)
-                return wait
+                self._leaving.add(wait.call)
+                return wait.call
         return None
 
     def _look(self) -> None:
@@ -255,12 +260,12 @@ class CallRoom:
                     continue
                 ended = [key for key, wait in self._waits.items() if wait.until < now]
                 for kind in (self.health, self.rare, self.joining, self.work, self.answers):
-                    alike = [key for key, wait in self._waits.items() if wait.place.kind is kind and key not in ended]
+                    alike = [key for key, wait in self._waits.items() if wait.call.kind is kind and key not in ended]
                     surplus = len(alike) - min(kind.most // 2, self._limits.waiting)
                     ended += [key for key in alike[: max(surplus, 0)] if self._waits[key].since < now - _FAIR_S]
                 waits = [self._waits.pop(key) for key in ended]
             for wait in waits:
-                wait.context.cancel()  # type: ignore[no-untyped-call]
+                wait.call.context.cancel()  # type: ignore[no-untyped-call]
 
 
 def _add(counter: Counter[str], key: str, one: int) -> None:

@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 from urllib.parse import unquote
 
@@ -26,16 +27,12 @@ from elastable.embedding_store.wire.access.credentials import Callers, Credentia
 from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
-from elastable.embedding_store.wire.server.call_room import CallLimits
+from elastable.embedding_store.wire.server.call_room import Call, CallLimits
 from elastable.embedding_store.wire.server.handlers import (
     Body,
     Handler,
     Interceptor,
-    Send,
-    at_end_of,
-    before_each_call,
     behaviour_of,
-    code_of,
     with_behaviour,
 )
 
@@ -67,7 +64,6 @@ class Service:
         sessions: Names of those calls.
         waiting: Names of other calls that may wait for something to happen here. Methods of both kinds may return a
             `Later`.
-        brief: Those of `waiting` whose methods take microseconds and wait for nothing: no thread is asked to do it.
         not_ready: Says why it cannot do its work now; None: it can. Health checks ask it.
     """
 
@@ -76,7 +72,6 @@ class Service:
     close: Callable[[], None] = lambda: None
     sessions: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
-    brief: frozenset[str] = frozenset()
     not_ready: "NotReady" = lambda: None
 
 
@@ -116,7 +111,7 @@ class GrpcServer:
         secured = credentials.for_server(where, insecure)
         self._services = tuple(services)
         self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
-        self._guard = CallGuard(limits, self._pool, _SPARE)
+        self._guard = CallGuard(limits, _SPARE)
         self.calls, self.health = Counts(), Health({service.name: service.not_ready for service in services})
         self._server = grpc.server(
             self._pool,
@@ -312,7 +307,8 @@ class CheckedCalls(Interceptor):
         self._services = {service.name: service for service in services}
         self._counts, self._callers, self._guard = counts, callers, guard
         self._known: dict[str, Handler] = {}
-        self._not_served = self._begun(OTHER_METHODS, Role.READER, grpc.stream_stream_rpc_method_handler(_not_served))
+        begin = partial(self._begin, OTHER_METHODS, Role.READER, None)
+        self._not_served = guard.guarded("", grpc.stream_stream_rpc_method_handler(_not_served), begin, False, False)
 
     def intercept_service(
         self,
@@ -329,27 +325,26 @@ class CheckedCalls(Interceptor):
         name, _, call = method.lstrip("/").rpartition("/")
         service = self._services.get(name, _NO_SERVICE)
         least = None if method == HEALTH_CHECK else least_role(method)
+        served = call in service.handlers or method == HEALTH_CHECK
+        waits, said = call in service.sessions or call in service.waiting, f"{name}/{call}" if served else OTHER_METHODS
         if least is Role.ADMINISTRATOR and not handler.response_streaming:
             handler = audited(method, handler, self._callers)
-        waits = call in service.sessions or call in service.waiting
-        handler = self._guard.guarded(method, handler, call in service.sessions, waits, call in service.brief)
-        served = call in service.handlers or method == HEALTH_CHECK
-        handler = self._begun(f"{name}/{call}" if served else OTHER_METHODS, least, handler)
-        if served and PROCESS.tracer is not None:
-            handler = _traced(handler, f"{name}/{call}", PROCESS.tracer)
+        tracer = PROCESS.tracer if served else None
+        if tracer is not None and not (waits or handler.response_streaming):
+            handler, tracer = _within_span(handler, said, tracer), None
+        begin = partial(self._begin, said, least, tracer)
+        handler = self._guard.guarded(method, handler, begin, call in service.sessions, waits)
         if len(self._known) < _KNOWN:
             self._known[method] = handler
         return handler
 
-    def _begun(self, method: str, least: Role | None, handler: Handler) -> Handler:
-        """The handler, whose calls are counted and are for the role `least`; None: for everybody."""
-
-        def begin(context: grpc.ServicerContext) -> None:
-            at_end_of(context, lambda: self._counts.add(method, code_of(context)))
-            if least is not None:
-                self._require(least, "" if method == OTHER_METHODS else method.rpartition("/")[2], context)
-
-        return before_each_call(handler, begin)
+    def _begin(self, method: str, least: Role | None, tracer: Tracer | None, call: Call) -> None:
+        """Has a call counted at its end, which comes now unless the caller has that role; None: everybody may call."""
+        if tracer is not None and (parent := _parent_of(call.context)):
+            at_end_of(call.context, tracer.begin_serving(method, parent))
+        at_end_of(call.context, lambda: self._counts.add(method, call.code))
+        if least is not None:
+            self._require(least, "" if method == OTHER_METHODS else method.rpartition("/")[2], call.context)
 
     def _require(self, least: Role, call: str, context: grpc.ServicerContext) -> None:
         """Returns where the caller may make the call; ends it otherwise."""
@@ -375,21 +370,27 @@ def _not_served(messages: Iterator[bytes], context: grpc.ServicerContext) -> Ite
     yield b""
 
 
-def _traced(handler: Handler, method: str, tracer: Tracer) -> Handler:
-    """The handler, whose calls have a span where the client says which one they belong to."""
+def at_end_of(context: grpc.ServicerContext, do: Callable[[], None]) -> None:
+    """Calls `do()` once the call has ended, however it does."""
+    if not context.add_callback(do):  # its client is gone already
+        do()
+
+
+def _parent_of(context: grpc.ServicerContext) -> str:
+    """The span that a client says the call belongs to; "": none."""
+    shown = [value for key, value in context.invocation_metadata() if key == TRACE_KEY]
+    return shown[0] if len(shown) == 1 and isinstance(shown[0], str) else ""
+
+
+def _within_span(handler: Handler, method: str, tracer: Tracer) -> Handler:
+    """The handler, whose work is done within a span where the client says which one it belongs to."""
     behaviour = behaviour_of(handler)
 
-    def within_span(messages: Iterator[bytes], context: grpc.ServicerContext, *send: Send) -> object:
-        shown = [value for key, value in context.invocation_metadata() if key == TRACE_KEY]
-        if len(shown) != 1 or not isinstance(shown[0], str):
-            return behaviour(messages, context, *send)
-        if handler.stream_unary is None:
-            at_end_of(context, tracer.begin_serving(method, shown[0]))
-            return behaviour(messages, context, *send)
-        with tracer.serving(method, shown[0]):
-            return behaviour(messages, context)
+    def traced(request: object, context: grpc.ServicerContext) -> object:
+        with tracer.serving(method, parent) if (parent := _parent_of(context)) else nullcontext():
+            return behaviour(request, context)
 
-    return with_behaviour(handler, within_span)
+    return with_behaviour(handler, traced)
 
 
 # The standard health service: what a server says of itself and of each of its services

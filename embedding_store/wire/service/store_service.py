@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 
 import grpc
 import numpy as np
@@ -28,6 +27,7 @@ from elastable.embedding_store.wire.messages.frames import (
     FrameReader,
     encode,
 )
+from elastable.embedding_store.wire.messages.plain_data import to_message
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
 from elastable.embedding_store.wire.server.handlers import (
@@ -101,7 +101,7 @@ class StoreServicer:
             "Pin": control(self.pins.pin, store_pb2.PinRequest, client_of),
             **changing,
         }
-        waiting = frozenset({"GetStoreStatus", "Lookup", "LookupSmall"})
+        waiting = frozenset({"GetStoreStatus", "Lookup"})
         return Service(messages.STORE_SERVICE, handlers, self.close, waiting=waiting, not_ready=not_ready)
 
     def close(self) -> None:
@@ -131,13 +131,13 @@ class StoreServicer:
             rows = self._store.row_count(name) if request.rows else None
             status.tables.add(spec=messages.spec_to_message(spec), rows=rows)
         for of in self._store.pins() if request.pins else ():  # those of other clients and of the server itself, too
-            status.pins.add(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
+            status.pins.append(to_message(store_pb2.PinStatus, of))
         return status
 
     def table_statistics(self, request: store_pb2.TableStatisticsRequest) -> store_pb2.TableStatisticsReply:
         if request.pin:
             return store_pb2.TableStatisticsReply(rows=self.pins.source(request.pin).row_count(request.table))
-        return store_pb2.TableStatisticsReply(**asdict(self._store.table_statistics(request.table)))
+        return to_message(store_pb2.TableStatisticsReply, self._store.table_statistics(request.table))
 
     def attach(self, request: store_pb2.AttachRequest) -> store_pb2.AttachReply:
         if not isinstance(self._store, SharedMemoryStore):
@@ -176,8 +176,8 @@ class StoreServicer:
     def lookup(self, frames: Iterator[bytes]) -> Later[None]:
         return self._reply(frames, MAX_BODY_BYTES, lambda replies: replies)
 
-    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Later[None]:
-        return self._reply((frame,), ONE_FRAME_BYTES, _only_frame)
+    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Answer:
+        return self._reply((frame,), ONE_FRAME_BYTES, _only_frame).at_once()
 
     def _reply(self, frames: Iterable[bytes], limit: int, answer: Callable[[Iterator[bytes]], Answer]) -> Later[None]:
         ids, version, wait_s, pin = _read_request(frames)

@@ -12,7 +12,8 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.server_contract import ShardStatus
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message, shard_status_to_message
+from elastable.embedding_store.wire.messages.plain_data import to_message
+from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message
 from tests.contracts.store_samples import create_tables
 from tests.embedding_store.shards.served_shards import served
 from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
@@ -79,7 +80,7 @@ def test_a_status_of_a_store_with_a_tier_has_its_lag_and_hit_rate(tmp_path: Path
 def test_a_message_says_all_of_a_status_and_no_number_is_below_zero() -> None:
     took = Histogram((1, 2, *[0] * len(BOUNDS_S[1:])), 0.25)
     status = ShardStatus(1, 2, 3, 4, 5, 6, 7, 8, "disk full", "file:///rows", {"append": took})
-    assert shard_status_from_message(shard_status_to_message(status)) == status
+    assert shard_status_from_message(to_message(store_pb2.ShardStatus, status)) == status
     message = store_pb2.ShardStatus(rows=-5, failure="\x1b[31m" + "x" * 9_000, store="a\nb" * 9_000)
     hostile = shard_status_from_message(message)
     assert hostile.rows == 0

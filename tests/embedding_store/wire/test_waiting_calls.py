@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.server.call_room import CallLimits
@@ -35,12 +34,9 @@ class Watched(Future[bytes]):
 
 
 class Waiting:
-    """A service whose calls wait for `futures`, in the order in which they came; those that send b"ready" do not wait.
+    """A service whose calls wait for `futures`, in the order in which they came; b"ready" does not wait."""
 
-    With `brief` the methods of one message need no thread.
-    """
-
-    def __init__(self, held: ExitStack, limits: CallLimits = LIMITS, brief: bool = False) -> None:
+    def __init__(self, held: ExitStack, limits: CallLimits = LIMITS) -> None:
         self.futures: list[Future[bytes]] = []
         self.came = threading.Semaphore(0)
         self.parked = threading.Semaphore(0)
@@ -50,9 +46,7 @@ class Waiting:
             "Many": grpc.unary_stream_rpc_method_handler(self.wait),
             "Frames": grpc.stream_unary_rpc_method_handler(self.wait_for_frames),
         }
-        self.threads: list[str] = []
-        needs_none = frozenset({"One", "Many"} if brief else ())
-        service = Service("test.Waiting", handlers, waiting=frozenset(handlers), brief=needs_none)
+        service = Service("test.Waiting", handlers, waiting=frozenset(handlers))
         server = held.enter_context(GrpcServer("127.0.0.1:0", [service], limits, anonymous=Role.ADMINISTRATOR))
         self.channel = held.enter_context(grpc.insecure_channel(server.address))
         self.one = self.channel.unary_unary("/test.Waiting/One", None, None)
@@ -61,14 +55,13 @@ class Waiting:
 
     def wait(self, request: bytes, context: grpc.ServicerContext) -> Later[bytes]:
         result = Watched(self.parked)
-        self.threads.append(threading.current_thread().name)
         if request == b"defect":
             raise RuntimeError("a defect")
         if request == b"ready":
             result.set_result(b"")
         self.futures.append(result)
         self.came.release()
-        return Later(result, lambda reply: self.then(reply), light=request == b"light")
+        return Later(result, lambda reply: self.then(reply))
 
     def wait_for_frames(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Later[bytes]:
         with answering(context):
@@ -82,12 +75,11 @@ class Waiting:
         assert all(self.parked.acquire(timeout=WAIT_S) for _ in range(count))
 
 
-@pytest.mark.parametrize("request_", [b"", b"light"])
-def test_more_calls_wait_than_there_are_threads(held: ExitStack, request_: bytes) -> None:
+def test_more_calls_wait_than_there_are_threads(held: ExitStack) -> None:
     served = Waiting(held, CallLimits(threads=4, calls_of_a_client=1_000))
     calls = []
     for _ in range(20):
-        calls += [served.one.future(request_, timeout=WAIT_S) for _ in range(3)]
+        calls += [served.one.future(b"", timeout=WAIT_S) for _ in range(3)]
         served.await_parked(3)
     names = [thread.name for thread in threading.enumerate()]
     assert sum(name.startswith(("grpc_", "answers")) for name in names) < 40
@@ -109,10 +101,9 @@ def test_what_is_there_already_is_answered_at_once(held: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(), (3,), (70_000,), (3, 3), (3, 1 << 20, 5), (1 << 20,) * 8])
-@pytest.mark.parametrize("request_", [b"", b"light", b"ready"])
-@pytest.mark.parametrize("brief", [False, True])
-def test_any_number_of_messages_arrives(held: ExitStack, sizes: tuple[int, ...], request_: bytes, brief: bool) -> None:
-    served = Waiting(held, brief=brief)
+@pytest.mark.parametrize("request_", [b"", b"ready"])
+def test_any_number_of_messages_arrives(held: ExitStack, sizes: tuple[int, ...], request_: bytes) -> None:
+    served = Waiting(held)
     served.then = lambda _: (bytes([number]) * size for number, size in enumerate(sizes))
     replies = served.many(request_, timeout=WAIT_S)
     served.await_calls(1)
@@ -121,19 +112,8 @@ def test_any_number_of_messages_arrives(held: ExitStack, sizes: tuple[int, ...],
     assert [(len(reply), reply[:1]) for reply in replies] == [(n, bytes([i])) for i, n in enumerate(sizes)]
 
 
-def test_methods_that_are_brief_need_no_thread_unless_their_message_is_long(held: ExitStack) -> None:
-    served = Waiting(held, brief=True)
-    for request in (b"ready", b"x" * 5_000):
-        call = served.one.future(request, timeout=WAIT_S)
-        served.await_calls(1)
-        settle(served.futures[-1], b"")
-        assert call.result(timeout=WAIT_S) == b""
-    assert [name.startswith("grpc_") for name in served.threads] == [False, True]
-
-
-@pytest.mark.parametrize("brief", [False, True])
-def test_a_defect_or_no_message_before_the_wait_ends_the_call_and_no_other(held: ExitStack, brief: bool) -> None:
-    served = Waiting(held, brief=brief)
+def test_a_defect_or_no_message_before_the_wait_ends_the_call_and_no_other(held: ExitStack) -> None:
+    served = Waiting(held)
     error = refused(served.one.future(b"defect", timeout=WAIT_S))
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "RuntimeError: a defect")
     silent = served.channel.stream_unary("/test.Waiting/One", None, None)
@@ -145,7 +125,7 @@ def test_a_defect_or_no_message_before_the_wait_ends_the_call_and_no_other(held:
 
 def test_frames_are_read_before_the_wait(held: ExitStack) -> None:
     served = Waiting(held)
-    call = served.frames.future(iter([b"li", b"ght"]), timeout=WAIT_S)
+    call = served.frames.future(iter([b"a", b"b"]), timeout=WAIT_S)
     served.await_calls(1)
     served.futures[0].set_result(b"done")
     assert call.result(timeout=WAIT_S) == b"done"
@@ -186,14 +166,13 @@ def test_a_defect_after_the_wait_ends_the_call(held: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("request_", [b"", b"light"])
-def test_a_call_that_waited_leaves_nothing_for_the_collector(held: ExitStack, streams: bool, request_: bytes) -> None:
+def test_a_call_that_waited_leaves_nothing_for_the_collector(held: ExitStack, streams: bool) -> None:
     served, freed = Waiting(held), threading.Semaphore(0)
     served.then = lambda reply: [reply] if streams else reply
     gc.disable()
     try:
-        replies = served.many(request_, timeout=WAIT_S) if streams else None
-        reply = served.one.future(request_, timeout=WAIT_S) if replies is None else None
+        replies = served.many(b"", timeout=WAIT_S) if streams else None
+        reply = served.one.future(b"", timeout=WAIT_S) if replies is None else None
         served.await_parked(1)
         watched = weakref.ref(served.futures[0], lambda _: freed.release())
         served.futures.pop().set_result(b"there")

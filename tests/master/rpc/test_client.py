@@ -124,14 +124,11 @@ class Scripted(ServedMaster):
             assert self.changed.wait_for(lambda: self.open.get(incarnation) == count, timeout=60), self.open
 
 
-class Prompt(Scripted):
-    """One whose answers to lease_tasks and pull_dense are those of the thread that receives the calls."""
-
-
-@pytest.fixture(params=[Scripted, Prompt])
+@pytest.fixture(params=[False, True], ids=["pushes-at-once", "pushes-that-wait"])
 def scripted(request: pytest.FixtureRequest) -> Scripted:
-    kind: type[Scripted] = request.param
-    return kind()
+    master = Scripted()
+    master.pushes_wait = request.param
+    return master
 
 
 @pytest.fixture

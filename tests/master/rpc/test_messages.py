@@ -15,6 +15,7 @@ from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadGradient, BadInput, JobFailed
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.messages.frames import encode
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.master import api
 from elastable.master.rpc import bulk_messages as bulk
 from elastable.master.rpc import messages
@@ -137,12 +138,8 @@ JOBS = [
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_comes_back_with_every_field(job: api.JobSpec) -> None:
-    assert (
-        messages.job_from_message(
-            master_pb2.JobDescription.FromString(messages.job_to_message(job).SerializeToString())
-        )
-        == job
-    )
+    message = to_message(master_pb2.JobDescription, job)
+    assert from_message(api.JobSpec, master_pb2.JobDescription.FromString(message.SerializeToString())) == job
 
 
 def test_the_message_of_a_job_has_the_fields_of_a_job() -> None:
@@ -156,18 +153,13 @@ def test_the_message_of_a_job_has_the_fields_of_a_job() -> None:
 def test_a_lease_comes_back_as_it_was(finished: bool) -> None:
     tasks = (api.Task(1, api.TaskKind.TRAIN, 2, 3, 4, 5), api.Task(6, api.TaskKind.EVALUATE, 7, 8, 9, 10))
     lease = api.Lease(tasks, finished, tasks[::-1])
-    assert messages.lease_from_message(messages.lease_to_message(lease)) == lease
-
-
-@pytest.mark.parametrize("holding", [None, (), (api.Task(1, api.TaskKind.TRAIN, 2, 3, 4, 5),)])
-def test_what_a_worker_holds_comes_as_it_said_it(holding: tuple[api.Task, ...] | None) -> None:
-    assert messages.holding_from_message(messages.lease_request("w", 3, 4, holding)) == holding
+    assert from_message(api.Lease, to_message(master_pb2.LeaseTasksReply, lease)) == lease
 
 
 @pytest.mark.parametrize("outcome", list(api.PushOutcome))
 def test_a_reply_comes_back_as_it_was(outcome: api.PushOutcome) -> None:
     reply = api.PushReply(outcome, "why", 9)
-    assert messages.push_reply_from_message(messages.push_reply_to_message(reply)) == reply
+    assert from_message(api.PushReply, to_message(master_pb2.ReportGradientReply, reply)) == reply
 
 
 def test_a_status_comes_back_as_it_was() -> None:
@@ -185,10 +177,10 @@ def test_a_status_comes_back_as_it_was() -> None:
 
 
 def test_what_a_newer_master_might_say_is_refused_by_number() -> None:
-    with pytest.raises(BadInput, match="task of kind 0"):
-        messages.lease_from_message(master_pb2.LeaseTasksReply(tasks=[master_pb2.Task()]))
-    with pytest.raises(BadInput, match="push outcome 0"):
-        messages.push_reply_from_message(master_pb2.ReportGradientReply())
+    with pytest.raises(BadInput, match="TaskKind 0 is unknown: known are train, evaluate;"):
+        from_message(api.Lease, master_pb2.LeaseTasksReply(tasks=[master_pb2.Task()]))
+    with pytest.raises(BadInput, match="PushOutcome 0 is unknown"):
+        from_message(api.PushReply, master_pb2.ReportGradientReply())
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -246,8 +238,8 @@ SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
         (HEADER(push=SYNC, metrics=[TENSOR(dtype="float32", shape=[2])]), 7, "7 of the 8 bytes"),
         (HEADER(push=SYNC, slices=[SLICES(table="t", count=2, dim=-1)]), 16, "values of table 't' has a negative size"),
         (HEADER(push=SYNC, slices=[SLICES(table="t")] * 2), 0, "twice"),
-        (HEADER(push=SYNC, divisor=master_pb2.Divisor()), 0, "divisor of kind 0"),
-        (HEADER(push=SYNC, parts=[PART(divisor=None)]), 0, "divisor of kind 0"),
+        (HEADER(push=SYNC, divisor=master_pb2.Divisor()), 0, "Divisor.Kind 0 is unknown"),
+        (HEADER(push=SYNC, parts=[PART(divisor=None)]), 0, "Divisor.Kind 0 is unknown"),
         (HEADER(push=SYNC, parts=[PART(divisor=SUM, places=[1])]), 0, "0 gradients for the places"),
         (
             HEADER(push=SYNC, parts=[PART(divisor=SUM, places=[1, 1], dense=[TENSOR(dtype="bool", shape=[0])] * 2)]),
