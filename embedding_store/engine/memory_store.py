@@ -22,8 +22,7 @@ from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pins import MemoryPin, PinLease, StorePins
 from elastable.embedding_store.engine.staged_commit import StagedCommit, stage_commit, time_of
 from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, ChangeLog, ReplayedTables
-from elastable.embedding_store.engine.tiered.flusher import DEFAULT_EVERY_S, Flusher
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine.store_tier import DEFAULT_EVERY_S, Flusher, StoreTier
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,

@@ -51,6 +51,7 @@ class RowValues(ABC):
     """
 
     plain: Float32 | None = None
+    framed = False
 
     def __init__(self, spec: TableSpec, slab: Slab) -> None:
         self._spec, self._slab = spec, slab
