@@ -125,10 +125,8 @@ class FollowedTable(MemoryTable):
 
     def _changed(self, ids: Int64) -> Bools:
         """Whether each id is in memory, or known to be deleted: its record in the tier does not count."""
-        positions, gone = np.empty((2, len(ids)), np.int64)
-        self.directory.find(ids, positions)
-        self._gone.find(ids, gone)
-        return (positions >= 0) | (gone >= 0)
+        changed: Bools = (self.directory.positions_of(ids) >= 0) | (self._gone.positions_of(ids) >= 0)
+        return changed
 
     def _numbers(self, records: UInt8) -> Float32:
         """What the first bytes of records say: float32 `[n, dim]`."""

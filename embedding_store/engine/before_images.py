@@ -224,11 +224,6 @@ class ImageRows:
         self._index.clear()
 
 
-def first_bytes(direct: int | None) -> int:
-    """Bytes that the first row of some `ImageRows` takes besides itself."""
-    return _FIRST_BYTES if direct is None else 8 * direct
-
-
 class _DirectPlaces:
     """As `IdIndex`, for ids from 0 to a size, of rows that are never taken away one by one."""
 
@@ -408,7 +403,8 @@ class TableVersions:
         held = images.memory or self._spare
         if held is not None:
             return held.room(more)
-        return first_bytes(self._direct) + more * (4 * (self._spec.dim + self._slot_width) + _OVERHEAD)
+        first = _FIRST_BYTES if self._direct is None else 8 * self._direct
+        return first + more * (4 * (self._spec.dim + self._slot_width) + _OVERHEAD)
 
     def _new_memory(self) -> ImageRows:
         spare, self._spare = self._spare, None

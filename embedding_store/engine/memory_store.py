@@ -745,9 +745,7 @@ class MemoryStore(BaseStore):
                 if self._failure is None and self._unlogged is None and tier.owned and not undecided:
                     tier.flush_alone(self._version, self._record)
 
-        Retry(self._closing_s, _is_away).call(flush_what_is_decided)
+        def away(error: Exception) -> bool:  # one that does not answer has been waited for already
+            return isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded)
 
-
-def _is_away(error: Exception) -> bool:
-    """Whether a tier is worth another attempt: one that does not answer has been waited for already."""
-    return isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded)
+        Retry(self._closing_s, away).call(flush_what_is_decided)

@@ -80,6 +80,7 @@ class MemoryTable(TableReader):
         slot_width: Slots of a row.
         tier: What it has in the tier; None: it has none.
         versions: Those that are pinned; whatever changes rows tells them before.
+        removed: int64, ids of rows that the last eviction took.
     """
 
     directory: RowDirectory
@@ -115,7 +116,7 @@ class MemoryTable(TableReader):
         self._direct = size if size is not None and size * self._row_bytes <= direct_bytes else None
         # Of updates: they are claimed and applied one at a time.
         self._positions = Scratch(np.int64)
-        self._removed: list[Int64] = []  # ids that the last eviction took
+        self.removed: list[Int64] = []
         self._image_rows, self._image_slots = Scratch(np.float32), Scratch(np.float32)
         self._deleted = self._written = 0
         self.tier = None if new_tier is None else new_tier(spec, lambda: self.directory.row_ids)
@@ -209,7 +210,7 @@ class MemoryTable(TableReader):
             block = self._block(ids)
             self.optimizer.apply(block.weights, block.slots, batch.at(np.arange(len(ids))))
             round_update(self.spec, ids, step, block.weights)
-        self._reserve(ids)
+        self.make_ready_to_put(ids)
         return StagedUpdate(batch, block, sighted, whole - len(ids))
 
     def claim(self, staged: StagedUpdate, pool: RangePool, version: int) -> None:
@@ -294,7 +295,7 @@ class MemoryTable(TableReader):
             self.rows.release()
 
     def _evict(self, version: int, time: float | None, cut: EvictionCut | None) -> None:
-        self._removed.clear()
+        self.removed.clear()
         if self.versions.pinned:
             self.versions.save_touch_times(self.members)
             self._save_unsettled()
@@ -306,17 +307,22 @@ class MemoryTable(TableReader):
 
     # Changes by hand
 
-    def make_ready_to_put(self, ids: Int64) -> None:
+    def make_ready_to_put(self, ids: Int64, loaded: bool = True) -> None:
         """Does what can fail about putting rows of `ids` int64 `[n]`, which may repeat; changes no row.
+
+        `loaded`: False where they are overwritten next; a change that cannot be logged leaves them as they are.
 
         Raises:
             MemoryError, ElastableError: there is no room, or a row that is there cannot be read.
         """
-        self._reserve(ids)  # which may be left as they are, where the change cannot be logged
+        self.make_room(ids)
+        if not self.rows.whole:
+            strangers = self._bring(ids, loaded or bool(self.versions.pinned))
+            self.rows.allocate(self.directory.places(strangers))
 
     def put(self, block: RowBlock) -> None:
         """Writes rows as they are. Raises `MemoryError` before anything is changed."""
-        self._reserve(block.ids, loaded=False)
+        self.make_ready_to_put(block.ids, loaded=False)
         self._save_of(block.ids)
         positions = np.empty(len(block.ids), np.int64)
         self.directory.claim(block.ids, positions)
@@ -383,7 +389,7 @@ class MemoryTable(TableReader):
             counted: int64, ids that the table's admission has counted.
             pool: Threads to work with.
         """
-        removed = np.concatenate(self._removed) if self._removed else _NO_IDS
+        removed = np.concatenate(self.removed) if self.removed else _NO_IDS
         ids, positions = (_NO_IDS, _NO_IDS) if update is None else (update.ids, update.positions)
         if len(removed):
             positions = self.directory.positions_of(ids)
@@ -402,11 +408,6 @@ class MemoryTable(TableReader):
         counted = _NO_IDS if counted is None else counted
         return TableImages(self.spec.name, ids, weights, slots, touches, counted, removed, self.count)
 
-    @property
-    def evicted_now(self) -> bool:
-        """Whether the last `evict` took rows away."""
-        return bool(self._removed)
-
     def put_images(self, images: TableImages, version: int) -> None:
         """Makes of the table what a commit had made of it, but for what is evicted; its step is counted already.
 
@@ -419,7 +420,7 @@ class MemoryTable(TableReader):
             raise BadInput(f"table {self.spec.name!r}: images of shapes {shapes} are not those of {len(ids)} rows")
         if (images.touches is None) != (self.spec.eviction is None):
             raise BadInput(f"table {self.spec.name!r}: images say when rows were touched only of tables with eviction")
-        self._reserve(ids, loaded=False)
+        self.make_ready_to_put(ids, loaded=False)
         positions = np.empty(len(ids), np.int64)
         fresh = self.directory.claim(ids, positions)
         self.rows.prepare(positions, fresh)
@@ -511,13 +512,6 @@ class MemoryTable(TableReader):
             self.members.grow(rows)
             self._room = rows
 
-    def _reserve(self, ids: Int64, loaded: bool = True) -> None:
-        """As `make_room`, and takes what writing these rows needs. `loaded`: False where they are overwritten next."""
-        self.make_room(ids)
-        if not self.rows.whole:
-            strangers = self._bring(ids, loaded or bool(self.versions.pinned))
-            self.rows.allocate(self.directory.places(strangers))
-
     def _take_away(self, ids: Int64) -> int:
         """The rows of `ids` int64 `[n]`, which may repeat or have none, are gone; returns how many there were."""
         if self.tier is not None:
@@ -527,7 +521,7 @@ class MemoryTable(TableReader):
     def _remove(self, ids: Int64) -> int:
         """Rows of `ids` int64 `[n]` are evicted; returns how many there were."""
         self._save_of(ids)
-        self._removed.append(ids.copy())
+        self.removed.append(ids.copy())
         return self._take_away(ids)
 
     def _write_initial(self, ids: Int64, places: Int64, out: Float32) -> None:

@@ -267,7 +267,7 @@ class StoreTier(ChangeLog):
                     if table.rows is rows:
                         rows.shrink()
         if not self.tier.far:
-            again = [(table, rows, rows.read_again()) for table in tables if (rows := table.rows).unsettled]
+            again = [(table, rows, rows.missed.again()) for table in tables if (rows := table.rows).unsettled]
             if again:
                 with lock.writing():
                     for table, rows, positions in again:

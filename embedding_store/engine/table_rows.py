@@ -65,6 +65,7 @@ class TableRows:
         framed: Whether hot rows lie in frames as float32, as `read_together` needs them.
         layout: Of a row in the tier.
         prefetched: Records that lookups have read and that wait for `admit_prefetched`.
+        missed: Rows without frames that lookups have read, for `settle`.
     """
 
     plain: Float32 | None = None
@@ -101,7 +102,7 @@ class TableRows:
         self._hold(rows, new_slab)
         self.layout = RecordLayout(self._parts, spec.eviction is not None)
         if stored is not None:
-            self.prefetched, self._missed = PrefetchedRecords(), RepeatedReads()
+            self.prefetched, self.missed = PrefetchedRecords(), RepeatedReads()
             self._cold = _ColdRows(spec, optimizer, stored, self.layout, self.prefetched)
             self._state = Slab(max(1, rows), 1, np.uint8)
             self._untouched = True
@@ -258,8 +259,8 @@ class TableRows:
             self._cold.read(positions, unread, out)
         if len(cold):
             self._cold.behind.reads.add(len(cold) - len(unread))  # which were read on the way
-            if not self._cold.behind.far:
-                self._missed.add(positions[cold])
+            if not self._cold.behind.tier.far:
+                self.missed.add(positions[cold])
 
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
         """Copies of weights float32 `[n, dim]` and slots float32 `[n, slot_width]`; no negative positions."""
@@ -401,17 +402,13 @@ class TableRows:
         The more frames, the more reads: a row that deserves a frame comes the less often.
         """
         frames = 0 if self._frames is None else self._frames.count
-        return self._missed.count > min(max(frames, _FEWEST_MISSED), _MOST_MISSED)
-
-    def read_again(self) -> Int64:
-        """Positions of rows that lookups have read more than once, for `settle`; counting begins anew."""
-        return self._missed.again()
+        return self.missed.count > min(max(frames, _FEWEST_MISSED), _MOST_MISSED)
 
     def settle(self, again: Int64) -> None:
         """Gives frames to rows that lookups have read again and again; in one thread alone.
 
         Args:
-            again: From `read_again`; some may have no row any more.
+            again: From `missed.again`; some may have no row any more.
 
         Raises:
             StoreBroken, StoreFailed: as `Tier.read`; nothing has changed.
@@ -639,7 +636,7 @@ class _ColdRows:
 
     def read(self, positions: Int64, cold: Int64, out: Float32) -> None:
         """Rows `positions[cold]` into `out[cold]`, float32 `[n, dim]`, whose rows may lie apart."""
-        if self.spec.dtype == "float32" and not self.behind.far:
+        if self.spec.dtype == "float32" and not self.behind.tier.far:
             out[cold] = self.behind.read(positions[cold], self.layout.slots_at).view(np.float32)
             return
         for some, scratch in self.rows(positions, cold):
@@ -655,8 +652,7 @@ class _ColdRows:
         records = self.behind.mapped()
         if records is None or records.first != width or out.shape[1] * out.itemsize != width:
             return NOWHERE
-        of = records.file, records.begin, records.items, records.first, records.stride
-        return ColdSource(*of, self.behind.row_ids(), out.view(np.uint8).reshape(-1))
+        return ColdSource(records, self.behind.row_ids(), out.view(np.uint8).reshape(-1))
 
     def rows(self, positions: Int64, cold: Int64, whole: bool = False) -> Iterator[tuple[Int64, TableRows]]:
         """Rows that are not in memory, some at a time, in the first rows of a scratch, and their indices."""

@@ -118,11 +118,6 @@ class TierRecords:
     there: bool = False
     reads: Total = field(default_factory=Total)
 
-    @property
-    def far(self) -> bool:
-        """As of the tier."""
-        return self.tier.far
-
     def ids_at(self, positions: Int64) -> Int64:
         """The ids whose rows lie at positions int64 `[n]`."""
         ids = self.row_ids()
