@@ -10,9 +10,15 @@ from itertools import cycle
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.tiers.redis.connections.redis_connection import ConnectionPool, Deadline
-from elastable.embedding_store.tiers.redis.connections.redis_exchange import Conversation, Replies, Requests, exchange
-from elastable.embedding_store.tiers.redis.records.record_requests import encode_reads, read_sizes, reply_sizes
+from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+    ConnectionPool,
+    Conversation,
+    Deadline,
+    Replies,
+    Requests,
+    exchange,
+)
+from elastable.embedding_store.tiers.redis.records.record_codec import encode_reads, read_sizes, reply_sizes
 from elastable.embedding_store.tiers.redis.records.record_transfer import Batch, RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 

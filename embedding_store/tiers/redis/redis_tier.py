@@ -26,7 +26,7 @@ from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
-from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP
+from elastable.embedding_store.tiers.redis.records.record_codec import NO_STAMP
 from elastable.embedding_store.tiers.redis.records.record_transfer import (
     Batch,
     LostPartition,

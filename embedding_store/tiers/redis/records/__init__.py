@@ -1,3 +1,3 @@
 """Records of tables in Redis: requests and replies in bulk."""
 
-__all__ = ["record_replies", "record_transfer"]
+__all__ = ["record_codec", "record_transfer"]

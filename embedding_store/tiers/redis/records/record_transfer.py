@@ -14,15 +14,23 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
-from elastable.embedding_store.tiers.redis.connections.redis_exchange import Conversation, Requests, exchange
+from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+    Connection,
+    Conversation,
+    Deadline,
+    Requests,
+    exchange,
+)
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.connections.topology import Route, Topology
-from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP, Awaited, RecordReplies, WriteReplies
-from elastable.embedding_store.tiers.redis.records.record_requests import (
+from elastable.embedding_store.tiers.redis.records.record_codec import (
+    NO_STAMP,
     PART,
+    Awaited,
     Keys,
     Parts,
+    RecordReplies,
+    WriteReplies,
     encode_reads,
     encode_writes,
     read_sizes,
