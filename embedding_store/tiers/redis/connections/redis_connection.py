@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import hiredis
 import numpy as np
@@ -406,10 +405,14 @@ class Requests(ABC):
     """Requests to one server, encoded as they are needed.
 
     Attributes:
+        address: The server.
         moved: int64 `[commands]`: about how many bytes each command moves, in its request and its reply.
+        replies: Takes the bytes that come back.
     """
 
+    address: Address
     moved: Int64
+    replies: "Replies"
 
     def admit(self, connection: Connection, deadline: Deadline) -> bool:
         """Looks at the connection that was chosen, before anything is sent; False: say nothing to this server."""
@@ -443,23 +446,8 @@ class Replies(ABC):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What to say to one server, and what to make of its answer.
-
-    Attributes:
-        address: The server.
-        requests: What to ask.
-        replies: Takes the bytes that come back.
-    """
-
-    address: Address
-    requests: Requests
-    replies: Replies
-
-
-def exchange(pool: ConnectionPool, conversations: Sequence[Conversation], deadline: Deadline) -> None:
-    """Holds all conversations to their end.
+def exchange(pool: ConnectionPool, talks: Sequence[Requests], deadline: Deadline) -> None:
+    """Sends all requests and takes all replies.
 
     A server is asked for a little more while it answers what it was asked before, and never for everything at once: it
     writes the replies to a command into memory as fast as it executes it, however slowly they are sent, and megabytes
@@ -473,10 +461,10 @@ def exchange(pool: ConnectionPool, conversations: Sequence[Conversation], deadli
     streams: dict[int, _Stream] = {}
     poller = select.poll()
     try:
-        for conversation in conversations:
-            connection = pool.take(conversation.address, deadline)
-            stream = streams[connection.socket.fileno()] = _Stream(connection, conversation)
-            if conversation.requests.admit(connection, deadline):
+        for requests in talks:
+            connection = pool.take(requests.address, deadline)
+            stream = streams[connection.socket.fileno()] = _Stream(connection, requests)
+            if requests.admit(connection, deadline):
                 stream.send()
             else:
                 pool.give_back(streams.pop(connection.socket.fileno()).connection)
@@ -503,13 +491,13 @@ def exchange(pool: ConnectionPool, conversations: Sequence[Conversation], deadli
 
 
 class _Stream:
-    """One conversation on its connection."""
+    """Requests and their replies on one connection."""
 
-    def __init__(self, connection: Connection, conversation: Conversation) -> None:
+    def __init__(self, connection: Connection, requests: Requests) -> None:
         self.connection = connection
-        self._requests, self._replies = conversation.requests, conversation.replies
+        self._requests, self._replies = requests, requests.replies
         self._window = min(max(_WINDOW_BYTES, int(connection.round_trip_s * _BYTES_PER_S)), _MOST_BYTES)
-        self._ends = [0, *np.cumsum(conversation.requests.moved).tolist()]  # of each command, in bytes moved
+        self._ends = [0, *np.cumsum(requests.moved).tolist()]  # of each command, in bytes moved
         self._made = 0  # commands encoded
         self._unsent = memoryview(b"")
         self._start = self._stop = 0  # undecoded bytes of the inbox

@@ -98,11 +98,11 @@ def _key_bytes(parts: Parts, keys: Keys) -> Int64:
 
 
 @kernel
-def _header_word(width: int) -> tuple[int, int]:
-    """`\\r\\n$<width>\\r\\n` as a word of at most 8 bytes and its size; size 0: it is longer."""
+def _header_word(width: int, before: int) -> tuple[int, int]:
+    """`$<width>\\r\\n`, after a `\\r\\n` of `before` bytes (2 or 0), as a word and its size; size 0: it takes more."""
     header = np.empty(32, np.uint8)
     header[0], header[1] = 13, 10
-    size = put_header(header, 2, 36, width)
+    size = put_header(header, before, 36, width)
     word = np.uint64(0)
     for i in range(min(size, 8)):
         word |= np.uint64(header[i]) << np.uint64(8 * i)
@@ -112,7 +112,7 @@ def _header_word(width: int) -> tuple[int, int]:
 @kernel
 def _put_records(part: np.void, ids: Int64, positions: Int64, rows: UInt8, width: int, out: UInt8, at: int) -> int:
     """`$8\\r\\n<id>\\r\\n$<W>\\r\\n<record>\\r\\n` for every record of the part."""
-    word, size = _header_word(width)
+    word, size = _header_word(width, 2)
     for row in range(part["row_at"], part["row_at"] + part["rows"]):
         put_word(out, at, INT64_HEADER)
         put_word(out, at + 4, ids[row])
@@ -443,40 +443,13 @@ def _find_header(received: UInt8, start: int, stop: int, elements: int) -> int:
 
 
 @kernel
-def _int64_at(received: UInt8, first: int) -> int:
-    bits = np.uint64(0)
-    for i in range(8):
-        bits |= np.uint64(received[first + i]) << np.uint64(8 * i)
-    return np.int64(bits)  # type: ignore[return-value]  # an int64 inside the kernel
-
-
-@kernel
-def _usual_header(width: int) -> tuple[int, int, int]:
-    """`$<width>\\r\\n`: its bytes as a word, their mask, their number; 0: a word is too short."""
-    digits = 1
-    power = 10
-    while width >= power:
-        digits += 1
-        power *= 10
-    if digits > 5:
-        return np.uint64(0), np.uint64(0), 0  # type: ignore[return-value]  # uint64 inside the kernel
-    word = np.uint64(_DOLLAR)
-    rest = width
-    for i in range(digits):
-        word |= np.uint64(_ZERO + rest % 10) << np.uint64(8 * (digits - i))
-        rest //= 10
-    word |= np.uint64(_CRLF) << np.uint64(8 * (digits + 1))
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * (digits + 3))
-    return word, mask, digits + 3  # type: ignore[return-value]
-
-
-@kernel
 def _copy_usual_records(
     received: UInt8, start: int, stop: int, part: np.void, first: int, positions: Int64, width: int,
     rows: UInt8, taken: int, missing: UInt8,
 ) -> tuple[int, int]:  # fmt: skip
     """Copies records from number `first` of the part on, while they are whole and there: (records, place behind)."""
-    word, mask, size = _usual_header(width)
+    word, size = _header_word(width, 0)
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * max(size, 1))
     stride = size + width + 2
     at = start
     row = first
@@ -543,7 +516,7 @@ def decode_records(
                 return behind, at
             at = behind
             if row < 0:
-                stamps[state[0]] = NO_STAMP if first < 0 else _int64_at(received, first)
+                stamps[state[0]] = NO_STAMP if first < 0 else np.int64(word_at(received, first))
             else:
                 position = positions[part["row_at"] + row]
                 missing[position] = first < 0
