@@ -13,8 +13,7 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.tier import Tier
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, StoreHistory
-from elastable.embedding_store.engine.tiered.flusher import DEFAULT_EVERY_S
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine.store_tier import DEFAULT_EVERY_S, StoreTier
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog

@@ -14,9 +14,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.store_history import ReplayedTables
-from elastable.embedding_store.engine.table_rows import resident_rows
 from elastable.embedding_store.engine.tiered.store_state import FlushedTable, StoreState
-from elastable.embedding_store.engine.tiered.tier_records import RecordLayout, RowParts
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
@@ -31,7 +29,6 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.log.changes import TableImages, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.native.slab import anonymous_slab
 from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.tables.checks import require_ids
 
@@ -128,21 +125,15 @@ class FollowedTable(MemoryTable):
 
     def _changed(self, ids: Int64) -> Bools:
         """Whether each id is in memory, or known to be deleted: its record in the tier does not count."""
-        positions, gone = np.empty((2, len(ids)), np.int64)
-        self.directory.find(ids, positions)
-        self._gone.find(ids, gone)
-        return (positions >= 0) | (gone >= 0)
+        changed: Bools = (self.directory.positions_of(ids) >= 0) | (self._gone.positions_of(ids) >= 0)
+        return changed
 
     def _numbers(self, records: UInt8) -> Float32:
         """What the first bytes of records say: float32 `[n, dim]`."""
         if self.spec.dtype == "float32" and self.replay is None:
             return records.view(np.float32)
-        parts = RowParts(anonymous_slab)
-        make = resident_rows(parts)
-        if self.replay is not None:
-            make = self.replay.rows(make)
-        rows, order = make(self.spec, self.optimizer, len(records)), np.arange(len(records))
-        RecordLayout(parts.slabs, with_touches=False).unpack(records, order, parts.slabs, order)
+        rows, order = self.new_rows(self.spec, len(records)), np.arange(len(records))
+        rows.load(records, order, order)
         out = np.empty((len(records), self.spec.dim), np.float32)
         rows.read(order, out)
         return out

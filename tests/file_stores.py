@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine.store_tier import StoreTier
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 

@@ -10,9 +10,15 @@ from itertools import cycle
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.tiers.redis.connections.redis_connection import ConnectionPool, Deadline
-from elastable.embedding_store.tiers.redis.connections.redis_exchange import Conversation, Replies, Requests, exchange
-from elastable.embedding_store.tiers.redis.records.record_requests import encode_reads, read_sizes, reply_sizes
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+    ConnectionPool,
+    Deadline,
+    Replies,
+    Requests,
+    exchange,
+)
+from elastable.embedding_store.tiers.redis.records.record_codec import encode_reads, read_sizes, reply_sizes
 from elastable.embedding_store.tiers.redis.records.record_transfer import Batch, RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
@@ -39,15 +45,14 @@ def _in_turn(url: RedisUrl, rounds: Sequence[_Encoded]) -> Callable[[], None]:
 
     def talk() -> None:
         commands, moved, sizes = next(turns)
-        conversation = Conversation(url.seeds[0], _Requests(commands, moved), _Counted(sizes))
-        exchange(pool, [conversation], Deadline(_SECONDS))
+        exchange(pool, [_Requests(url.seeds[0], commands, moved, _Counted(sizes))], Deadline(_SECONDS))
 
     return talk
 
 
 class _Requests(Requests):
-    def __init__(self, commands: list[UInt8], moved: Int64) -> None:
-        self._commands, self.moved = commands, moved
+    def __init__(self, address: Address, commands: list[UInt8], moved: Int64, replies: Replies) -> None:
+        self.address, self._commands, self.moved, self.replies = address, commands, moved, replies
 
     def encode(self, start: int, stop: int) -> UInt8:
         return np.concatenate(self._commands[start:stop])

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Int64, UInt8
@@ -44,8 +45,7 @@ class Records:
     rows: UInt8
 
 
-@dataclass(frozen=True, slots=True)
-class MappedRecords:
+class MappedRecords(NamedTuple):
     """Records of a table that lie in memory side by side, by position, in the form of `native/record_checks`.
 
     Attributes:

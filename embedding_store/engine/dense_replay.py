@@ -1,20 +1,16 @@
 """What a table in memory has where steps without a gradient move its rows, too."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.before_images import TableVersions
 from elastable.embedding_store.engine.membership import RowMembership
-from elastable.embedding_store.engine.table_rows import MakeRows, TableRows
+from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.range_pool import SERIAL
 from elastable.embedding_store.native.row_directory import RowDirectory
-from elastable.embedding_store.native.row_gather import scatter_rows
-from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.dense_replay.steps_at import PIECE_BYTES, update_adam
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
@@ -64,108 +60,6 @@ class CatchUpOptimizer(RowOptimizer):
             self._inner.apply(weights, slots, piece)
 
 
-def stamped(slots: Float32, step: int) -> Float32:
-    """Slots float32 `[n, width]` as a table keeps them, float32 `[n, width + 1]`, caught up to a step."""
-    kept = np.empty((len(slots), slots.shape[1] + 1), np.float32)
-    kept[:, :-1] = slots
-    kept.view(np.int32)[:, -1] = step
-    return kept
-
-
-class ReplayedRows(TableRows):
-    """Other rows, with the slot that says up to which step each is caught up.
-
-    What is read (`read`, `block`) is of the present, and nothing is written by reading it. What is written is taken to
-    be of the present. The slot is seen in what `copy` gives alone.
-
-    Args:
-        inner: The rows, whose optimizer is a `CatchUpOptimizer`.
-        steps: Of the table.
-        step: The one to read as of; None: the present one.
-    """
-
-    def __init__(self, inner: TableRows, steps: TableSteps, step: int | None = None) -> None:
-        self._inner, self._steps, self._step = inner, steps, step
-        # Where moments alone decay, weights are current, and are read as any others.
-        self._moving = steps.form.moves_weights
-
-    def as_of(self, step: int | None) -> "ReplayedRows":
-        """The same rows, to be read as of a step that is remembered."""
-        return ReplayedRows(self._inner, self._steps, step)
-
-    @property
-    def plain(self) -> Float32 | None:
-        return None if self._moving else self._inner.plain
-
-    def slabs(self) -> tuple[Slab, ...] | None:
-        """None where whoever reads has to know of steps."""
-        return None if self._moving else self._inner.slabs()
-
-    @property
-    def untouched(self) -> np.float32:
-        return self._steps.at(self._step).kept
-
-    @property
-    def follows(self) -> bool:
-        return True
-
-    def grow(self, rows: int) -> None:
-        self._inner.grow(rows)
-
-    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> Int64 | None:
-        return self._inner.prepare(positions, fresh, pool)
-
-    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
-        if not self._moving:
-            self._inner.read(positions, out, stream)
-            return
-        weights, slots = self._inner.plain, self._inner.plain_slots
-        live = np.flatnonzero(positions >= 0)
-        if weights is None or slots is None:
-            out[live] = self.block(positions[live])[0]
-        elif len(live) == len(positions) and out.flags.c_contiguous:
-            self._steps.at(self._step).read(weights, slots, positions, out)
-        else:
-            rows = np.empty((len(live), out.shape[1]), np.float32)
-            self._steps.at(self._step).read(weights, slots, positions[live], rows)
-            scatter_rows(rows, live, out)
-
-    def block(self, positions: Int64) -> tuple[Float32, Float32]:
-        return self.seen(*self._inner.block(positions))
-
-    def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
-        """With the last slot, which says how far rows are caught up."""
-        self._inner.copy(positions, weights, slots, stream)
-
-    def seen(self, weights: Float32, slots: Float32) -> tuple[Float32, Float32]:
-        order = np.arange(len(weights))
-        self._steps.at(self._step).replay(weights, order, slots, order)
-        return weights, slots[:, :-1].copy()
-
-    def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
-        self._inner.write(positions, weights, stamped(slots, self._steps.now))
-
-    def bring(self, positions: Int64, step: int) -> None:
-        """Writes the rows at positions int64 `[n]` as of a step where a replay epoch ends, so that no later bit
-        changes."""
-        weights, slots = self.as_of(step).block(positions)
-        self._inner.write(positions, weights, stamped(slots, step))
-
-    def behind(self, positions: Int64, step: int) -> Int64:
-        """Indices in `positions` int64 `[n]` of the rows that are not caught up to `step`."""
-        kept: Int64 = self._inner.block(positions)[1][:, -1].copy().view(np.int32).astype(np.int64)
-        return np.flatnonzero((kept < step) & (kept > 0))
-
-    def initialise(self, ids: Int64, positions: Int64) -> None:
-        self._inner.initialise(ids, positions)
-
-    def update(self, batch: UpdateBatch) -> None:
-        self._inner.update(batch)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
 class DenseReplay:
     """The steps of one table, and a sweep over its rows that keeps them few.
 
@@ -184,28 +78,17 @@ class DenseReplay:
         self._begun: int | None = None  # the replay epoch that the sweep brings rows to
         self._cursor = self._within = 0
 
-    def rows(self, make_rows: MakeRows) -> MakeRows:
-        """Rows as `make_rows` makes them, that follow the steps."""
-
-        def make(spec: TableSpec, optimizer: RowOptimizer, rows: int) -> TableRows:
-            return ReplayedRows(make_rows(spec, CatchUpOptimizer(optimizer, self.steps), rows), self.steps)
-
-        return make
-
     def sweep(
         self,
         directory: RowDirectory,
         rows: TableRows,
         members: RowMembership,
         versions: TableVersions,
-        into_memory: Callable[[Int64], None] | None = None,
     ) -> None:
         """Brings a few rows of the table to a newer replay epoch; is called once for each step.
 
-        `into_memory`: brings rows at positions int64 `[n]` to where they can be changed; None: they lie there.
-
         Raises:
-            ElastableError: as `into_memory`; no bit of what is read has changed, and the same rows are met again.
+            ElastableError: as `TableRows.bring`; no bit of what is read has changed, and the same rows are met again.
         """
         steps = self.steps
         if self._begun is None:
@@ -220,15 +103,13 @@ class DenseReplay:
             steps.forget(self._begun if pinned is None else min(self._begun, pinned))
             self._begun = None
             return
-        assert isinstance(rows, ReplayedRows)
         late = rows.behind(positions, self._begun)
         if len(late):
             ids, positions = ids[late], positions[late]
-            if into_memory is not None:
-                into_memory(positions)
+            rows.bring(positions)
             if versions.pinned:
                 versions.save(ids, positions, rows, members, SERIAL)
-            rows.bring(positions, self._begun)
+            rows.bring_to(positions, self._begun)
         self._cursor = cursor
 
     def begin_anew(self) -> None:

@@ -14,13 +14,12 @@ from elastable.embedding_store.contract.row_data import (
     TableState,
     TableUpdate,
 )
-from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, TableSpec
+from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.kernel import kernel, prefetch
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
-from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
+from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.tables.initial_values import table_key, whole_ids
 
 _NO_ROW = -1
@@ -29,160 +28,226 @@ _CHUNK = 1 << 12  # rows that go at a time
 _DIGIT_BITS = 11
 
 
-class RowTouches:
-    """By position the version that last touched a row, and where frequency counts how often it was touched.
+class RowMembership:
+    """The admission and eviction of one table; where its spec has none, everyone comes and stays.
 
-    Positions are there once in every call.
+    With eviction it keeps by position the version that last touched a row, and where frequency counts, how often it was
+    touched. Positions are there once in every call.
 
     Attributes:
-        unsettled: Whether rows may have been put without a version.
+        refused: Gradients dropped so far, as their ids were not admitted yet.
+        evicted: Rows evicted so far.
+        has_unsettled: Whether rows may have been put without a version.
     """
 
-    def __init__(self, eviction: EvictionSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
+    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
         """Room for `rows` rows. Raises `MemoryError`."""
-        self._eviction = eviction
-        self._versions = new_slab("touched", rows, 1, np.int64)
-        # Without its rule nobody asks how often.
-        self._times = None if eviction.min_frequency is None else new_slab("frequency", rows, 1, np.uint32)
-        self._tally = np.zeros(1 << _DIGIT_BITS, np.int64)
-        self._doomed, self._doomed_ids = np.empty(_CHUNK, np.int64), np.empty(_CHUNK, np.int64)
-        self.unsettled = False
+        self._table, self._origin, self._eviction = spec.name, spec.origin, spec.eviction
+        self._sketch = None if spec.admission is None else AdmissionSketch(spec, spec.admission, new_slab)
+        self._versions: Slab | None = None
+        self._frequencies: Slab | None = None  # without its rule nobody asks how often
+        self._times: TouchTimes | None = None
+        if spec.eviction is not None:
+            self._versions = new_slab("touched", rows, 1, np.int64)
+            if spec.eviction.min_frequency is not None:
+                self._frequencies = new_slab("frequency", rows, 1, np.uint32)
+            if spec.eviction.ttl is not None:
+                self._times = TouchTimes(spec.name, spec.eviction.ttl)
+            self._tally = np.zeros(1 << _DIGIT_BITS, np.int64)
+            self._doomed, self._doomed_ids = np.empty(_CHUNK, np.int64), np.empty(_CHUNK, np.int64)
+        self.refused = self.evicted = 0
+        self.has_unsettled = False
 
     @property
     def row_bytes(self) -> int:
         """Bytes that this takes of each row."""
-        return 8 if self._times is None else 12
+        return (0 if self._versions is None else 8) + (0 if self._frequencies is None else 4)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that this takes whatever the number of rows."""
+        return 0 if self._sketch is None else self._sketch.bytes
 
     def grow(self, rows: int) -> None:
         """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
-        self._versions.grow(rows)
-        if self._times is not None:
-            self._times.grow(rows)
+        for slab in (self._versions, self._frequencies):
+            if slab is not None:
+                slab.grow(rows)
+
+    def screen(self, update: TableUpdate, directory: RowDirectory) -> tuple[TableUpdate, Int64 | None]:
+        """What of an update is of ids that have a row or may have one now; changes nothing.
+
+        Returns:
+            The update without the others, and int64 `[n]`: the ids, of those
+            without a row, that this sights once more (None: nobody counts).
+
+        Raises:
+            MemoryError: no room for a smaller update.
+        """
+        if self._sketch is None:
+            return update, None
+        strangers = np.flatnonzero(directory.positions_of(update.ids) < 0)
+        if not len(strangers):
+            return update, None
+        sighted = update.ids[strangers]
+        refused = strangers[~self._sketch.admits(sighted)]
+        if not len(refused):
+            return update, sighted
+        stays = np.ones(len(update.ids), np.bool_)
+        stays[refused] = False
+        squares = None if update.row_squares is None else update.row_squares[stays]
+        return TableUpdate(update.ids[stays], update.gradients[stays], squares), sighted
+
+    def count(self, sighted: Int64 | None, refused: int) -> None:
+        """The ids that `screen` gave are sighted, and so many of them refused."""
+        if self._sketch is not None and sighted is not None:
+            self._sketch.count(sighted)
+        self.refused += refused
+
+    # When rows were touched
 
     def touch(self, positions: Int64, fresh: Int64, version: int) -> None:
         """Rows at `positions` int64 `[n]` are touched once more; those at `positions[fresh]` for the first time."""
-        self._versions.array[positions, 0] = version
-        if self._times is not None:
-            self._times.array[positions[fresh], 0] = 0
-            _once_more(self._times.array[:, 0], positions)
+        if self._versions is not None:
+            self._versions.array[positions, 0] = version
+        if self._frequencies is not None:
+            self._frequencies.array[positions[fresh], 0] = 0
+            _once_more(self._frequencies.array[:, 0], positions)
 
-    def read(self, positions: Int64) -> Int64:
-        """int64 `[n, 2]`: version and frequency (0 where nobody counts it)."""
+    def touches(self, positions: Int64) -> Int64 | None:
+        """`RowBlock.touches` of the rows at `positions` int64 `[n]`; frequencies that nobody counts are 0."""
+        if self._versions is None:
+            return None
         touches = np.zeros((len(positions), 2), np.int64)
         touches[:, 0] = self._versions.array[positions, 0]
-        if self._times is not None:
-            touches[:, 1] = self._times.array[positions, 0]
+        if self._frequencies is not None:
+            touches[:, 1] = self._frequencies.array[positions, 0]
         return touches
 
-    def write(self, positions: Int64, touches: Int64 | None) -> None:
-        """What `read` gave; None: touched once, at the version that is committed next."""
+    def put(self, positions: Int64, touches: Int64 | None) -> None:
+        """What `touches` gave, of rows that are put at `positions` int64 `[n]`; None: touched once, at the version that
+        is committed next."""
+        if self._versions is None:
+            return
         self._versions.array[positions, 0] = NEXT_VERSION if touches is None else touches[:, 0]
-        if self._times is not None:
-            self._times.array[positions, 0] = 1 if touches is None else touches[:, 1]
-        self.unsettled |= touches is None or bool((touches[:, 0] == NEXT_VERSION).any())
+        if self._frequencies is not None:
+            self._frequencies.array[positions, 0] = 1 if touches is None else touches[:, 1]
+        self.has_unsettled |= touches is None or bool((touches[:, 0] == NEXT_VERSION).any())
+
+    def forget(self, ids: Int64, directory: RowDirectory) -> None:
+        """The rows of `ids` int64 `[n]` are about to be taken away by hand."""
+        if self._versions is not None:
+            positions = directory.positions_of(ids)
+            self._versions.array[positions[positions >= 0], 0] = _NO_ROW
+
+    def unsettled(self, directory: RowDirectory) -> Int64 | None:
+        """int64: ids of rows that were put without a version, which the next eviction gives them; None: there are
+        none."""
+        if self._versions is None or not self.has_unsettled:
+            return None
+        waiting: Int64 = np.flatnonzero(self._versions.array[: directory.positions_given, 0] == NEXT_VERSION)
+        return directory.row_ids[waiting]
 
     def frequencies(self, high: int) -> UInt32 | None:
         """uint32 `[high]`, a copy of how often the rows below position `high` were touched; None: nobody counts."""
-        return None if self._times is None else self._times.array[:high, 0].copy()
-
-    def unsettled_positions(self, high: int) -> Int64:
-        """int64: positions below `high` of rows that were put without a version."""
-        return np.flatnonzero(self._versions.array[:high, 0] == NEXT_VERSION)
+        return None if self._frequencies is None else self._frequencies.array[:high, 0].copy()
 
     def counts_anew(self, version: int) -> bool:
-        """Whether `evict` at this version begins to count touches anew."""
-        return self._times is not None and not version % self._eviction.every
+        """Whether `evict` at this version begins to count anew how often rows are touched."""
+        return self._eviction is not None and self._frequencies is not None and not version % self._eviction.every
 
-    def forget(self, positions: Int64) -> None:
-        """There are no rows at `positions` any more."""
-        self._versions.array[positions, 0] = _NO_ROW
+    # Who goes
 
-    def settle(self, version: int, high: int) -> None:
-        """Rows below position `high` that were put without a version have this one now."""
-        if self.unsettled:
-            versions = self._versions.array[:high, 0]
-            versions[versions == NEXT_VERSION] = version
-            self.unsettled = False
-
-    def staying(
-        self, version: int, row_ids: Int64, touched: Int64, fresh_ids: Int64, oldest: int = 0
-    ) -> tuple[Int64, Int64]:
-        """The rows that `evict` would leave but for `max_rows`: versions that last touched them, and ids, int64 `[n]`.
-
-        Args:
-            version: That is to be committed, and looks at rows.
-            row_ids: As of `evict`.
-            touched: int64, positions of rows that it touches.
-            fresh_ids: int64, ids that it gives a row.
-            oldest: As of `evict`.
-        """
-        least_times = self._eviction.min_frequency or 0
+    def staying(self, version: int, update: TableUpdate | None, directory: RowDirectory, time: float) -> StayingRows:
+        """The rows that `evict` would leave after this update but for `max_rows`; changes nothing."""
+        assert self._eviction is not None, "a table with a budget of rows has eviction"
+        assert self._versions is not None
+        ids = np.empty(0, np.int64) if update is None else self.screen(update, directory)[0].ids
+        positions = directory.positions_of(ids)
+        touched, fresh_ids = positions[positions >= 0], ids[positions < 0]
+        oldest = 0 if self._times is None else self._times.oldest_at(version, time)
+        row_ids, least_times = directory.row_ids, self._eviction.min_frequency or 0
         versions = self._versions.array[: len(row_ids), 0].copy()
         versions[versions == NEXT_VERSION] = version
         versions[touched] = version
         stays = versions >= max(0, self._oldest(version, oldest))
-        if self._times is not None and least_times:
-            times = self._times.array[: len(row_ids), 0].astype(np.int64)
+        if self._frequencies is not None and least_times:
+            times = self._frequencies.array[: len(row_ids), 0].astype(np.int64)
             times[touched] += 1
             stays &= times >= least_times
             fresh_ids = fresh_ids[: None if least_times == 1 else 0]
         together = np.full(len(fresh_ids), version, np.int64)
-        return np.concatenate([versions[stays], together]), np.concatenate([row_ids[stays], fresh_ids])
+        rows = np.concatenate([row_ids[stays], fresh_ids])
+        whole = rows * self._origin.id_stride + self._origin.id_offset
+        return StayingRows(np.concatenate([versions[stays], together]), whole)
 
     def _oldest(self, version: int, oldest: int) -> int:
-        age = self._eviction.max_age
+        age = None if self._eviction is None else self._eviction.max_age
         return oldest if age is None else max(oldest, version - age)
 
     def evict(
         self,
         version: int,
-        row_ids: Int64,
-        count: int,
+        directory: RowDirectory,
         remove: Callable[[Int64], int],
-        oldest: int = 0,
-        cut: tuple[int, int | None] | None = None,
-    ) -> int:
-        """Lets go of rows as the eviction says, where it looks at this version.
+        time: float | None = None,
+        cut: EvictionCut | None = None,
+    ) -> None:
+        """Lets go of rows as the table's eviction says; allocates nothing that grows with the table.
 
         Args:
             version: That is being committed.
-            row_ids: int64 `[high]`, the id at each position.
-            count: Rows that there are.
-            remove: Takes rows away by their ids; is called with a few at a time, whose touches are there until then.
-            oldest: Rows that were last touched before this version go, whatever else the eviction says.
-            cut: What goes for `max_rows`, where others decide: rows touched before a version, and of those of that
-                version the ones with this id or a greater one (None: none). None: rows of this table alone count.
-
-        Returns:
-            How many rows went.
+            directory: Of the table.
+            remove: Takes rows away by their ids, and returns how many there were; is called with a few at a time, whose
+                touches are there until then.
+            time: When the version is committed, as of `Commit`; None only where rows do not go with time.
+            cut: As of `Commit`, where the table shares its budget of rows.
         """
-        rule = self._eviction
+        rule, slab = self._eviction, self._versions
+        if rule is None or slab is None:
+            return
+        self._settle(slab, version, directory, time)
         if version % rule.every:
-            return 0
-        oldest = self._oldest(version, oldest)
-        gone = self._let_go(row_ids, oldest, _NO_TIE, 0, rule.min_frequency or 0, remove)
+            return
+        row_ids, count = directory.row_ids, directory.count
+        oldest = self._oldest(version, 0 if self._times is None else self._times.oldest)
+        versions = slab.array[: len(row_ids), 0]
+        gone = self._let_go(versions, row_ids, (oldest, _NO_TIE, 0, rule.min_frequency or 0), remove)
         if cut is not None:
-            before, least = cut
-            gone += self._let_go(row_ids, before, _NO_TIE if least is None else before, least or 0, 0, remove)
+            least, tied = self._own_id(cut.least_id), _NO_TIE if cut.least_id is None else cut.version
+            gone += self._let_go(versions, row_ids, (cut.version, tied, least or 0, 0), remove)
         elif rule.max_rows is not None and count - gone > rule.max_rows:
-            versions = self._versions.array[: len(row_ids), 0]
-            tied, of_it = _nth_oldest(versions, count - gone - rule.max_rows, self._tally)
-            least_id = _nth_greatest_id(versions, row_ids, int(tied), of_it, self._tally)
-            gone += self._let_go(row_ids, int(tied), int(tied), int(least_id), 0, remove)
-        self.count_anew(len(row_ids))
-        return gone
+            found, of_it = _nth_oldest(versions, count - gone - rule.max_rows, self._tally)
+            least_id = _nth_greatest_id(versions, row_ids, int(found), of_it, self._tally)
+            gone += self._let_go(versions, row_ids, (int(found), int(found), int(least_id), 0), remove)
+        self._count_anew(len(row_ids))
+        self.evicted += gone
 
-    def count_anew(self, high: int) -> None:
-        """Forgets how often the rows below position `high` were touched."""
-        if self._times is not None:
-            self._times.array[:high] = 0
+    def end_eviction(self, version: int, directory: RowDirectory, time: float | None = None) -> None:
+        """What `evict` does at this version besides taking rows away."""
+        if self._versions is not None:
+            self._settle(self._versions, version, directory, time)
+            if self.counts_anew(version):
+                self._count_anew(len(directory.row_ids))
+
+    def _settle(self, slab: Slab, version: int, directory: RowDirectory, time: float | None) -> None:
+        """Rows that were put without a version have this one now."""
+        if self.has_unsettled:
+            versions = slab.array[: directory.capacity, 0]
+            versions[versions == NEXT_VERSION] = version
+            self.has_unsettled = False
+        if self._times is not None and time is not None:
+            self._times.note(version, time)
+
+    def _count_anew(self, high: int) -> None:
+        if self._frequencies is not None:
+            self._frequencies.array[:high] = 0
 
     def _let_go(
-        self, row_ids: Int64, oldest: int, tied: int, least_id: int, least_times: int, remove: Callable[[Int64], int]
+        self, versions: Int64, row_ids: Int64, rule: tuple[int, int, int, int], remove: Callable[[Int64], int]
     ) -> int:
-        versions = self._versions.array[: len(row_ids), 0]
-        times = _NO_TIMES if self._times is None else self._times.array[: len(row_ids), 0]
-        rule = (oldest, tied, least_id, least_times)
+        """`rule`: as of `_doomed`. Returns how many rows went."""
+        times = _NO_TIMES if self._frequencies is None else self._frequencies.array[: len(row_ids), 0]
         gone = position = 0
         while position < len(row_ids):
             found, position = _doomed(versions, times, row_ids, position, rule, self._doomed)
@@ -191,6 +256,38 @@ class RowTouches:
             gone += remove(ids)
             versions[doomed] = _NO_ROW
         return gone
+
+    def _own_id(self, whole: int | None) -> int | None:
+        """The least id here that is at least this id of the whole table."""
+        return None if whole is None else -((self._origin.id_offset - whole) // self._origin.id_stride)
+
+    # What is kept of it
+
+    def touch_times(self) -> Int64 | None:
+        """`TableState.touch_times`, a copy."""
+        return None if self._times is None else self._times.read()
+
+    def admission_counts(self) -> UInt8 | None:
+        """`TableState.admission_counts`, a copy."""
+        return None if self._sketch is None else self._sketch.read()
+
+    def require_state(self, state: TableState) -> None:
+        """Raises `BadInput` for what `put_state` cannot take."""
+        if state.touch_times is not None:
+            if self._times is None:
+                raise BadInput(f"table {self._table!r}: rows do not go with time, so there are no touch times to put")
+            self._times.require(state.touch_times)
+        if state.admission_counts is not None:
+            if self._sketch is None:
+                raise BadInput(f"table {self._table!r} has no admission, so there are no admission counts to restore")
+            self._sketch.require(state.admission_counts)
+
+    def put_state(self, state: TableState) -> None:
+        """Restores admission counts and touch times, of what `require_state` takes."""
+        if self._times is not None and state.touch_times is not None:
+            self._times.write(state.touch_times)
+        if self._sketch is not None and state.admission_counts is not None:
+            self._sketch.write(state.admission_counts)
 
 
 _NO_TIMES: UInt32 = np.empty(0, np.uint32)
@@ -344,188 +441,6 @@ class TouchTimes:
                 f"table {self._table!r}: touch times must be at most {_MOST_SPANS} rows of a version and two times, "
                 "none negative and in ascending order"
             )
-
-
-class RowMembership:
-    """The admission and eviction of one table; where its spec has none, everyone comes and stays.
-
-    Attributes:
-        refused: Gradients dropped so far, as their ids were not admitted yet.
-        evicted: Rows evicted so far.
-    """
-
-    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
-        """Room for `rows` rows. Raises `MemoryError`."""
-        self._table, self._origin = spec.name, spec.origin
-        self._sketch = None if spec.admission is None else AdmissionSketch(spec, spec.admission, new_slab)
-        self._touches = None if spec.eviction is None else RowTouches(spec.eviction, rows, new_slab)
-        ttl = None if spec.eviction is None else spec.eviction.ttl
-        self._times = None if ttl is None else TouchTimes(spec.name, ttl)
-        self.refused = 0
-        self.evicted = 0
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes that this takes of each row."""
-        return 0 if self._touches is None else self._touches.row_bytes
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that this takes whatever the number of rows."""
-        return 0 if self._sketch is None else self._sketch.bytes
-
-    def screen(self, update: TableUpdate, directory: RowDirectory) -> tuple[TableUpdate, Int64 | None]:
-        """What of an update is of ids that have a row or may have one now; changes nothing.
-
-        Returns:
-            The update without the others, and int64 `[n]`: the ids, of those
-            without a row, that this sights once more (None: nobody counts).
-
-        Raises:
-            MemoryError: no room for a smaller update.
-        """
-        if self._sketch is None:
-            return update, None
-        positions = np.empty(len(update.ids), np.int64)
-        if not directory.find(update.ids, positions):
-            return update, None
-        strangers = np.flatnonzero(positions < 0)
-        sighted = update.ids[strangers]
-        refused = strangers[~self._sketch.admits(sighted)]
-        if not len(refused):
-            return update, sighted
-        stays = np.ones(len(update.ids), np.bool_)
-        stays[refused] = False
-        squares = None if update.row_squares is None else update.row_squares[stays]
-        return TableUpdate(update.ids[stays], update.gradients[stays], squares), sighted
-
-    def count(self, sighted: Int64 | None, refused: int) -> None:
-        """The ids that `screen` gave are sighted, and so many of them refused."""
-        if self._sketch is not None and sighted is not None:
-            self._sketch.count(sighted)
-        self.refused += refused
-
-    def grow(self, rows: int) -> None:
-        """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
-        if self._touches is not None:
-            self._touches.grow(rows)
-
-    def touch(self, positions: Int64, fresh: Int64, version: int) -> None:
-        """As `RowTouches.touch`."""
-        if self._touches is not None:
-            self._touches.touch(positions, fresh, version)
-
-    def touches(self, positions: Int64) -> Int64 | None:
-        """`RowBlock.touches` of the rows at `positions` int64 `[n]`."""
-        return None if self._touches is None else self._touches.read(positions)
-
-    def put(self, positions: Int64, touches: Int64 | None) -> None:
-        """`RowBlock.touches` of rows that are put at `positions` int64 `[n]`."""
-        if self._touches is not None:
-            self._touches.write(positions, touches)
-
-    def forget(self, ids: Int64, directory: RowDirectory) -> None:
-        """The rows of `ids` int64 `[n]` are about to be taken away by hand."""
-        if self._touches is not None:
-            positions = np.empty(len(ids), np.int64)
-            directory.find(ids, positions)
-            self._touches.forget(positions[positions >= 0])
-
-    def staying(self, version: int, update: TableUpdate | None, directory: RowDirectory, time: float) -> StayingRows:
-        """The rows that `evict` would leave after this update but for `max_rows`; changes nothing."""
-        assert self._touches is not None, "a table with a budget of rows has eviction"
-        assert isinstance(directory, IdIndex), "eviction is for dynamic tables"
-        ids = np.empty(0, np.int64) if update is None else self.screen(update, directory)[0].ids
-        positions = np.empty(len(ids), np.int64)
-        directory.find(ids, positions)
-        there = positions >= 0
-        oldest = 0 if self._times is None else self._times.oldest_at(version, time)
-        versions, rows = self._touches.staying(version, directory.row_ids, positions[there], ids[~there], oldest)
-        return StayingRows(versions, rows * self._origin.id_stride + self._origin.id_offset)
-
-    def evict(
-        self,
-        version: int,
-        directory: RowDirectory,
-        remove: Callable[[Int64], int],
-        time: float | None = None,
-        cut: EvictionCut | None = None,
-    ) -> None:
-        """Lets go of rows as the table's eviction says; allocates nothing that grows with the table.
-
-        Args:
-            version: That is being committed.
-            directory: Of the table.
-            remove: Takes rows away by their ids, and returns how many there were.
-            time: When the version is committed, as of `Commit`; None only where rows do not go with time.
-            cut: As of `Commit`, where the table shares its budget of rows.
-        """
-        if self._touches is not None and isinstance(directory, IdIndex):
-            self._begin_eviction(self._touches, version, directory, time)
-            oldest = 0 if self._times is None else self._times.oldest
-            goes = None if cut is None else (cut.version, self._own_id(cut.least_id))
-            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove, oldest, goes)
-
-    def _own_id(self, whole: int | None) -> int | None:
-        """The least id here that is at least this id of the whole table."""
-        return None if whole is None else -((self._origin.id_offset - whole) // self._origin.id_stride)
-
-    def end_eviction(self, version: int, directory: RowDirectory, time: float | None = None) -> None:
-        """What `evict` does at this version besides taking rows away."""
-        if self._touches is not None and isinstance(directory, IdIndex):
-            self._begin_eviction(self._touches, version, directory, time)
-            if self._touches.counts_anew(version):
-                self._touches.count_anew(len(directory.row_ids))
-
-    def _begin_eviction(self, touches: RowTouches, version: int, directory: RowDirectory, time: float | None) -> None:
-        touches.settle(version, directory.capacity)
-        if self._times is not None and time is not None:
-            self._times.note(version, time)
-
-    def touch_times(self) -> Int64 | None:
-        """`TableState.touch_times`, a copy."""
-        return None if self._times is None else self._times.read()
-
-    def counts_anew(self, version: int) -> bool:
-        """Whether `evict` at this version begins to count anew how often rows are touched."""
-        return self._touches is not None and self._touches.counts_anew(version)
-
-    def frequencies(self, high: int) -> UInt32 | None:
-        """As `RowTouches.frequencies`."""
-        return None if self._touches is None else self._touches.frequencies(high)
-
-    @property
-    def has_unsettled(self) -> bool:
-        """Whether rows may have been put without a version."""
-        return self._touches is not None and self._touches.unsettled
-
-    def unsettled(self, directory: RowDirectory) -> Int64 | None:
-        """int64: ids of rows that were put without a version, which `settle` gives them; None: there are none."""
-        if self._touches is None or not self._touches.unsettled or not isinstance(directory, IdIndex):
-            return None
-        return directory.row_ids[self._touches.unsettled_positions(directory.positions_given)]
-
-    def admission_counts(self) -> UInt8 | None:
-        """`TableState.admission_counts`, a copy."""
-        return None if self._sketch is None else self._sketch.read()
-
-    def require_state(self, state: TableState) -> None:
-        """Raises `BadInput` for what `put_state` cannot take."""
-        if state.touch_times is not None:
-            if self._times is None:
-                raise BadInput(f"table {self._table!r}: rows do not go with time, so there are no touch times to put")
-            self._times.require(state.touch_times)
-        if state.admission_counts is not None:
-            if self._sketch is None:
-                raise BadInput(f"table {self._table!r} has no admission, so there are no admission counts to restore")
-            self._sketch.require(state.admission_counts)
-
-    def put_state(self, state: TableState) -> None:
-        """Restores admission counts and touch times, of what `require_state` takes."""
-        if self._times is not None and state.touch_times is not None:
-            self._times.write(state.touch_times)
-        if self._sketch is not None and state.admission_counts is not None:
-            self._sketch.write(state.admission_counts)
 
 
 _PLACES = 4

@@ -22,8 +22,7 @@ from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pins import MemoryPin, PinLease, StorePins
 from elastable.embedding_store.engine.staged_commit import StagedCommit, stage_commit, time_of
 from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, ChangeLog, ReplayedTables
-from elastable.embedding_store.engine.tiered.flusher import DEFAULT_EVERY_S, Flusher
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine.store_tier import DEFAULT_EVERY_S, Flusher, StoreTier
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
@@ -744,9 +743,7 @@ class MemoryStore(BaseStore):
                 if self._failure is None and self._unlogged is None and tier.owned and not undecided:
                     tier.flush_alone(self._version, self._record)
 
-        Retry(self._closing_s, _is_away).call(flush_what_is_decided)
+        def away(error: Exception) -> bool:  # one that does not answer has been waited for already
+            return isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded)
 
-
-def _is_away(error: Exception) -> bool:
-    """Whether a tier is worth another attempt: one that does not answer has been waited for already."""
-    return isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded)
+        Retry(self._closing_s, away).call(flush_what_is_decided)

@@ -1,5 +1,6 @@
 """One table in memory: its rows and their directory, what a commit does to them, and what a log keeps of that."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,11 +17,13 @@ from elastable.embedding_store.contract.row_data import (
     UpdateBatch,
 )
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.before_images import TableVersions
-from elastable.embedding_store.engine.dense_replay import DenseReplay, dense_replay
+from elastable.embedding_store.contract.tier import Records, TierTable
+from elastable.embedding_store.engine.before_images import PinnedTable, TableVersions
+from elastable.embedding_store.engine.dense_replay import CatchUpOptimizer, DenseReplay, dense_replay
 from elastable.embedding_store.engine.membership import RowMembership
-from elastable.embedding_store.engine.pinned_table import PinnedTable
-from elastable.embedding_store.engine.table_rows import MakeRows, TableRows, resident_rows
+from elastable.embedding_store.engine.table_rows import TableRows
+from elastable.embedding_store.engine.table_tier import TableTier
+from elastable.embedding_store.engine.tiered.store_state import FlushedTable
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.log.changes import TableImages
 from elastable.embedding_store.native.id_index import IdIndex
@@ -60,6 +63,10 @@ class MemoryTable(TableReader):
 
     A commit calls `stage`, `claim`, `apply`, then `follow` or `stay`, and `evict`.
 
+    Of a table with a tier, rows are brought into memory before a change and written behind after it. Where rows follow
+    steps, cold ones come into memory while a commit may still fail; where all rows are in memory, they follow once the
+    step is taken.
+
     A fixed table whose rows all fit into `direct_bytes` keeps row i at position i. Any other keeps rows in first-come
     order behind a hash index, so that memory grows with the rows that were touched and not with the pages that they
     would be strewn over.
@@ -71,7 +78,9 @@ class MemoryTable(TableReader):
         optimizer: Of the table.
         replay: Its dense replay; None: only gradients move rows.
         slot_width: Slots of a row.
+        tier: What it has in the tier; None: it has none.
         versions: Those that are pinned; whatever changes rows tells them before.
+        removed: int64, ids of rows that the last eviction took.
     """
 
     directory: RowDirectory
@@ -83,19 +92,22 @@ class MemoryTable(TableReader):
         spec: TableSpec,
         direct_bytes: int,
         new_slab: SlabMaker = anonymous_slab,
-        make_rows: MakeRows | None = None,
+        new_tier: Callable[[TableSpec, Callable[[], Int64]], TableTier] | None = None,
     ) -> None:
-        """Args are those of the table; `new_slab` holds its directory, and its rows unless `make_rows` does.
+        """An empty table.
+
+        Args:
+            spec: The table.
+            direct_bytes: As of `MemoryStore`.
+            new_slab: Holds its directory, and its rows while all of them have room.
+            new_tier: Makes its part of a tier, of the spec and what gives `RowDirectory.row_ids`; None: it has none.
 
         Raises:
             BadSpec: an optimizer that is not known here.
         """
         self._new_slab = new_slab
-        self._make_rows = resident_rows(new_slab) if make_rows is None else make_rows
         self.optimizer = row_optimizer(spec.optimizer)
         self.replay = dense_replay(spec, self.optimizer)
-        if self.replay is not None:
-            self._make_rows = self.replay.rows(self._make_rows)
         self.slot_width = self.optimizer.slot_width(spec.dim)
         self._initial_slots = self.optimizer.initial_slots(spec.dim)
         kept_width = self.slot_width + (self.replay is not None)
@@ -104,9 +116,10 @@ class MemoryTable(TableReader):
         self._direct = size if size is not None and size * self._row_bytes <= direct_bytes else None
         # Of updates: they are claimed and applied one at a time.
         self._positions = Scratch(np.int64)
-        self._removed: list[Int64] = []  # ids that the last eviction took
+        self.removed: list[Int64] = []
         self._image_rows, self._image_slots = Scratch(np.float32), Scratch(np.float32)
         self._deleted = self._written = 0
+        self.tier = None if new_tier is None else new_tier(spec, lambda: self.directory.row_ids)
         super().__init__(spec, *self._empty(spec))
         self.members = RowMembership(spec, self.directory.capacity, new_slab)
         steps = None if self.replay is None else self.replay.steps
@@ -132,7 +145,7 @@ class MemoryTable(TableReader):
         since = self.versions.since(version)
         rows = self.rows.as_of(self.versions.step(version))
         current = (self.directory, rows, self.members)
-        return PinnedTable(self.spec, *current, since, self.versions.sequence, self.replay)
+        return PinnedTable(self.spec, *current, since, self.versions.sequence, self._untouched_decay)
 
     def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
         """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
@@ -141,9 +154,9 @@ class MemoryTable(TableReader):
 
     def stored(self, ids: Int64) -> RowBlock:
         """Of `ids` int64 `[n]` the rows that hold a value of their own, in that order."""
-        positions = np.empty(len(ids), np.int64)
-        if self.directory.find(ids, positions):
-            live = positions >= 0
+        positions = self.directory.positions_of(ids)
+        live = positions >= 0
+        if not live.all():
             ids, positions = ids[live], positions[live]
         return RowBlock(ids, *self.rows.block(positions), self.members.touches(positions), trained=True)
 
@@ -156,8 +169,10 @@ class MemoryTable(TableReader):
 
     def state(self) -> TableState:
         """What the table keeps besides its rows."""
-        decay = None if self.replay is None else self.replay.untouched_decay()
-        return TableState(self.members.admission_counts(), decay, self.members.touch_times())
+        return TableState(self.members.admission_counts(), self._untouched_decay(), self.members.touch_times())
+
+    def _untouched_decay(self, step: int | None = None) -> float | None:
+        return None if self.replay is None else self.replay.untouched_decay(step)
 
     def put_state(self, state: TableState) -> None:
         """Restores what `state` returned. Raises `BadInput`, and nothing has changed."""
@@ -183,6 +198,8 @@ class MemoryTable(TableReader):
             MemoryError: no room for new rows.
             Exception: whatever an optimizer that is not fused raises.
         """
+        if self.tier is not None:
+            self.rows.release()
         whole, sighted = len(update.ids), None
         if self.spec.admission is not None:
             update, sighted = self.members.screen(update, self.directory)
@@ -193,7 +210,7 @@ class MemoryTable(TableReader):
             block = self._block(ids)
             self.optimizer.apply(block.weights, block.slots, batch.at(np.arange(len(ids))))
             round_update(self.spec, ids, step, block.weights)
-        self._reserve(ids)
+        self.make_ready_to_put(ids)
         return StagedUpdate(batch, block, sighted, whole - len(ids))
 
     def claim(self, staged: StagedUpdate, pool: RangePool, version: int) -> None:
@@ -205,7 +222,7 @@ class MemoryTable(TableReader):
             fresh = ids[:0]
         else:
             fresh = self._places(ids, positions, pool)
-        frames = self.rows.prepare(positions, fresh, pool)
+        frames = self.rows.prepare(positions, fresh)
         if frames is not None:
             staged.batch = replace(staged.batch, frames=frames)
         if self.versions.pinned:
@@ -239,7 +256,8 @@ class MemoryTable(TableReader):
         """
         if self.replay is not None:
             self.replay.steps.take(step, learning_rate, ends_replay_epoch)
-            self._sweep(self.replay)
+            if self.rows.whole:
+                self._sweep(self.replay)
 
     def stay(self, ends_replay_epoch: bool) -> None:
         """Counts no step: the table is frozen in this commit."""
@@ -252,6 +270,11 @@ class MemoryTable(TableReader):
         Raises:
             ElastableError: rows that are to follow cannot be read.
         """
+        if self.replay is not None and not self.rows.whole:
+            try:
+                self._sweep(self.replay)
+            finally:
+                self.rows.release()
 
     def staying(self, commit: Commit, time: float) -> StayingRows:
         """The rows that a commit would leave, but for `max_rows`."""
@@ -266,35 +289,47 @@ class MemoryTable(TableReader):
             time: When, as of `Commit`.
             cut: What goes for `max_rows`, as of `Commit`.
         """
-        if self.spec.eviction is None:
-            return
-        self._removed.clear()
+        if self.spec.eviction is not None:
+            self._evict(version, time, cut)
+        if self.tier is not None:
+            self.rows.release()
+
+    def _evict(self, version: int, time: float | None, cut: EvictionCut | None) -> None:
+        self.removed.clear()
         if self.versions.pinned:
             self.versions.save_touch_times(self.members)
             self._save_unsettled()
             if self.members.counts_anew(version):
                 self.versions.save_frequencies(self.members, self.directory.positions_given)
+        if self.tier is not None:
+            self.tier.touched.note(version, self.members)
         self.members.evict(version, self.directory, self._remove, time, cut)
 
     # Changes by hand
 
-    def make_ready_to_put(self, ids: Int64) -> None:
+    def make_ready_to_put(self, ids: Int64, loaded: bool = True) -> None:
         """Does what can fail about putting rows of `ids` int64 `[n]`, which may repeat; changes no row.
+
+        `loaded`: False where they are overwritten next; a change that cannot be logged leaves them as they are.
 
         Raises:
             MemoryError, ElastableError: there is no room, or a row that is there cannot be read.
         """
-        self._reserve(ids)  # which may be left as they are, where the change cannot be logged
+        self.make_room(ids)
+        if not self.rows.whole:
+            strangers = self._bring(ids, loaded or bool(self.versions.pinned))
+            self.rows.allocate(self.directory.places(strangers))
 
     def put(self, block: RowBlock) -> None:
         """Writes rows as they are. Raises `MemoryError` before anything is changed."""
-        self._reserve(block.ids, loaded=False)
+        self.make_ready_to_put(block.ids, loaded=False)
         self._save_of(block.ids)
         positions = np.empty(len(block.ids), np.int64)
         self.directory.claim(block.ids, positions)
         self.rows.write(positions, block.weights, block.slots)
         self.members.put(positions, block.touches)
         self._written += len(block.ids)
+        self.rows.release()
 
     def make_ready_to_delete(self, ids: Int64) -> None:
         """Does what can fail about deleting rows of `ids` int64 `[n]`, which may repeat; changes no row.
@@ -302,6 +337,8 @@ class MemoryTable(TableReader):
         Raises:
             ElastableError: a row that a pin needs cannot be read.
         """
+        if self.versions.pinned and not self.rows.whole:
+            self._bring(ids)
 
     def delete(self, ids: Int64) -> int:
         """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
@@ -309,12 +346,15 @@ class MemoryTable(TableReader):
         self.members.forget(ids, self.directory)
         removed = self._take_away(ids)
         self._deleted += removed
+        self.rows.release()
         return removed
 
     def clear(self) -> None:
         """Deletes every row and count, and frees their memory."""
         self._written = self.written_once_gone
         self.rows.close()
+        if self.tier is not None:
+            self.tier.begin_anew()
         if self.replay is not None:
             self.replay.begin_anew()
         self.directory, self.rows = self._empty(self.spec)
@@ -331,6 +371,8 @@ class MemoryTable(TableReader):
 
     def drop(self) -> None:
         """The table is gone from its store."""
+        if self.tier is not None:
+            self.tier.retire()
         self.close()
 
     def close(self) -> None:
@@ -347,11 +389,10 @@ class MemoryTable(TableReader):
             counted: int64, ids that the table's admission has counted.
             pool: Threads to work with.
         """
-        removed = np.concatenate(self._removed) if self._removed else _NO_IDS
+        removed = np.concatenate(self.removed) if self.removed else _NO_IDS
         ids, positions = (_NO_IDS, _NO_IDS) if update is None else (update.ids, update.positions)
         if len(removed):
-            positions = np.empty(len(ids), np.int64)
-            self.directory.find(ids, positions)
+            positions = self.directory.positions_of(ids)
             ids, positions = ids[positions >= 0], positions[positions >= 0]
         weights = self._image_rows.take(len(ids), self.spec.dim)
         slots = self._image_slots.take(len(ids), self.slot_width)
@@ -367,11 +408,6 @@ class MemoryTable(TableReader):
         counted = _NO_IDS if counted is None else counted
         return TableImages(self.spec.name, ids, weights, slots, touches, counted, removed, self.count)
 
-    @property
-    def evicted_now(self) -> bool:
-        """Whether the last `evict` took rows away."""
-        return bool(self._removed)
-
     def put_images(self, images: TableImages, version: int) -> None:
         """Makes of the table what a commit had made of it, but for what is evicted; its step is counted already.
 
@@ -384,17 +420,19 @@ class MemoryTable(TableReader):
             raise BadInput(f"table {self.spec.name!r}: images of shapes {shapes} are not those of {len(ids)} rows")
         if (images.touches is None) != (self.spec.eviction is None):
             raise BadInput(f"table {self.spec.name!r}: images say when rows were touched only of tables with eviction")
-        self._reserve(ids, loaded=False)
+        self.make_ready_to_put(ids, loaded=False)
         positions = np.empty(len(ids), np.int64)
         fresh = self.directory.claim(ids, positions)
-        self.rows.prepare(positions, fresh, SERIAL)
+        self.rows.prepare(positions, fresh)
         self.rows.write(positions, images.weights, images.slots)
         self.members.count(require_ids(self.spec, images.counted), 0)
         self.members.put(positions, images.touches)
+        self.rows.release()
 
     def replay_step(self, step: int, rate: float, ends_replay_epoch: bool) -> None:
         """Counts a step again, as `follow` did."""
         if self.replay is not None:
+            self.make_ready_to_follow()
             self.replay.steps.prepare(step, rate)
             self.follow(step, rate, ends_replay_epoch)
 
@@ -406,7 +444,54 @@ class MemoryTable(TableReader):
         if removed is not None and len(removed):
             self.members.forget(removed, self.directory)
             self.members.evicted += self._take_away(require_ids(self.spec, removed))
+        if self.tier is not None:
+            self.tier.touched.note(version, self.members)
         self.members.end_eviction(version, self.directory, time)
+        self.rows.release()
+
+    # The tier behind
+
+    def bring(self, ids: Int64) -> Records | None:
+        """What to ask the tier for, so that the rows of `ids` int64 `[n]`, unchecked, are near; None: nothing."""
+        if self.tier is None or self.rows.whole:
+            return None
+        cold = self.rows.cold(self.directory.positions_of(require_ids(self.spec, ids)))
+        return self.tier.behind.wanted(cold, self.rows.layout.record_bytes) if len(cold) else None
+
+    def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
+        own = self.directory.marks is not None and self.directory.count == self.spec.vocabulary_size
+        positions = ids if own else np.empty(len(ids), np.int64)  # each id at its own, or where the directory says
+        if not own and self.find(require_ids(self.spec, ids), positions, pool):
+            return False
+        if not self.rows.read_together(positions, out, stream, pool):
+            require_ids(self.spec, ids)
+        return True
+
+    def flushed(self, tier: TableTier) -> FlushedTable:
+        """What to keep besides the rows, which are in the tier."""
+        steps = None if self.replay is None else self.replay.steps.save()
+        touched = tier.touched.copy(self.members.has_unsettled)
+        return FlushedTable(self.spec, tier.behind.name, self.direct, self.state(), steps, touched, self.count)
+
+    def load(self, saved: FlushedTable, known: TierTable | None) -> None:
+        """Takes the rows of the tier, which are as of the saved state or newer; the table is empty.
+
+        Raises:
+            StoreBroken: the tier has no such table, or it has other records.
+        """
+        assert self.tier is not None
+        self.tier.touched = saved.touched.copy()
+        if known is not None:
+            self.tier.load(known, self.directory, self.rows, self.members, self.direct)
+        self.put_state(saved.state)
+        if saved.steps is not None and self.replay is not None:
+            self.replay.steps.restore(saved.steps)
+
+    def _bring(self, ids: Int64, loaded: bool = True) -> Int64:
+        """Brings the rows of `ids` int64 `[n]` into memory; returns the ids that have none."""
+        positions = self.directory.positions_of(ids)
+        self.rows.bring(positions[positions >= 0], loaded)
+        return ids[positions < 0]
 
     # Shared by several of these
 
@@ -427,18 +512,16 @@ class MemoryTable(TableReader):
             self.members.grow(rows)
             self._room = rows
 
-    def _reserve(self, ids: Int64, loaded: bool = True) -> None:
-        """As `make_room`, and takes what writing these rows needs. `loaded`: False where they are overwritten next."""
-        self.make_room(ids)
-
     def _take_away(self, ids: Int64) -> int:
         """The rows of `ids` int64 `[n]`, which may repeat or have none, are gone; returns how many there were."""
+        if self.tier is not None:
+            self.tier.take_away(ids, self.directory, self.rows)
         return self.directory.remove(ids)
 
     def _remove(self, ids: Int64) -> int:
         """Rows of `ids` int64 `[n]` are evicted; returns how many there were."""
         self._save_of(ids)
-        self._removed.append(ids.copy())
+        self.removed.append(ids.copy())
         return self._take_away(ids)
 
     def _write_initial(self, ids: Int64, places: Int64, out: Float32) -> None:
@@ -448,7 +531,15 @@ class MemoryTable(TableReader):
     def _empty(self, spec: TableSpec) -> tuple[RowDirectory, TableRows]:
         new_slab, self._room = self._new_slab, 0
         directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
-        return directory, self._make_rows(spec, self.optimizer, directory.capacity)
+        return directory, self.new_rows(spec, directory.capacity, new_slab)
+
+    def new_rows(self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> TableRows:
+        """Room for `rows` rows of the table, as it keeps them."""
+        stored = None if self.tier is None else self.tier.behind
+        if self.replay is None:
+            return TableRows(spec, self.optimizer, rows, new_slab, stored)
+        steps = self.replay.steps
+        return TableRows(spec, CatchUpOptimizer(self.optimizer, steps), rows, new_slab, stored, steps)
 
     def _places(self, ids: Int64, positions: Int64, pool: RangePool) -> Int64:
         """`RowDirectory.claim`; ids that have a row, mostly all, are found by all threads."""
@@ -468,8 +559,7 @@ class MemoryTable(TableReader):
         """A copy of the rows of `ids`, initial ones for those that have none."""
         weights = np.empty((len(ids), self.spec.dim), np.float32)
         self.read(ids, weights)
-        positions = np.empty(len(ids), np.int64)
-        self.directory.find(ids, positions)
+        positions = self.directory.positions_of(ids)
         slots = np.tile(self._initial_slots, (len(ids), 1))
         live = positions >= 0
         slots[live] = self.rows.block(positions[live])[1]
@@ -488,9 +578,8 @@ class MemoryTable(TableReader):
     def _save_of(self, ids: Int64) -> None:
         """Before rows of `ids` int64 `[n]`, which may repeat, are changed."""
         if self.versions.pinned:
-            once, positions = np.unique(ids), np.empty(len(ids), np.int64)
-            self.directory.find(once, positions[: len(once)])
-            self.versions.save(once, positions[: len(once)], self.rows, self.members, SERIAL)
+            once = np.unique(ids)
+            self.versions.save(once, self.directory.positions_of(once), self.rows, self.members, SERIAL)
 
     def _save_unsettled(self) -> None:
         """Before rows that were put without a version get this one."""

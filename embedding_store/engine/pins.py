@@ -19,9 +19,8 @@ from elastable.embedding_store.contract.snapshot import (
     require_lease,
 )
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.before_images import MAX_BYTES
+from elastable.embedding_store.engine.before_images import MAX_BYTES, PinnedTable
 from elastable.embedding_store.engine.memory_table import MemoryTable
-from elastable.embedding_store.engine.pinned_table import PinnedTable
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock

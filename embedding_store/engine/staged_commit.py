@@ -75,7 +75,7 @@ class StagedCommit:
             update = updates.get(table)
             if update is not None:
                 images.append(table.images(update.batch, update.sighted, pool))
-            elif table.evicted_now:
+            elif table.removed:
                 images.append(table.images(None, None, pool))
         return CommitImages(
             commit.step, images, rates, commit.frozen, commit.ends_replay_epoch, commit.record, self.time

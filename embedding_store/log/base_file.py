@@ -12,6 +12,7 @@ from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.log.folder_lock import sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import SegmentReader, write_all
+from elastable.embedding_store.support.checked_files import store_failures
 
 _SUFFIX, _DRAFT = ".base", ".base.new"
 
@@ -53,22 +54,16 @@ def find_base(folder: Path) -> BaseFile | None:
     Raises:
         StoreFailed: the folder cannot be read.
     """
-    try:
+    with store_failures(folder, "cannot be read"):
         found = _bases(folder)
         return BaseFile(found[-1], int(found[-1].stem), found[-1].stat().st_size) if found else None
-    except OSError as error:
-        raise StoreFailed(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def newest_base(folder: Path) -> BaseFile | None:
     """As `find_base`; older bases, and one that was not written to its end, are removed."""
-    try:
-        for draft in folder.glob(f"*{_DRAFT}"):
-            draft.unlink()
-        for older in _bases(folder)[:-1]:
-            older.unlink()
-    except OSError as error:
-        raise StoreFailed(f"{folder} cannot be used: {error.strerror}") from error
+    with store_failures(folder, "cannot be used"):
+        for unused in (*folder.glob(f"*{_DRAFT}"), *_bases(folder)[:-1]):
+            unused.unlink()
     return find_base(folder)
 
 

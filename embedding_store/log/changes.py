@@ -140,9 +140,8 @@ def encode_change(change: Change) -> list[Buffer]:
         case DeleteRows(table, ids):
             return encode_payload({"kind": "delete", "table": table}, [ids])
         case PutTableState(table, state):
-            arrays = [part for part in (state.admission_counts, state.touch_times) if part is not None]
-            timed = {} if state.touch_times is None else {"times": True}
-            return encode_payload({"kind": "state", "table": table, "decay": state.untouched_decay, **timed}, arrays)
+            fields, arrays = state_fields(state)
+            return encode_payload({"kind": "state", "table": table, **fields}, arrays)
         case ResetVersion(record):
             return encode_payload({"kind": "reset"}, [] if record is None else [np.frombuffer(record, np.uint8)])
 
@@ -180,33 +179,47 @@ def _encode_commit(commit: CommitImages) -> list[Buffer]:
     return encode_payload(fields, arrays)
 
 
+def state_fields(state: TableState) -> tuple[dict[str, object], list[Int64 | UInt8]]:
+    """A `TableState` as fields and arrays of a payload; `table_state_of` reads them."""
+    counts, times = state.admission_counts, state.touch_times
+    fields: dict[str, object] = {
+        "decay": state.untouched_decay,
+        "counts": counts is not None,
+        "times": times is not None,
+    }
+    return fields, [part for part in (counts, times) if part is not None]
+
+
+def table_state_of(fields: Mapping[str, object], arrays: Iterator[object]) -> TableState:
+    """The inverse of `state_fields`; takes what it needs of the arrays. Raises `KeyError`, `TypeError`."""
+    decay = fields["decay"]
+    counts = bytes_of(next(arrays)).copy() if typed(fields["counts"], bool) else None
+    times = _array(next(arrays), np.int64, 2) if typed(fields["times"], bool) else None
+    return TableState(counts, None if decay is None else typed(decay, float), times)
+
+
 def _decoded(payload: "Payload") -> Change:
     fields, arrays = payload.fields, iter(payload.arrays)
     kind = fields["kind"]
     if kind == "commit":
         change: Change = _decoded_commit(fields, arrays)
     elif kind == "create":
-        change = CreateTable(spec_from_json(_typed(fields["spec"], str)))
+        change = CreateTable(spec_from_json(typed(fields["spec"], str)))
     elif kind == "drop":
-        change = DropTable(_typed(fields["table"], str))
+        change = DropTable(typed(fields["table"], str))
     elif kind == "clear":
-        change = ClearTable(_typed(fields["table"], str))
+        change = ClearTable(typed(fields["table"], str))
     elif kind == "put":
         ids, weights, slots = _ids(next(arrays)), _matrix(next(arrays)), _matrix(next(arrays))
         block = RowBlock(ids, weights, slots, _touches(next(arrays, None)), trained=True)
-        change = PutRows(_typed(fields["table"], str), block)
+        change = PutRows(typed(fields["table"], str), block)
     elif kind == "delete":
-        change = DeleteRows(_typed(fields["table"], str), _ids(next(arrays)))
+        change = DeleteRows(typed(fields["table"], str), _ids(next(arrays)))
     elif kind == "state":
-        parts, decay = list(arrays), fields["decay"]
-        times = _array(parts.pop(), np.int64, 2) if fields.get("times") else None
-        counts = _bytes(parts.pop()) if parts else None
-        arrays = iter(parts)
-        state = TableState(counts, None if decay is None else _typed(decay, float), times)
-        change = PutTableState(_typed(fields["table"], str), state)
+        change = PutTableState(typed(fields["table"], str), table_state_of(fields, arrays))
     elif kind == "reset":
         record = next(arrays, None)
-        change = ResetVersion(None if record is None else _bytes(record).tobytes())
+        change = ResetVersion(None if record is None else bytes_of(record).tobytes())
     else:
         raise ValueError(f"kind {kind!r} is unknown")
     if left := sum(1 for _ in arrays):
@@ -216,25 +229,26 @@ def _decoded(payload: "Payload") -> Change:
 
 def _decoded_commit(fields: Mapping[str, object], arrays: Iterator[object]) -> CommitImages:
     images, time = [], fields.get("time")
-    for table, has_touches, count in _typed(fields["tables"], list):
+    for table, has_touches, count in typed(fields["tables"], list):
         ids, weights, slots, counted, removed = islice(arrays, 5)
         touches = _touches(next(arrays)) if has_touches else None
         rows = _ids(ids), _matrix(weights), _matrix(slots), touches
-        if _typed(count, int) < 0:
+        if typed(count, int) < 0:
             raise TypeError(f"table {table!r} cannot have {count!r} rows")
-        images.append(TableImages(_typed(table, str), *rows, _ids(counted), _ids(removed), count))
+        images.append(TableImages(typed(table, str), *rows, _ids(counted), _ids(removed), count))
     return CommitImages(
-        _typed(fields["step"], int),
+        typed(fields["step"], int),
         images,
-        {_typed(table, str): float(rate) for table, rate in _typed(fields["rates"], dict).items()},
-        tuple(_typed(name, str) for name in _typed(fields["frozen"], list)),
-        _typed(fields["ends_replay_epoch"], bool),
-        _bytes(next(arrays)).tobytes() if _typed(fields["record"], bool) else None,
-        None if time is None else _typed(time, float),
+        {typed(table, str): float(rate) for table, rate in typed(fields["rates"], dict).items()},
+        tuple(typed(name, str) for name in typed(fields["frozen"], list)),
+        typed(fields["ends_replay_epoch"], bool),
+        bytes_of(next(arrays)).tobytes() if typed(fields["record"], bool) else None,
+        None if time is None else typed(time, float),
     )
 
 
-def _typed(value: object, kind: type[_Value]) -> _Value:
+def typed(value: object, kind: type[_Value]) -> _Value:
+    """A value of a payload. Raises `TypeError` where it is of another kind."""
     if not isinstance(value, kind):
         raise TypeError(f"{type(value).__name__} where {kind.__name__} should be")
     return value
@@ -248,7 +262,8 @@ def _matrix(array: object) -> Float32:
     return _array(array, np.float32, 2)
 
 
-def _bytes(array: object) -> UInt8:
+def bytes_of(array: object) -> UInt8:
+    """An array of bytes in a payload. Raises `TypeError` where it is another one."""
     return _array(array, np.uint8, 1)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elastable.embedding_store.closing import Closing
-from elastable.embedding_store.errors import FutureVersion, StaleVersion
+from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion
 
 Buffer = bytes | bytearray | memoryview
 """Bytes to append; C-contiguous."""
@@ -99,6 +99,19 @@ class Log(Closing):
         """Finds out what another process has appended or trimmed, and takes back an entry whose `append` failed."""
 
 
+def require_next(sequence: int, last: int, place: object) -> None:
+    """Raises `StaleVersion` or `FutureVersion` unless `sequence` comes after `last`; `place`: the log, for messages."""
+    if sequence != last + 1:
+        error = StaleVersion if sequence <= last else FutureVersion
+        raise error(f"{place}: entry {sequence} cannot be appended, the next one is {last + 1}")
+
+
+def require_kept(after: int, first: int, place: object) -> None:
+    """Raises `BadInput` where a log that begins with entry `first` cannot be truncated after another one."""
+    if not (after >= first or (after == 0 and first == 1)):
+        raise BadInput(f"{place} begins with entry {first}: it cannot be truncated after entry {after}")
+
+
 # The log that is none: changes are counted, and nothing is kept of them
 
 
@@ -126,9 +139,7 @@ class NoLog(Log):
         return False
 
     def append(self, sequence: int, version: int, parts: Sequence[Buffer]) -> None:
-        if sequence != self._last + 1:
-            error = StaleVersion if sequence <= self._last else FutureVersion
-            raise error(f"entry {sequence} cannot be appended, the next one is {self._last + 1}")
+        require_next(sequence, self._last, "a log that keeps nothing")
         self._last = sequence
 
     def entries(self, after: int = 0) -> Iterator[LogEntry]:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
-from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log.base_file import base_paths
-from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
+from elastable.embedding_store.log.contract import Buffer, Log, LogEntry, require_kept, require_next
 from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import (
@@ -24,6 +24,7 @@ from elastable.embedding_store.log.segment import (
     segment_names,
     write_all,
 )
+from elastable.embedding_store.support.checked_files import store_failures
 
 # Disk blocks that a growing file has before it is written to
 
@@ -138,13 +139,10 @@ class FileLog(Log):
         """
         lock = FolderLock(folder)
         try:
-            for name in segment_names(folder):
-                (folder / name).unlink()
-            for path in base_paths(folder):
-                path.unlink()
-            sync_folder(folder)
-        except OSError as error:
-            raise StoreFailed(f"{folder} cannot be emptied: {error.strerror}") from error
+            with store_failures(folder, "cannot be emptied"):
+                for path in [*(folder / name for name in segment_names(folder)), *base_paths(folder)]:
+                    path.unlink()
+                sync_folder(folder)
         finally:
             lock.release()
 
@@ -168,9 +166,7 @@ class FileLog(Log):
             self._require_usable()
             newest = self._segments[-1] if self._segments else None
             last, previous = (0, 0) if newest is None else (newest.last, newest.check)
-            if sequence != last + 1:
-                error = StaleVersion if sequence <= last else FutureVersion
-                raise error(f"{self.folder}: entry {sequence} cannot be appended, the next one is {last + 1}")
+            require_next(sequence, last, self.folder)
             header, check = frame_header(sequence, version, parts, previous)
             if newest is None or newest.bytes >= self._segment_bytes:
                 self._begin_segment(sequence, previous)
@@ -209,10 +205,8 @@ class FileLog(Log):
             self._require_usable()
             paths = [segment.path for segment in self._segments[:-1] if segment.last < through]
         for path in paths:
-            try:
+            with store_failures(path, "cannot be removed"):
                 path.unlink(missing_ok=True)  # not under the guard: it takes as long as several appends
-            except OSError as error:
-                raise StoreFailed(f"{path} cannot be removed: {error.strerror}") from error
             with self._guard:
                 del self._segments[0]
 
@@ -220,9 +214,7 @@ class FileLog(Log):
         """Removes and cuts segments; entry `after` has to be in the log, unless nothing was trimmed and it is 0."""
         with self._guard:
             self._require_usable()
-            first = self._segments[0].first if self._segments else 1
-            if not (after >= first or (after == 0 and first == 1)):
-                raise BadInput(f"{self.folder} begins with entry {first}: it cannot be truncated after entry {after}")
+            require_kept(after, self._segments[0].first if self._segments else 1, self.folder)
             try:
                 while self._segments and self._segments[-1].first > after:
                     self._drop_newest()
@@ -251,7 +243,7 @@ class FileLog(Log):
 
     def _begin_segment(self, first: int, previous: int) -> None:
         path = self.folder / segment_name(first)
-        try:
+        with store_failures(path, "cannot be made"):
             if self._fd >= 0:
                 self._reserved.give_back(self._fd, self._segments[-1].bytes)
                 if self._policy != "never":
@@ -259,8 +251,6 @@ class FileLog(Log):
                     forget_pages(self._fd)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             sync_folder(self.folder)
-        except OSError as error:
-            raise StoreFailed(f"{path} cannot be made: {error.strerror}") from error
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd

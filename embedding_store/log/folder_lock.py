@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.support.checked_files import store_failures
 
 LOCK_NAME = "lock"
 
@@ -19,12 +20,10 @@ class FolderLock:
             StoreFailed: another process has it, or the folder cannot be used.
         """
         path = folder / LOCK_NAME
-        try:
+        with store_failures(folder, "cannot be used"):
             folder.mkdir(parents=True, exist_ok=True)
             # Not through a link: what it leads to would be emptied.
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise StoreFailed(f"{folder} cannot be used: {error.strerror}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -19,7 +19,7 @@ from elastable.embedding_store.log.framing import (
     other_format,
     parse_header,
 )
-from elastable.embedding_store.support.checked_files import open_regular
+from elastable.embedding_store.support.checked_files import open_regular, store_failures
 
 _SUFFIX = ".log"
 _MOST_PIECES = 512  # that one system call writes; Linux takes 1,024
@@ -90,10 +90,8 @@ class SegmentReader(Closing):
         self.offset = 0
         self.first: Header | None = None
         self.last: Header | None = None
-        try:
+        with store_failures(path, "cannot be read"):
             self._fd = open_regular(path)
-        except OSError as error:
-            raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
 
     def headers(self) -> Iterator[Header]:
         """Headers of the entries, without their payloads; ends where no whole entry begins.
@@ -225,10 +223,8 @@ def check_segments(folder: Path) -> tuple[list[Segment], int]:
         StoreBroken: as `open_segments`.
         StoreFailed: the folder cannot be read.
     """
-    try:
+    with store_failures(folder, "cannot be read"):
         found = _opened(folder)
-    except OSError as error:
-        raise StoreFailed(f"{folder} cannot be read: {error.strerror}") from error
     segments = [segment for _, segment, _ in found if segment is not None]
     _require_whole(folder, segments)
     return segments, sum(torn for _, _, torn in found)

@@ -8,6 +8,8 @@ from elastable.embedding_store.contract.arrays import Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker, anonymous_slab
 
+_NO_IDS: Int64 = np.empty(0, np.int64)
+
 
 class RowDirectory(ABC):
     """Which ids have a row of their own, and at which position of the slabs.
@@ -40,6 +42,17 @@ class RowDirectory(ABC):
     @abstractmethod
     def find(self, ids: Int64, positions: Int64) -> int:
         """Writes each id's position into `positions` int64 `[n]`, -1 for none; returns how many have none."""
+
+    def positions_of(self, ids: Int64) -> Int64:
+        """What `find` writes, int64 `[n]`."""
+        positions = np.empty(len(ids), np.int64)
+        self.find(ids, positions)
+        return positions
+
+    @property
+    def row_ids(self) -> Int64:
+        """int64 `[positions_given]`: the ids by position, a view to read; empty where an id is its position."""
+        return _NO_IDS
 
     @property
     def sound(self) -> bool:

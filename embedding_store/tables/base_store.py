@@ -5,14 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.native.row_fold import fold_bags
 from elastable.embedding_store.native.row_gather import scatter_rows
 from elastable.embedding_store.tables.lookups import require_width
-from elastable.embedding_store.tables.row_blocks import rows_by_scan
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.embedding_store.tables.table_update import commit_next
 
@@ -36,7 +34,7 @@ class BaseSource(RowSource):
 
 
 class BaseStore(BaseSource, EmbeddingStore):
-    """A store whose tables are `EmbeddingTable`s, and which scans for rows."""
+    """A store whose tables are `EmbeddingTable`s."""
 
     update = commit_next
 
@@ -44,9 +42,6 @@ class BaseStore(BaseSource, EmbeddingStore):
         if isinstance(of, TableSpec):
             self.create_table(of)
         return EmbeddingTable(self, of.name if isinstance(of, TableSpec) else of)
-
-    def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        return rows_by_scan(self, table, ids)
 
 
 def deliver(request: LookupRequest, rows: Float32) -> None:

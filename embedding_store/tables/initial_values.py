@@ -68,17 +68,12 @@ def whole_ids(origin: ShardOrigin, ids: Int64) -> Int64:
 
 
 @lru_cache(maxsize=4096)
-def table_key(seed: int, name: str) -> tuple[np.uint64, np.uint64]:
+def table_key(seed: int, name: str, purpose: bytes = b"") -> tuple[np.uint64, np.uint64]:
     """The two 32-bit words of a table's Philox key.
 
-    They are the first 8 bytes, little-endian, of BLAKE2b-64 over the seed as
-    8 little-endian bytes (two's complement) and the name in UTF-8.
+    They are the first 8 bytes, little-endian, of BLAKE2b-64 over the seed as 8 little-endian bytes (two's complement)
+    and the name in UTF-8, personalised by a purpose of up to 16 bytes.
     """
-    return philox_key(seed, name)
-
-
-def philox_key(seed: int, name: str, purpose: bytes = b"") -> tuple[np.uint64, np.uint64]:
-    """As `table_key`, the digest personalised by a purpose of up to 16 bytes."""
     words = seed.to_bytes(8, "little", signed=True) + name.encode()
     digest = hashlib.blake2b(words, digest_size=8, person=purpose).digest()
     return np.uint64(int.from_bytes(digest[:4], "little")), np.uint64(int.from_bytes(digest[4:], "little"))

@@ -1,4 +1,4 @@
-"""Blocks of rows: made, chosen from, joined, and found where a store can only be scanned."""
+"""Blocks of rows: made, chosen from and joined."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.checks import require_ids
 
 
 def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
@@ -33,16 +31,6 @@ def joined_rows(spec: TableSpec, blocks: Sequence[RowBlock]) -> RowBlock:
         np.concatenate(touches) if len(touches) == len(blocks) else None,
         all(block.trained for block in blocks),
     )
-
-
-def rows_by_scan(store: EmbeddingStore, table: str, ids: Int64) -> RowBlock:
-    """`EmbeddingStore.read_rows` by a pass over the whole table."""
-    spec = store.specs().get(table)
-    if spec is None:
-        raise TableNotFound(f"no table {table!r}")
-    ids = require_ids(spec, ids)
-    found = joined_rows(spec, [chosen_rows(block, np.isin(block.ids, ids)) for block in store.scan(table)])
-    return rows_in_order(ids, found)
 
 
 def rows_in_order(ids: Int64, block: RowBlock) -> RowBlock:

@@ -2,7 +2,6 @@
 
 import threading
 from abc import ABC, abstractmethod
-from functools import lru_cache
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from elastable.embedding_store.tables.initial_values import (
     PHILOX_W1,
     PHILOX_WORD,
     initial_rows,
-    philox_key,
+    table_key,
     whole_ids,
     write_initial_rows,
 )
@@ -51,6 +50,7 @@ class RowValues(ABC):
     """
 
     plain: Float32 | None = None
+    framed = False
 
     def __init__(self, spec: TableSpec, slab: Slab) -> None:
         self._spec, self._slab = spec, slab
@@ -185,7 +185,7 @@ def rounding_bits(spec: TableSpec, ids: Int64, step: int, room: UInt32 | None = 
     first = spec.origin.first_column
     start, blocks = _blocks(spec)
     words = room if room is not None else np.empty(rounding_words(spec, len(ids)), np.uint32)
-    key = rounding_key(spec.seed, spec.name)
+    key = table_key(spec.seed, spec.name, b"rounding")
     count = len(ids) * blocks
     counters, words = words[: 3 * count].reshape(3, count), words[3 * count : 7 * count]
     _fill(whole_ids(spec.origin, ids), start, blocks, np.uint64(step & 0xFFFFFFFF), *key, counters, words)
@@ -206,12 +206,6 @@ def _blocks(spec: TableSpec) -> tuple[int, int]:
     first = spec.origin.first_column
     start = first // _BLOCK
     return start, -(-(first + spec.dim) // _BLOCK) - start
-
-
-@lru_cache(maxsize=4096)
-def rounding_key(seed: int, name: str) -> tuple[np.uint64, np.uint64]:
-    """The two 32-bit words of a table's Philox key for rounding."""
-    return philox_key(seed, name, b"rounding")
 
 
 @kernel

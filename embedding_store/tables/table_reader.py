@@ -45,6 +45,9 @@ class ReadsRows(Protocol):
     @property
     def plain(self) -> Float32 | None: ...
 
+    @property
+    def framed(self) -> bool: ...
+
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None: ...
 
 
@@ -74,10 +77,10 @@ class TableReader:
         return plain is not None and self.directory.marks is not None and self.directory.count == len(plain)
 
     def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
-        """As `read`, of ids that have not been checked, by all threads of a pool at once, where the table knows a way.
+        """As `read`, of ids that have not been checked, by all threads of a pool at once, where rows are `framed`.
 
         Returns:
-            Whether it does; if not, nothing has happened.
+            Whether every id has a row; if not, nothing has happened.
 
         Raises:
             IdOutOfRange: rows may have been written.
@@ -254,7 +257,7 @@ def _answer_one(table: TableReader, request: LookupRequest, pool: RangePool) -> 
         if table.is_full:
             _answer_shared(table, request, stream, sharing)
             return
-        if request.offsets is None and table.read_together(ids, out, stream, sharing):
+        if request.offsets is None and table.rows.framed and table.read_together(ids, out, stream, sharing):
             return
     length, work = _rows(table, request, stream) if request.offsets is None else _bags(table, request)
     if length * width <= _PIECE:

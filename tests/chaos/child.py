@@ -136,7 +136,7 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
 
 def _use_little_memory() -> None:
     """Makes file stores hold few rows in frames, and take their disk in small pieces: tables here are small."""
-    from elastable.embedding_store.engine.tiered import store_tier
+    from elastable.embedding_store.engine import store_tier
     from elastable.embedding_store.tiers.files import mapped_file
 
     plain = store_tier.RowBudget  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from elastable.embedding_store.contract.spec import (
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine.store_tier import StoreTier
 from elastable.embedding_store.errors import (
     FutureVersion,
     IdOutOfRange,

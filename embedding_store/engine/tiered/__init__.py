@@ -1,3 +1,3 @@
-"""Tables whose rows are also kept in a tier: hot rows in memory, changed rows written behind."""
+"""What of a table's rows lies where: frames in memory, records in the tier, and the state of the store there."""
 
-__all__ = ["flusher", "store_state", "store_tier", "tier_records"]
+__all__ = ["row_frames", "store_state", "tier_records"]

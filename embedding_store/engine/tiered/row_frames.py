@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int32, Int64, UInt8
+from elastable.embedding_store.contract.tier import MappedRecords
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import WorkCounter, fail_work, next_pieces
 from elastable.embedding_store.native.record_checks import load_first, part_stride, prefetch_bytes, record_key
@@ -19,21 +20,17 @@ class ColdSource(NamedTuple):
     """Where rows without a frame are read on the way.
 
     Attributes:
-        file, begin, items, first, stride: As of `MappedRecords`, of the table; the first part is a row, in float32.
+        records: Of the table; the first part is a row, in float32.
         ids: int64 `[rows]`, of every position; empty: an id is its position.
         out: uint8: all bytes of the target, whose rows lie side by side.
     """
 
-    file: UInt8
-    begin: int
-    items: int
-    first: int
-    stride: int
+    records: MappedRecords
     ids: Int64
     out: UInt8
 
 
-NOWHERE = ColdSource(np.empty(0, np.uint8), 0, 0, 0, 0, np.empty(0, np.int64), np.empty(0, np.uint8))
+NOWHERE = ColdSource(MappedRecords(np.empty(0, np.uint8), 0, 0, 0, 0), np.empty(0, np.int64), np.empty(0, np.uint8))
 """Rows without a frame are left alone."""
 
 _Frames = tuple[Float32, Int32, UInt8]
@@ -72,7 +69,7 @@ def _gather(
     Records of rows without a frame are asked for before the others are copied, and are there afterwards.
     """
     rows, frame_of, heat = hot
-    file, begin, items, first_bytes, stride, ids, flat = source
+    (file, begin, items, first_bytes, stride), ids, flat = source
     stream, ahead, size = how
     count, missed, frames = 0, 0, np.empty(min(size, len(positions)), np.int64)
     staged, lines, part = np.empty(part_stride(first_bytes), np.uint8), file.reshape(-1, 1), part_stride(first_bytes)

@@ -1,19 +1,25 @@
 """What a store keeps in its tier besides rows: tables, version, and up to which entry of the log rows are there."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import UInt8
+from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.engine.tiered.tier_records import StoredTouches
 from elastable.embedding_store.errors import BadSpec, StoreBroken
-from elastable.embedding_store.log.changes import decode_payload, encode_payload
+from elastable.embedding_store.log.changes import (
+    bytes_of,
+    decode_payload,
+    encode_payload,
+    state_fields,
+    table_state_of,
+    typed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +44,6 @@ class FlushedTable:
     touched: StoredTouches
     rows: int
 
-
-T = TypeVar("T")
 
 _UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, BadSpec, StopIteration)
 _FORMAT = 1
@@ -66,36 +70,30 @@ class StoreState:
 
     def to_bytes(self) -> bytes:
         """The state with its checksum, which `from_bytes` reads."""
-        arrays: list[UInt8] = []
-
-        def kept(content: bytes | UInt8 | None) -> bool:
-            if content is not None:
-                arrays.append(np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content)
-            return content is not None
-
-        record = kept(self.record)
-        tables = [
-            {
+        arrays: list[Int64 | UInt8] = [] if self.record is None else [np.frombuffer(self.record, np.uint8)]
+        tables = []
+        for table in self.tables:
+            state, parts = state_fields(table.state)
+            arrays += parts
+            if table.steps is not None:
+                arrays.append(np.frombuffer(table.steps, np.uint8))
+            described = {
                 "spec": spec_to_json(table.spec),
                 "stored": table.stored,
                 "direct": table.direct,
-                "decay": table.state.untouched_decay,
                 "settled": table.touched.settled,
                 "counted": table.touched.counted,
                 "unsettled": table.touched.unsettled,
                 "rows": table.rows,
-                "counts": kept(table.state.admission_counts),
-                "steps": kept(table.steps),
-                **({} if table.state.touch_times is None else {"times": kept(table.state.touch_times.tobytes())}),
+                "steps": table.steps is not None,
             }
-            for table in self.tables
-        ]
+            tables.append({**described, **state})
         fields = {
             "format": _FORMAT,
             "version": self.version,
             "sequence": self.sequence,
             "complete": self.complete,
-            "record": record,
+            "record": self.record is not None,
             "tables": tables,
         }
         payload = b"".join(encode_payload(fields, arrays))
@@ -115,60 +113,35 @@ class StoreState:
                 raise StoreBroken(
                     f"{place}: the store was written by another release (format {fields['format']!r}, not {_FORMAT})"
                 )
-            record = _taken(fields["record"], arrays)
             return cls(
                 _integer(fields["version"]),
                 _integer(fields["sequence"]),
-                None if record is None else record.tobytes(),
-                [_table(table, arrays) for table in _of(list, fields["tables"])],
-                _of(bool, fields["complete"]),
+                bytes_of(next(arrays)).tobytes() if typed(fields["record"], bool) else None,
+                [_table(typed(table, dict), arrays) for table in typed(fields["tables"], list)],
+                typed(fields["complete"], bool),
             )
         except _UNREADABLE as error:
             raise StoreBroken(f"{place}: the state of the store cannot be read: {error!r}") from error
 
 
-def _table(fields: object, arrays: Iterator[object]) -> FlushedTable:
-    described = _of(dict, fields)
-    counts = _taken(described["counts"], arrays)
-    steps = _taken(described["steps"], arrays)
-    times = _taken(described.get("times", False), arrays)
-    decay = described["decay"]
+def _table(fields: Mapping[str, object], arrays: Iterator[object]) -> FlushedTable:
     return FlushedTable(
-        spec_from_json(_of(str, described["spec"])),
-        _of(str, described["stored"]),
-        _of(bool, described["direct"]),
-        TableState(
-            None if counts is None else counts.copy(),
-            None if decay is None else _of(float, decay),
-            None if times is None else np.frombuffer(times.tobytes(), np.int64).reshape(-1, 3),
-        ),
-        None if steps is None else steps.tobytes(),
+        spec_from_json(typed(fields["spec"], str)),
+        typed(fields["stored"], str),
+        typed(fields["direct"], bool),
+        table_state_of(fields, arrays),
+        bytes_of(next(arrays)).tobytes() if typed(fields["steps"], bool) else None,
         StoredTouches(
-            [_integer(version) for version in _of(list, described["settled"])],
-            _integer(described["counted"]),
-            _of(bool, described["unsettled"]),
+            [_integer(version) for version in typed(fields["settled"], list)],
+            _integer(fields["counted"]),
+            typed(fields["unsettled"], bool),
         ),
-        _integer(described["rows"]),
+        _integer(fields["rows"]),
     )
 
 
-def _taken(there: object, arrays: Iterator[object]) -> UInt8 | None:
-    if not _of(bool, there):
-        return None
-    array = _of(np.ndarray, next(arrays))
-    if array.dtype != np.uint8:
-        raise TypeError(f"an array of {array.dtype}")
-    return array
-
-
-def _of(kind: type[T], value: object) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r:.100} where {kind.__name__} should be")
-    return value
-
-
 def _integer(value: object) -> int:
-    number = _of(int, value)
+    number = typed(value, int)
     if number < 0:
         raise ValueError(f"a negative number: {number}")
     return number

@@ -1,19 +1,20 @@
 """Rows as records of a tier: weights first, then slots, then when the row was touched."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.row_data import NEXT_VERSION
 from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier
+from elastable.embedding_store.engine.membership import RowMembership
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.measures import Total
 from elastable.embedding_store.native.intrinsics import copy_bytes
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.slab import Slab, SlabMaker
+from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.support.memory_budget import RowBudget
 
 TOUCH_BYTES = 16
@@ -76,18 +77,6 @@ class RecordLayout:
         return [*self.parts.items(), *touches]
 
 
-class RowParts:
-    """Makes slabs, and remembers which part of a row each holds."""
-
-    def __init__(self, new_slab: SlabMaker) -> None:
-        self._new_slab = new_slab
-        self.slabs: dict[str, Slab] = {}
-
-    def __call__(self, part: str, rows: int, columns: int, dtype: npt.DTypeLike = np.float32, /) -> Slab:
-        self.slabs[part] = self._new_slab(part, rows, columns, dtype)
-        return self.slabs[part]
-
-
 def _as_bytes(slab: Slab) -> UInt8:
     array: UInt8 = slab.array.view(np.uint8).reshape(-1)
     return array
@@ -128,11 +117,6 @@ class TierRecords:
     make_clean: Callable[[], None]
     there: bool = False
     reads: Total = field(default_factory=Total)
-
-    @property
-    def far(self) -> bool:
-        """As of the tier."""
-        return self.tier.far
 
     def ids_at(self, positions: Int64) -> Int64:
         """The ids whose rows lie at positions int64 `[n]`."""
@@ -209,6 +193,12 @@ class StoredTouches:
         """The same, now; `unsettled`: where the table itself knows."""
         return StoredTouches(list(self.settled), self.counted, self.unsettled if unsettled is None else unsettled)
 
+    def note(self, version: int, members: RowMembership) -> None:
+        """An eviction is about to look at rows at a version."""
+        if members.has_unsettled:
+            self.settled.append(version)
+        self.counted += members.counts_anew(version)
+
     def encode(self, touches: Int64) -> UInt8:
         """`RowBlock.touches` int64 `[n, 2]`, which is changed, as uint8 `[n, 16]`."""
         touches[touches[:, 0] == UNSETTLED, 0] += len(self.settled)
@@ -243,3 +233,82 @@ def filled_positions(ids: Int64, positions: Int64) -> tuple[Int64, Int64]:
     everywhere[positions] = ids
     everywhere[free] = unused
     return everywhere, unused
+
+
+# What lookups have read of rows that are not in memory
+
+
+_MOST = 1 << 20  # positions that are kept; what is read beyond them is not counted
+
+
+class RepeatedReads:
+    """Positions that were read without a frame. Readers add to them; `again` has them alone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read: list[Int64] = []
+        self.count = 0
+
+    def add(self, positions: Int64) -> None:
+        """Counts reads of positions int64 `[n]`, which are kept."""
+        with self._lock:
+            if len(positions) and self.count < _MOST:
+                self._read.append(positions)
+                self.count += len(positions)
+
+    def again(self) -> Int64:
+        """Positions that were read more than once, each once, ascending; counting begins anew.
+
+        So a pass over all rows gives frames to none of them.
+        """
+        with self._lock:
+            read, self._read = self._read, []
+            self.count = 0
+        if not read:
+            return np.empty(0, np.int64)
+        positions = np.sort(np.concatenate(read))
+        repeated: Int64 = np.unique(positions[1:][positions[1:] == positions[:-1]])
+        return repeated
+
+
+class PrefetchedRecords:
+    """Records by position. Readers add to them and read them; `drain` has them alone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read: list[tuple[Int64, UInt8]] = []
+        self.rows = 0
+        self.bytes = 0
+
+    def add(self, positions: Int64, records: UInt8) -> None:
+        """Keeps records uint8 `[n, bytes]` of positions int64 `[n]`, ascending and each once."""
+        with self._lock:
+            self._read.append((positions, records))
+            self.rows += len(positions)
+            self.bytes += records.nbytes
+
+    def find(self, positions: Int64) -> list[tuple[Int64, UInt8, Int64]]:
+        """Where the records of positions int64 `[n]` are.
+
+        Returns:
+            Indices in `positions`, records, and which of the records is each one's; and so on. No index is there
+            twice; those that are nowhere have no record here.
+        """
+        found: list[tuple[Int64, UInt8, Int64]] = []
+        left = np.arange(len(positions))
+        for keys, records in reversed(self._read):
+            if not len(left):
+                break
+            places = np.minimum(np.searchsorted(keys, positions[left]), len(keys) - 1)
+            there = keys[places] == positions[left]
+            if there.any():
+                found.append((left[there], records, places[there]))
+                left = left[~there]
+        return found
+
+    def drain(self) -> list[tuple[Int64, UInt8]]:
+        """Everything that was added, the last first; nothing is kept."""
+        with self._lock:
+            read, self._read = self._read, []
+            self.rows = self.bytes = 0
+        return read[::-1]

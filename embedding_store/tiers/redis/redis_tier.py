@@ -1,29 +1,53 @@
 """The tier in Redis or Valkey: one server, a Cluster, or what Sentinels name."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
-from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.errors import (
+    BadInput,
+    SpecConflict,
+    StoreBroken,
+    StoreFailed,
+    TableNotFound,
+    TakenOver,
+    Unavailable,
+)
+from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.connections.topology import Topology
+from elastable.embedding_store.tiers.redis.records.record_codec import NO_STAMP
 from elastable.embedding_store.tiers.redis.records.record_transfer import (
     Batch,
     LostPartition,
+    RecordTable,
     read_records,
     scanned,
+    stamp_of,
     write_records,
 )
-from elastable.embedding_store.tiers.redis.records.tier_registry import TierRegistry, TierState
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
-from elastable.embedding_store.tiers.redis.schema import first_stamp, sequence_of_stamp
+from elastable.embedding_store.tiers.redis.schema import (
+    STAMP,
+    first_stamp,
+    sequence_of_stamp,
+    tier_state_key,
+    tier_tables_key,
+)
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _NO_IDS = np.empty(0, np.int64)
+_NOTHING_WRITTEN = bytes(8)  # the stamp 0
 
 
 class RedisTier(Tier):
@@ -47,7 +71,11 @@ class RedisTier(Tier):
         """
         self._place = place if isinstance(place, RedisPlace) else RedisPlace(place)
         self._shared = isinstance(place, RedisPlace)
-        self._registry = TierRegistry(self._place)
+        namespace = self._place.url.namespace
+        self._tables_key, self._state_key = tier_tables_key(namespace), tier_state_key(namespace)
+        self._guard = threading.RLock()  # of the next two
+        self._tables: dict[str, RecordTable] = {}
+        self._known: dict[str, Int64] = {}  # of each table int64 `[partitions]`: stamps that are confirmed
         self._stamp = 0  # of the last write
 
     @property
@@ -59,7 +87,7 @@ class RedisTier(Tier):
         return False
 
     def tables(self) -> dict[str, TierTable]:
-        return {name: table.table for name, table in self._registry.load().items()}
+        return {name: table.table for name, table in self._load().items()}
 
     def create(self, table: TierTable) -> None:
         """Makes as many partitions as the URL says.
@@ -71,25 +99,43 @@ class RedisTier(Tier):
         """
         if table.record_bytes < 1:
             raise BadInput(f"table {table.name!r}: record_bytes must be at least 1, got {table.record_bytes}")
-        self._registry.create(table)
+        deadline = self._place.deadline()
+        with self._guard:
+            entry = self._entries(deadline).get(table.name)
+            if entry is not None and entry.dropped:
+                self._drop(entry, deadline)
+            elif entry is not None:
+                raise SpecConflict(f"{self.place} has a table {table.name!r}")
+            made = RecordTable.of(self._place.url.namespace, table, self._place.url.partitions)
+            self._stamp_empty(made, deadline)  # first: a table in the registry has all its partitions
+            self._register(made, deadline)
+            self._tables[table.name], self._known[table.name] = made, np.zeros(made.partitions, np.int64)
 
     def drop(self, table: str) -> None:
         """Also deletes records whose entry in the registry was lost."""
-        self._registry.drop(table)
+        deadline = self._place.deadline()
+        with self._guard:
+            entry = self._entries(deadline).get(table)
+            if entry is None:
+                entry = RecordTable.of(self._place.url.namespace, TierTable(table, 1), self._place.url.partitions)
+                there = self._place.topology.call([(key, ("EXISTS", key)) for key in entry.names], deadline)
+                if not any(there):
+                    return
+            self._drop(entry, deadline)
 
     def read(self, wanted: Sequence[Records]) -> list[Int64]:
-        made = {records.table: self._registry.table(records.table)[0].made for records in wanted}
+        made = {records.table: self._table(records.table)[0].made for records in wanted}
         try:
             return self._read(wanted)
         except StoreFailed:
             # Another process may have dropped a table and made it anew: then it is read as it is now.
-            tables = self._registry.load()
+            tables = self._load()
             if all(name in tables and tables[name].made == text for name, text in made.items()):
                 raise
             return self._read(wanted)
 
     def _read(self, wanted: Sequence[Records]) -> list[Int64]:
-        tables = [self._registry.table(records.table) for records in wanted]
+        tables = [self._table(records.table) for records in wanted]
         batches = [
             Batch.of(table, records.ids, records.rows, known)
             for (table, known), records in zip(tables, wanted, strict=True)
@@ -103,7 +149,7 @@ class RedisTier(Tier):
         batches = [batch for batch in self._to_write(changed, deleted) if len(batch.parts)]
         if not batches:
             begun = first_stamp(sequence)
-            self._registry.put(lambda key, now: TierState.began(key, max(now, begun)), deadline)
+            self._put(lambda key, now: TierState.began(key, max(now, begun)), deadline)
             return
         stamp = self._next_stamp(sequence)
         try:
@@ -112,11 +158,11 @@ class RedisTier(Tier):
             self._mark(lost)
             raise
         for batch in batches:
-            self._registry.confirm(batch.table, batch.parts["partition"], stamp)
+            self._confirm(batch.table, batch.parts["partition"], stamp)
 
     def _next_stamp(self, sequence: int) -> int:
         """Another one than that of any write before, so that the loss of one is noticed."""
-        confirmed = self._registry.confirmed().values()
+        confirmed = self._confirmed().values()
         greatest = max([self._stamp, *(int(stamps.max()) for stamps in confirmed)])
         self._stamp = max(first_stamp(sequence), greatest + 1)
         return self._stamp
@@ -124,29 +170,30 @@ class RedisTier(Tier):
     def _to_write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]]) -> Iterator[Batch]:
         gone = {name: ids for name, (ids, _) in deleted.items()}
         for records in changed:
-            table, known = self._registry.table(records.table)
+            table, known = self._table(records.table)
             yield Batch.of(table, records.ids, records.rows, known, gone.pop(records.table, _NO_IDS))
         for name, ids in gone.items():
-            table, known = self._registry.table(name)
+            table, known = self._table(name)
             nothing = np.empty((0, table.table.record_bytes), np.uint8)
             yield Batch.of(table, _NO_IDS, nothing, known, ids)
 
     def _mark(self, lost: LostPartition) -> None:
         """Lets every later process know: the write may have given the partition a stamp again."""
         with suppress(StoreFailed, Unavailable):  # the loss is what is raised
-            self._registry.put(
+            self._put(
                 lambda key, now: TierState.mark(key, lost.table, lost.partition), Deadline(self._place.url.deadline)
             )
 
     @property
     def sequence(self) -> int:
         deadline = self._place.deadline()
-        greatest = max(self._registry.state(deadline).sequence, self._registry.greatest_stamp(deadline))
-        return sequence_of_stamp(greatest)
+        tables = [entry for entry in self._entries(deadline).values() if not entry.dropped]
+        stamps = [int(found.max()) for found in self._stamps(tables, deadline)]
+        return sequence_of_stamp(max([self._state(deadline).sequence, *stamps]))
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         """The deadline holds for each request by itself."""
-        found, _ = self._registry.table(table)
+        found, _ = self._table(table)
         record_bytes = found.table.record_bytes
         taken = record_bytes if width is None else width
         if block_rows < 1 or not 0 <= taken <= record_bytes:
@@ -156,14 +203,12 @@ class RedisTier(Tier):
         return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline)
 
     def state(self) -> bytes | None:
-        return self._registry.state(self._place.deadline()).checked(self._place.url)
+        return self._state(self._place.deadline()).checked(self._place.url)
 
     def put_state(self, state: bytes) -> None:
-        confirmed = self._registry.confirmed()
+        confirmed = self._confirmed()
         greatest = max([0, *(int(stamps.max()) for stamps in confirmed.values())])
-        self._registry.put(
-            lambda key, now: TierState.put(key, state, confirmed, max(greatest, now)), self._place.deadline()
-        )
+        self._put(lambda key, now: TierState.put(key, state, confirmed, max(greatest, now)), self._place.deadline())
 
     def other_writer(self) -> str | None:
         return self._place.other_writer()
@@ -180,6 +225,286 @@ class RedisTier(Tier):
             ask_for_rewrites(self._place.topology)
         if not self._shared:
             self._place.close()
+
+    # Tables, and the stamps that no partition may be behind any more
+
+    def _load(self) -> dict[str, RecordTable]:
+        """Every table, from the server.
+
+        Raises:
+            LostPartition: a partition is gone, or is behind what was confirmed of it.
+            StoreBroken: the registry or the state is corrupt.
+        """
+        deadline = self._place.deadline()
+        with self._guard:
+            entries = self._entries(deadline)
+            while True:
+                state = self._state(deadline)  # before the stamps, which only grow
+                tables = {name: entry for name, entry in entries.items() if not entry.dropped}
+                stamps = self._stamps(tables.values(), deadline)
+                again = self._entries(deadline)
+                if {n: (e.made, e.dropped) for n, e in again.items()} == {
+                    n: (e.made, e.dropped) for n, e in entries.items()
+                }:
+                    break
+                entries = again  # another process creates or drops tables
+            self._require_state(state, entries)
+            for table, found in zip(tables.values(), stamps, strict=True):
+                self._require_all(table, found, state)
+            self._known = dict(zip(tables, stamps, strict=True))
+            self._tables = {n: self._tables[n] if self._same(t) else t for n, t in tables.items()}
+            return dict(self._tables)
+
+    def _same(self, table: RecordTable) -> bool:
+        known = self._tables.get(table.table.name)
+        return known is not None and known.made == table.made
+
+    def _require_all(self, table: RecordTable, stamps: Int64, state: "TierState") -> None:
+        """Raises `LostPartition` unless all partitions are there and as new as was confirmed."""
+        name = table.table.name
+        known = state.known(table)
+        if self._same(table):
+            known = np.maximum(known, self._known[name])
+        behind = np.flatnonzero((stamps == NO_STAMP) | (stamps < known))
+        if len(behind):
+            partition = int(behind[0])
+            stamp, expected = int(stamps[partition]), int(known[partition])
+            raise LostPartition.of(self._place.url, table, partition, stamp, expected)
+        if name in state.lost:
+            raise LostPartition(
+                self._place.url, name, state.lost[name], "a writer found it gone, and wrote to it since"
+            )
+
+    def _require_state(self, state: "TierState", entries: Mapping[str, RecordTable]) -> None:
+        """Raises `StoreBroken` where registry and state do not know the same: one of them was lost, or both were."""
+        # Who drops a table takes it out of the state, and leaves its greatest stamp there.
+        vanished = [name for name in self._tables if name not in entries]
+        greatest = max([0, *(int(self._known[name].max()) for name in vanished)])
+        lost = "its state" if entries and not state.exists else ""
+        if set(state.stamps).difference(entries) or state.sequence < greatest:
+            lost = f"its registry of tables, which named {', '.join(sorted({*state.stamps, *vanished}))}"
+        if lost:
+            raise StoreBroken(
+                f"the tier at {self.place} has lost {lost}. Was the server "
+                "restarted without persistence or with an older file, was it flushed, or does it evict keys "
+                "(maxmemory-policy must be noeviction)? Go back to a checkpoint"
+            )
+
+    def _table(self, name: str) -> tuple[RecordTable, Int64]:
+        """A table, and int64 `[partitions]`: stamps that are confirmed, a copy.
+
+        Raises:
+            TableNotFound: there is none; names those there are.
+            What `_load` raises.
+        """
+        with self._guard:
+            if name not in self._tables:
+                self._load()
+            if name not in self._tables:
+                raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(self._tables)) or 'none'})")
+            return self._tables[name], self._known[name].copy()
+
+    def _confirm(self, table: RecordTable, partitions: Int64, sequence: int) -> None:
+        """Notes that partitions, int64 `[n]`, have a stamp."""
+        with self._guard:
+            if self._same(table):
+                known = self._known[table.table.name]
+                known[partitions] = np.maximum(known[partitions], sequence)
+
+    def _confirmed(self) -> dict[str, Int64]:
+        """Table -> int64 `[partitions]`, stamps that are confirmed, copies."""
+        with self._guard:
+            return {name: stamps.copy() for name, stamps in self._known.items()}
+
+    def _state(self, deadline: Deadline) -> "TierState":
+        """The state as it is now."""
+        key = self._state_key
+        return TierState.of(self._place.topology.call([(key, ("HGETALL", key))], deadline)[0])
+
+    def _put(self, commands: Callable[[bytes, int], Sequence[Command]], deadline: Deadline) -> None:
+        """Changes the state in one transaction of the owner; repeated where a connection breaks.
+
+        Args:
+            commands: From the state's key and the greatest sequence that it knows of to the commands that change it.
+            deadline: Of everything together.
+        """
+        key = self._state_key
+
+        def change(answers: list[bytes | None]) -> Sequence[Command]:
+            return commands(key, sequence_of(answers[0]))
+
+        question: Command = ("HGET", key, SEQUENCE)
+        self._repeated(lambda: self._place.change([question], change, deadline, [key]), deadline)
+
+    def _entries(self, deadline: Deadline) -> dict[str, RecordTable]:
+        """What the registry holds, tables that are being dropped among them."""
+        key = self._tables_key
+        (pairs,) = self._place.topology.call([(key, ("HGETALL", key))], deadline)
+        entries = zip(pairs[::2], pairs[1::2], strict=True)
+        found = [RecordTable.from_json(self._place.url.namespace, name, text) for name, text in entries]
+        return {entry.table.name: entry for entry in found}
+
+    def _stamps(self, tables: Iterable[RecordTable], deadline: Deadline) -> list[Int64]:
+        """Of each table int64 `[partitions]`; `NO_STAMP` where there is none."""
+        tables = list(tables)
+        words: list[tuple[bytes, Command]] = [(name, ("HGET", name, STAMP)) for table in tables for name in table.names]
+        replies = iter(self._place.topology.call(words, deadline))
+        return [np.array([stamp_of(next(replies)) for _ in table.names], np.int64) for table in tables]
+
+    def _stamp_empty(self, table: RecordTable, deadline: Deadline) -> None:
+        """Gives every partition of a new table its stamp. Raises `StoreBroken` where there are records already."""
+        writing = self._place.writing(deadline)
+        asked: list[tuple[bytes, Command]] = []
+        for key in table.names:
+            asked += [
+                (key, ("HSETNX", key, STAMP, _NOTHING_WRITTEN)),
+                (key, ("HLEN", key)),
+                (key, ("HGET", key, STAMP)),
+            ]
+        replies = writing.call(asked, deadline)
+        for partition in range(table.partitions):
+            _, length, stamp = replies[3 * partition : 3 * partition + 3]
+            if length > 1 or stamp != _NOTHING_WRITTEN:
+                raise StoreBroken(
+                    f"redis at {self._place.url} holds records of a table {table.table.name!r} (partition {partition}, "
+                    f"namespace {self._place.url.namespace!r}) that its registry does not know: the server has lost "
+                    "the registry. Go back to a checkpoint, in another namespace or after you have dropped the table"
+                )
+
+    def _register(self, table: RecordTable, deadline: Deadline) -> None:
+        key, text = self._tables_key, table.to_json()
+
+        def change(answers: list[bytes | None]) -> Sequence[Command]:
+            if answers[0] is not None and answers[0] != text.encode():
+                raise SpecConflict(f"{self._place.url} has a table {table.table.name!r}, which another process made")
+            if answers[0] is not None:
+                return []
+            return [("HSET", key, table.table.name, text), ("HSETNX", self._state_key, SEQUENCE, _NOTHING_WRITTEN)]
+
+        question: Command = ("HGET", key, table.table.name)
+        self._repeated(lambda: self._place.change([question], change, deadline, [key]), deadline)
+
+    def _drop(self, entry: RecordTable, deadline: Deadline) -> None:
+        """The registry knows until the end that the table is being dropped: another process ends what breaks off."""
+        name, key = entry.table.name, self._tables_key
+        self._tables.pop(name, None)
+        self._known.pop(name, None)
+        greatest = int(max([0, *(found.max() for found in self._stamps([entry], deadline))]))
+        mark: Command = ("HSET", key, name, entry.to_json(dropped=True))
+        self._put(lambda state, now: [mark, *TierState.forget(state, name, max(greatest, now))], deadline)
+        self._place.writing(deadline).call([(row, ("UNLINK", row)) for row in entry.names], deadline)
+        self._put(lambda state, now: [("HDEL", key, name)], deadline)
+
+    def _repeated(self, act: Callable[[], None], deadline: Deadline) -> None:
+        """Repeats what may be done twice, as long as a connection breaks and the deadline has not passed."""
+
+        def broke(error: Exception) -> bool:
+            if isinstance(error, Unavailable) and not isinstance(error, TakenOver):
+                deadline.left(self._place.url)
+                return True
+            return False
+
+        Retry(deadline.left(self._place.url), broke).call(act)
+
+
+# What a tier in Redis keeps next to records: the engine's state, and the stamps confirmed when it was written
+
+
+SEQUENCE = b"sequence"
+
+_STATE, _CHECK = b"state", b"check"
+_STAMPS, _LOST = b"stamps:", b"lost:"
+_MOST_STATE_BYTES = 512 << 20  # of one value, in Redis
+
+
+@dataclass(frozen=True, slots=True)
+class TierState:
+    """The state hash, as it was read.
+
+    Attributes:
+        exists: Whether there is one; it is from the creation of the first table on.
+        state: Of the engine; None: none was ever put.
+        check: CRC-32 of it.
+        sequence: The greatest stamp that it knows of.
+        stamps: Table -> int64 `[partitions]`, confirmed before the state was put.
+        lost: Table -> a partition that a writer found lost.
+    """
+
+    exists: bool
+    state: bytes | None = field(repr=False)
+    check: int
+    sequence: int
+    stamps: Mapping[str, Int64] = field(repr=False)
+    lost: Mapping[str, int]
+
+    @classmethod
+    def of(cls, pairs: list[bytes]) -> Self:
+        """From the answer to HGETALL. Raises `StoreBroken` where it is something else."""
+        fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        try:
+            stamps = {
+                name[len(_STAMPS) :].decode(): np.frombuffer(value, "<i8").astype(np.int64)
+                for name, value in fields.items()
+                if name.startswith(_STAMPS)
+            }
+            lost = {name[len(_LOST) :].decode(): int(value) for name, value in fields.items() if name.startswith(_LOST)}
+            check = int.from_bytes(fields.get(_CHECK, b""), "little")
+            return cls(bool(fields), fields.get(_STATE), check, sequence_of(fields.get(SEQUENCE)), stamps, lost)
+        except MALFORMED as error:
+            raise StoreBroken(f"the state of the tier in Redis is corrupt: {error}") from error
+
+    def checked(self, place: object) -> bytes | None:
+        """The engine's state. Raises `StoreBroken` where it is not what was put."""
+        if self.state is not None and zlib.crc32(self.state) != self.check:
+            raise StoreBroken(
+                f"the state of the store at {place} is corrupt: its {len(self.state)} bytes do not have the checksum "
+                "that was written with them. Go back to a checkpoint"
+            )
+        return self.state
+
+    def known(self, table: RecordTable) -> Int64:
+        """int64 `[partitions]`: stamps that no partition of the table may be behind, 0 where none was confirmed."""
+        known = self.stamps.get(table.table.name)
+        if known is None:
+            return np.zeros(table.partitions, np.int64)
+        if len(known) != table.partitions:
+            raise StoreBroken(
+                f"the tier in Redis confirmed {len(known)} stamps of table {table.table.name!r}, which has "
+                f"{table.partitions} partitions"
+            )
+        return known
+
+    @staticmethod
+    def put(key: bytes, state: bytes, stamps: Mapping[str, Int64], sequence: int) -> list[Command]:
+        """The command that writes it anew. Raises `BadInput` for a state that is too long."""
+        if len(state) > _MOST_STATE_BYTES:
+            raise BadInput(f"the state has {len(state)} bytes; redis keeps at most {_MOST_STATE_BYTES} in one value")
+        words: list[str | bytes | int | float] = ["HSET", key, _STATE, state, _CHECK]
+        words.append(zlib.crc32(state).to_bytes(4, "little"))
+        words += [SEQUENCE, sequence.to_bytes(8, "little", signed=True)]
+        for name, known in stamps.items():
+            words += [_STAMPS + name.encode(), known.astype("<i8").tobytes()]
+        return [tuple(words)]
+
+    @staticmethod
+    def forget(key: bytes, table: str, sequence: int) -> list[Command]:
+        """The commands that take a table out, `sequence` being the greatest of its stamps and all others."""
+        return [("HDEL", key, _STAMPS + table.encode(), _LOST + table.encode()), *TierState.began(key, sequence)]
+
+    @staticmethod
+    def began(key: bytes, sequence: int) -> list[Command]:
+        """The command that notes the greatest sequence that a write began with."""
+        return [("HSET", key, SEQUENCE, sequence.to_bytes(8, "little", signed=True))]
+
+    @staticmethod
+    def mark(key: bytes, table: str, partition: int) -> list[Command]:
+        """The command that notes a partition which a writer found lost."""
+        return [("HSET", key, _LOST + table.encode(), partition)]
+
+
+def sequence_of(value: bytes | None) -> int:
+    """The sequence in a server's answer, 0 where there is none."""
+    return int.from_bytes(value or b"", "little", signed=True)
 
 
 # Redis' append-only file after a store is closed: rewritten where most of it is entries that were trimmed since

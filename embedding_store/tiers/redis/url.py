@@ -100,7 +100,7 @@ class RedisUrl:
             username=username,
             password=password,
             service=options.get("service", ""),
-            sentinel_login=sentinel_login() if sentinels else ("", ""),
+            sentinel_login=login_of_environment(of="SENTINEL") if sentinels else ("", ""),
             db=_number("database", path.strip("/") or "0"),
             tls=scheme.startswith("rediss"),
             ca=options.get("ca", ""),
@@ -164,32 +164,21 @@ def _seconds(text: str) -> float:
 # User and password of Redis, from the environment of each process, and never from another process
 
 
-USER_VARIABLE = "ELASTABLE_REDIS_USER"
-PASSWORD_VARIABLE = "ELASTABLE_REDIS_PASSWORD"
 FILE_VARIABLE = "ELASTABLE_REDIS_PASSWORD_FILE"
-SENTINEL_USER_VARIABLE = "ELASTABLE_SENTINEL_USER"
-SENTINEL_PASSWORD_VARIABLE = "ELASTABLE_SENTINEL_PASSWORD"
-SENTINEL_FILE_VARIABLE = "ELASTABLE_SENTINEL_PASSWORD_FILE"
 
 
-def login_of_environment(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+def login_of_environment(environment: Mapping[str, str] = os.environ, of: str = "REDIS") -> tuple[str, str]:
     """User and password of the servers, "" for what is not set.
+
+    Args:
+        environment: `ELASTABLE_REDIS_USER`, `ELASTABLE_REDIS_PASSWORD` and `ELASTABLE_REDIS_PASSWORD_FILE` count.
+        of: "SENTINEL": likewise of the Sentinels, which may have another login than the servers or none.
 
     Raises:
         BadInput: the password is given twice, or its file cannot be read.
     """
-    return _login(environment, USER_VARIABLE, PASSWORD_VARIABLE, FILE_VARIABLE)
-
-
-def sentinel_login(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """As `login_of_environment`, of the Sentinels, which may have another login than the servers or none."""
-    return _login(environment, SENTINEL_USER_VARIABLE, SENTINEL_PASSWORD_VARIABLE, SENTINEL_FILE_VARIABLE)
-
-
-def _login(environment: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """User and password, from the variables of the user, the password and the password's file."""
-    user, password, file = (environment.get(name, "") for name in names)
-    _, password_name, file_name = names
+    password_name, file_name = f"ELASTABLE_{of}_PASSWORD", f"ELASTABLE_{of}_PASSWORD_FILE"
+    user, password, file = (environment.get(name, "") for name in (f"ELASTABLE_{of}_USER", password_name, file_name))
     if password and file:
         raise BadInput(f"{password_name} and {file_name} are both set: set one of them")
     if file:

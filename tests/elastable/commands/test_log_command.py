@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine.store_tier import StoreTier
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace

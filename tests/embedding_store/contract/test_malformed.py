@@ -9,7 +9,7 @@ from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, s
 from elastable.embedding_store.errors import BadSpec, StoreBroken, StoreFailed
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, require_shapes
 from elastable.embedding_store.tiers.redis.records.record_transfer import RecordTable
-from elastable.embedding_store.tiers.redis.records.tier_registry import TierState
+from elastable.embedding_store.tiers.redis.redis_tier import TierState
 from elastable.embedding_store.tiers.redis.streams.stream_records import read_ends
 
 PLAIN = json.loads(spec_to_json(TableSpec("t", 2)))

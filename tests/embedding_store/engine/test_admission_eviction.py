@@ -12,9 +12,10 @@ from elastable.embedding_store import AdmissionSpec, EvictionSpec, InitializerSp
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableStatistics, TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.membership import AdmissionSketch, RowTouches, TouchTimes
+from elastable.embedding_store.engine.membership import AdmissionSketch, RowMembership, TouchTimes
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
+from elastable.embedding_store.native.id_index import IdIndex
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import commit as commit_updates
 from tests.contracts.store_samples import create_tables, int64, rows_by_id, update
@@ -65,7 +66,7 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(kept: RowTouches, count: int) -> None:
+    def no_room(kept: RowMembership, count: int) -> None:
         raise MemoryError("no room")
 
     many = list(range(2, 10_000))  # more than there is room for
@@ -73,7 +74,7 @@ def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         commit(store, t=[1])
         before = whole(store, ["t"])
         with monkeypatch.context() as broken:
-            broken.setattr(RowTouches, "grow", no_room)
+            broken.setattr(RowMembership, "grow", no_room)
             with pytest.raises(MemoryError):
                 commit(store, t=many)
         assert (whole(store, ["t"]), store.version()) == (before, 1)
@@ -167,15 +168,18 @@ EXTREME = st.sampled_from([-(2**63), -(2**63) + 1, -1, 0, 2**63 - 1])
 
 
 def evicted(eviction: EvictionSpec, version: int, touches: list[tuple[int, int]], ids: list[int]) -> set[int]:
-    kept = RowTouches(eviction, len(ids))
-    kept.write(np.arange(len(ids)), np.array(touches, np.int64).reshape(-1, 2))
+    directory, kept = IdIndex(), RowMembership(TableSpec("t", 1, eviction=eviction), len(ids))
+    directory.reserve(len(ids))
+    directory.claim(np.array(ids, np.int64), np.empty(len(ids), np.int64))
+    kept.put(np.arange(len(ids)), np.array(touches, np.int64).reshape(-1, 2))
     gone = list[int]()
 
     def remove(some: Int64) -> int:
         gone.extend(some.tolist())
         return len(some)
 
-    assert kept.evict(version, np.array(ids, np.int64), len(ids), remove) == len(gone) == len(set(gone))
+    kept.evict(version, directory, remove)
+    assert kept.evicted == len(gone) == len(set(gone))
     return set(gone)
 
 

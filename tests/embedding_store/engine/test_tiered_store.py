@@ -17,8 +17,7 @@ from elastable.embedding_store import MemoryStore, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.tier import Records, TierTable
-from elastable.embedding_store.engine.tiered import store_tier, tiered_rows
-from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
+from elastable.embedding_store.engine import store_tier, table_rows
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
 from elastable.embedding_store.log.contract import Buffer, LogEntry, NoLog
 from elastable.embedding_store.log.file_log import FileLog
@@ -41,7 +40,7 @@ TINY, HUGE = 1, 1 << 30
 
 @pytest.fixture(autouse=True)
 def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
+    monkeypatch.setattr(table_rows, "_LEAST_FRAMES", 1)
 
 
 class AnyFlush(TwoStores):
@@ -49,7 +48,7 @@ class AnyFlush(TwoStores):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patched = patch.object(tiered_rows, "_LEAST_FRAMES", 1)
+        self.patched = patch.object(table_rows, "_LEAST_FRAMES", 1)
         self.patched.start()
 
     @initialize(budget=st.sampled_from([TINY, 1_000, HUGE]), keeps_positions=st.booleans())
@@ -139,12 +138,11 @@ def test_frames_of_a_large_change_are_given_back(tmp_path: Path, monkeypatch: py
             each.commit(Commit(1, {"dynamic": TableUpdate(ids, ones)}, 0, {}))
         store.flush()
         table = store._tables["dynamic"]
-        assert isinstance(table, TieredTable)
-        rows = table.tiered
+        rows = table.rows
         assert rows._frames is not None
         store.lookup({"dynamic": ids[:1]})
         assert rows._frames.count == 5_000, "a change that needs as many may follow"
-        monkeypatch.setattr(tiered_rows, "_SWOLLEN_S", 0.0)
+        monkeypatch.setattr(table_rows, "_SWOLLEN_S", 0.0)
         if then == "look up":
             store.lookup({"dynamic": ids[:1]})
         else:

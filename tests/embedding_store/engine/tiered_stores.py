@@ -8,8 +8,8 @@ from unittest.mock import patch
 from elastable.embedding_store import EmbeddingStore, MemoryStore
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine.tiered import tiered_rows
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine import table_rows
+from elastable.embedding_store.engine.store_tier import StoreTier
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
 
@@ -50,7 +50,7 @@ def crowded_store(held: ExitStack, tier: Tier, folder: Path, every_s: float = 0.
 
     It may be opened again with the same tier and folder. `held`: until when memory for rows is that short.
     """
-    held.enter_context(patch.object(tiered_rows, "_LEAST_FRAMES", 1))
+    held.enter_context(patch.object(table_rows, "_LEAST_FRAMES", 1))
     return tiered_store(tier, FileLog(folder, fsync="never"), 1, every_s=every_s, direct_bytes=0)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store import INITIALIZER_KINDS, InitializerSpec, ShardOrigin, TableSpec, initial_rows
 from elastable.embedding_store.tables.initial_values import _philox, _standard_normal, table_key, write_initial_rows
-from elastable.embedding_store.tables.row_dtypes import rounding_bits, rounding_key
+from elastable.embedding_store.tables.row_dtypes import rounding_bits
 
 IDS = np.array([0, -1, 5, 2**63 - 1, -(2**63), 5], np.int64)
 
@@ -152,7 +152,7 @@ MORE_IDS = np.array([0, -1, 5, 2**63 - 1, -(2**63), 2**32], np.int64)
 
 def test_bits_are_those_of_philox() -> None:
     spec = TableSpec("t", 21, seed=9)
-    bits, key = rounding_bits(spec, MORE_IDS, 7), rounding_key(9, "t")
+    bits, key = rounding_bits(spec, MORE_IDS, 7), table_key(9, "t", b"rounding")
     assert (bits.dtype, bits.shape) == (np.dtype("<u2"), (6, 21))
     for row, one in enumerate(MORE_IDS.tolist()):
         for column in range(21):
@@ -176,7 +176,7 @@ def test_every_part_of_the_name_of_a_number_changes_its_bits() -> None:
         rounding_bits(TableSpec("t", 64, seed=1), MORE_IDS[:1], 0),
     ]
     assert len({bits.tobytes() for bits in found}) == len(found)
-    assert rounding_key(0, "t") != table_key(0, "t")
+    assert table_key(0, "t", b"rounding") != table_key(0, "t")
 
 
 def test_bits_are_spread_evenly() -> None:

@@ -1,3 +1,3 @@
-"""Records of tables in Redis: requests and replies in bulk, the registry of tables, and the state kept with them."""
+"""Records of tables in Redis: requests and replies in bulk."""
 
-__all__ = ["record_transfer", "tier_registry"]
+__all__ = ["record_codec", "record_transfer"]

@@ -14,15 +14,22 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
-from elastable.embedding_store.tiers.redis.connections.redis_exchange import Conversation, Requests, exchange
+from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+    Connection,
+    Deadline,
+    Requests,
+    exchange,
+)
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.connections.topology import Route, Topology
-from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP, Awaited, RecordReplies, WriteReplies
-from elastable.embedding_store.tiers.redis.records.record_requests import (
+from elastable.embedding_store.tiers.redis.records.record_codec import (
+    NO_STAMP,
     PART,
+    Awaited,
     Keys,
     Parts,
+    RecordReplies,
+    WriteReplies,
     encode_reads,
     encode_writes,
     read_sizes,
@@ -186,13 +193,14 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
     all_shares = _Shares(batches)
 
     def attempt(routes: list[Route]) -> dict[int, str]:
-        talks = [_reading(all_shares.of(route.items), route) for route in routes]
-        exchange(topology.pool, [talk for talk, _, _ in talks], deadline)
-        for _, shares, awaited in talks:
-            for share, stamps in zip(shares, awaited, strict=True):
-                share.batch.stamps[share.items] = stamps.stamps
-        pairs = zip(routes, talks, strict=True)
-        return {int(route.items[at]): line for route, talk in pairs for at, line in talk[0].replies.failures.items()}
+        reads = [_Reads(all_shares.of(route.items), route) for route in routes]
+        exchange(topology.pool, reads, deadline)
+        failures: dict[int, str] = {}
+        for route, read in zip(routes, reads, strict=True):
+            for share, awaited in zip(read.shares, read.awaited, strict=True):
+                share.batch.stamps[share.items] = awaited.stamps
+            failures |= {int(route.items[at]): line for at, line in read.replies.failures.items()}
+        return failures
 
     topology.complete(all_shares.hash_slots, attempt, deadline)
     for batch in batches:
@@ -204,30 +212,19 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
             raise LostPartition.of(topology.url, batch.table, partition, stamp, known)
 
 
-def _reading(shares: list[_Share], route: Route) -> tuple[Conversation, list[_Share], list[Awaited]]:
-    awaited = [
-        Awaited(
-            share.parts, share.batch.positions, share.batch.table.table.record_bytes, share.batch.rows,
-            share.batch.missing, np.full(len(share.parts), NO_STAMP, np.int64),
-        )
-        for share in shares
-    ]  # fmt: skip
-    replies = RecordReplies(awaited, asking=route.asking)
-    return Conversation(route.address, _Reads(shares, route.asking), replies), shares, awaited
-
-
 class _Reads(Requests):
-    def __init__(self, shares: list[_Share], asking: bool) -> None:
-        self._shares, self._asking = shares, asking
-        sizes = [
-            read_sizes(share.parts, share.batch.table.keys)
-            + reply_sizes(share.parts, share.batch.table.table.record_bytes)
-            for share in shares
-        ]
-        self.moved = np.concatenate(sizes)
+    def __init__(self, shares: list[_Share], route: Route) -> None:
+        self.shares, self.address, self._asking = shares, route.address, route.asking
+        self.awaited, sizes = list[Awaited](), list[Int64]()
+        for share in shares:
+            batch, width = share.batch, share.batch.table.table.record_bytes
+            stamps = np.full(len(share.parts), NO_STAMP, np.int64)
+            self.awaited.append(Awaited(share.parts, batch.positions, width, batch.rows, batch.missing, stamps))
+            sizes.append(read_sizes(share.parts, batch.table.keys) + reply_sizes(share.parts, width))
+        self.moved, self.replies = np.concatenate(sizes), RecordReplies(self.awaited, asking=route.asking)
 
     def encode(self, start: int, stop: int) -> UInt8:
-        chosen = list(_within(self._shares, start, stop))
+        chosen = list(_within(self.shares, start, stop))
         room = sum(int(read_sizes(parts, share.batch.table.keys).sum()) for share, parts in chosen)
         out, at = np.empty(room, np.uint8), 0
         for share, parts in chosen:
@@ -255,21 +252,17 @@ def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, de
     all_shares = _Shares(batches)
 
     def attempt(routes: list[Route]) -> dict[int, str]:
-        requests = [_Writes(topology, all_shares.of(route.items), stamp, route.asking) for route in routes]
-        replies = [
-            WriteReplies(request.parts, asking=route.asking) for request, route in zip(requests, routes, strict=True)
-        ]
-        talks = [Conversation(r.address, q, a) for r, q, a in zip(routes, requests, replies, strict=True)]
-        exchange(topology.pool, talks, deadline)
+        writes = [_Writes(topology, all_shares.of(route.items), stamp, route) for route in routes]
+        exchange(topology.pool, writes, deadline)
         failures: dict[int, str] = {}
-        for route, request, reply in zip(routes, requests, replies, strict=True):
-            if request.refused:
+        for route, write in zip(routes, writes, strict=True):
+            if write.refused:
                 unsaid = "TRYAGAIN as other partitions of the node did not tell their stamps"
-                failures |= {item: request.refused.get(at, unsaid) for at, item in enumerate(route.items.tolist())}
-            failures |= {int(route.items[at]): line for at, line in reply.failures.items()}
-            lost = [at for at in reply.lost if at not in reply.failures]
+                failures |= {item: write.refused.get(at, unsaid) for at, item in enumerate(route.items.tolist())}
+            failures |= {int(route.items[at]): line for at, line in write.replies.failures.items()}
+            lost = [at for at in write.replies.lost if at not in write.replies.failures]
             if lost:
-                share, parts = next(_within(request.shares, lost[0], lost[0] + 1))
+                share, parts = next(_within(write.shares, lost[0], lost[0] + 1))
                 partition = int(parts["partition"][0])
                 raise LostPartition.of(topology.url, share.batch.table, partition, NO_STAMP, 0)
         if failures:
@@ -284,15 +277,16 @@ class _Writes(Requests):
 
     Attributes:
         shares: What is written.
-        parts: Of all shares.
         refused: Part -> the error line of the server, which did not tell its stamp; nothing is written then.
     """
 
-    def __init__(self, topology: Topology, shares: list[_Share], sequence: int, asking: bool) -> None:
-        self.shares = shares
+    replies: WriteReplies
+
+    def __init__(self, topology: Topology, shares: list[_Share], sequence: int, route: Route) -> None:
+        self.shares, self.address = shares, route.address
         self.refused: dict[int, str] = {}
-        self.parts = np.concatenate([share.parts for share in shares])
-        self._topology, self._sequence, self._asking = topology, sequence, asking
+        self.replies = WriteReplies(np.concatenate([share.parts for share in shares]), asking=route.asking)
+        self._topology, self._sequence, self._asking = topology, sequence, route.asking
         self.moved = np.concatenate([_write_sizes(share, share.parts) for share in shares])
 
     def admit(self, connection: Connection, deadline: Deadline) -> bool:

@@ -15,14 +15,13 @@ from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
     ElastableError,
-    FutureVersion,
     NotReady,
     StaleVersion,
     StoreBroken,
     StoreFailed,
     Unavailable,
 )
-from elastable.embedding_store.log.contract import Buffer, Log, LogEntry
+from elastable.embedding_store.log.contract import Buffer, Log, LogEntry, require_kept, require_next
 from elastable.embedding_store.log.framing import Header
 from elastable.embedding_store.log.inspection import ChangeTally, LogReport, entry_of_version
 from elastable.embedding_store.support.retry import Retry
@@ -341,9 +340,7 @@ class RedisLog(Log):
         with self._appending:
             self._require_open()
             end = self._appender.end
-            if sequence != end.last + 1:
-                error = StaleVersion if sequence <= end.last else FutureVersion
-                raise error(f"{self._name}: entry {sequence} cannot be appended, the next one is {end.last + 1}")
+            require_next(sequence, end.last, self._name)
             entry = NewEntry.of(sequence, version, parts, end.total, end.check)
             if entry.length > MAX_ENTRY_BYTES:
                 raise StoreFailed(
@@ -432,9 +429,8 @@ class RedisLog(Log):
         """Takes entries back; entry `after` has to be in the log, unless nothing was trimmed and it is 0."""
         with self._appending:
             self._require_open()
-            first, deadline = self.first, self._place.deadline()
-            if not (after >= first or (after == 0 and first == 1)):
-                raise BadInput(f"{self._name} begins with entry {first}: it cannot be truncated after entry {after}")
+            deadline = self._place.deadline()
+            require_kept(after, self.first, self._name)
             self._appender.settle(deadline)
             if after >= self.last:
                 return

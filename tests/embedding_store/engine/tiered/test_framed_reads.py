@@ -11,10 +11,8 @@ from elastable.embedding_store import EmbeddingStore, MemoryStore, OptimizerSpec
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, UpdateBatch
 from elastable.embedding_store.contract.tier import Records
-from elastable.embedding_store.engine.tiered.tiered_table import TieredTable
 from elastable.embedding_store.errors import IdOutOfRange, StoreBroken
 from elastable.embedding_store.log.contract import NoLog
-from elastable.embedding_store.native.range_pool import SERIAL
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from tests.embedding_store.engine.tiered_stores import tiered_store
 from tests.file_stores import file_store
@@ -105,8 +103,7 @@ def test_rows_read_from_files_are_counted_and_those_that_get_frames_are_not(tmp_
     with filled(file_store(tmp_path / "s", 1 << 20, threads=threads)) as files:
         assert isinstance(files, MemoryStore)
         table, before = files._tables["t"], files.measures().rows_read["t"]
-        assert isinstance(table, TieredTable)
-        frames = table.tiered._frames
+        frames = table.rows._frames
         assert frames is not None
         expected = 0
         for size in (20_000, 20_000, 300, 40_000, 100):  # some rows come again, and get frames
@@ -140,15 +137,14 @@ def test_frames_that_were_found_before_an_update_are_forgotten_when_rows_move(tm
         assert isinstance(files, MemoryStore)
         assert isinstance(memory, MemoryStore)
         table, positions = files._tables["t"], np.arange(300, 500)
-        assert isinstance(table, TieredTable)
-        rows = table.tiered
+        rows = table.rows
         rows.bring(positions)
-        frames = rows.prepare(positions, positions[:0], SERIAL)
+        frames = rows.prepare(positions, positions[:0])
         assert frames is not None
         gradients = np.ones((len(positions), 64), np.float32)
         batch = UpdateBatch(positions, positions, gradients, 0, 0.1, frames=frames)
         if moved:
-            rows._stored.budget.declare("another table", 1 << 19, lambda share: None)
+            rows._cold.behind.budget.declare("another table", 1 << 19, lambda share: None)
             rows.bring(np.arange(500, 700))
         for start in (0, 120):
             rows.update(batch.part(start, start + 120))

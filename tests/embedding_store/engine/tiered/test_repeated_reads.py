@@ -9,8 +9,8 @@ import pytest
 from elastable.embedding_store import MemoryStore, OptimizerSpec, RowBlock, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import MappedRecords, Records
-from elastable.embedding_store.engine.tiered import tiered_rows
-from elastable.embedding_store.engine.tiered.store_tier import StoreTier
+from elastable.embedding_store.engine import table_rows
+from elastable.embedding_store.engine.store_tier import StoreTier
 from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.tables.lookups import lookup_request
 from elastable.embedding_store.tiers.files.file_tier import FileTier
@@ -129,7 +129,7 @@ class CountingDicts(DictTier):
 
 
 def test_cold_rows_of_all_requests_are_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
+    monkeypatch.setattr(table_rows, "_LEAST_FRAMES", 1)
     kept = Kept()
     values = {name: np.arange(400 * 4, dtype=np.float32).reshape(400, 4) + n for n, name in enumerate(SPECS)}
     with tiered_store(DictTier(kept), NoLog(), 1) as store:

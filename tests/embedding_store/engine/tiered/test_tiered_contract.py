@@ -10,8 +10,7 @@ import pytest
 
 from elastable.embedding_store import EmbeddingStore, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine import dense_replay
-from elastable.embedding_store.engine.tiered import tiered_rows
+from elastable.embedding_store.engine import dense_replay, table_rows
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.optimizers.dense_replay import table_steps
@@ -38,7 +37,7 @@ class TestTieredStores(StoreContract):
         self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[MakeStore]:
         budget, make = KINDS[request.param]
-        monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
+        monkeypatch.setattr(table_rows, "_LEAST_FRAMES", 1)
         with tiered_stores(lambda number: make(tmp_path / str(number)), budget) as stores:
             yield stores
 
@@ -48,7 +47,7 @@ class TestStoresInRedis(StoreContract):
     def make_store(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
         server, budget = request.param
         url = request.getfixturevalue(server)
-        monkeypatch.setattr(tiered_rows, "_LEAST_FRAMES", 1)
+        monkeypatch.setattr(table_rows, "_LEAST_FRAMES", 1)
         with ExitStack() as places:
 
             def make(number: int) -> tuple[Tier, Log]:

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.tiers.redis.connections.redis_exchange import Replies
-from elastable.embedding_store.tiers.redis.records.record_replies import NO_STAMP, Awaited, RecordReplies, WriteReplies
-from elastable.embedding_store.tiers.redis.records.record_requests import (
+from elastable.embedding_store.tiers.redis.connections.redis_connection import Replies
+from elastable.embedding_store.tiers.redis.records.record_codec import (
+    NO_STAMP,
     PART,
+    Awaited,
     Keys,
     Parts,
+    RecordReplies,
+    WriteReplies,
     encode_reads,
     encode_writes,
     read_sizes,

@@ -6,13 +6,7 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.url import (
-    FILE_VARIABLE,
-    PASSWORD_VARIABLE,
-    USER_VARIABLE,
-    RedisUrl,
-    login_of_environment,
-)
+from elastable.embedding_store.tiers.redis.url import FILE_VARIABLE, RedisUrl, login_of_environment
 
 
 def test_every_part_of_a_url() -> None:
@@ -67,23 +61,24 @@ def test_what_is_refused(url: str, message: str) -> None:
 
 
 def test_the_environment_says_what_the_url_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (USER_VARIABLE, PASSWORD_VARIABLE, FILE_VARIABLE):
+    user, password = "ELASTABLE_REDIS_USER", "ELASTABLE_REDIS_PASSWORD"
+    for name in (user, password, FILE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     assert login_of_environment() == ("", "")
     file = tmp_path / "password"
     file.write_text("of the file\n")
     file.chmod(0o600)
-    monkeypatch.setenv(USER_VARIABLE, "me")
+    monkeypatch.setenv(user, "me")
     monkeypatch.setenv(FILE_VARIABLE, str(file))
     url = RedisUrl.parse("redis://h")
     assert (url.username, url.password) == ("me", "of the file")
     assert "of the file" not in repr(url)
     url = RedisUrl.parse("redis://other:own@h")
     assert (url.username, url.password) == ("other", "own")
-    monkeypatch.setenv(PASSWORD_VARIABLE, "another")
+    monkeypatch.setenv(password, "another")
     with pytest.raises(BadInput, match="both set"):
         RedisUrl.parse("redis://h")
-    monkeypatch.delenv(PASSWORD_VARIABLE)
+    monkeypatch.delenv(password)
     for text in ("", "\n"):
         file.write_text(text)
         with pytest.raises(BadInput, match="is empty"):

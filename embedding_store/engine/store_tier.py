@@ -1,17 +1,28 @@
 """A store's side of its tier: its tables there, what is written behind, and how the store comes back."""
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier, TierTable
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.store_history import ChangeLog, ReplayedTables
+from elastable.embedding_store.engine.table_tier import Captured, TableTier, TierNames
 from elastable.embedding_store.engine.tiered.store_state import StoreState
-from elastable.embedding_store.engine.tiered.tiered_table import Captured, TieredTable, TierNames
-from elastable.embedding_store.errors import SpecConflict, StaleVersion, StoreBroken, StoreFailed
+from elastable.embedding_store.errors import (
+    DeadlineExceeded,
+    ElastableError,
+    SpecConflict,
+    StaleVersion,
+    StoreBroken,
+    StoreFailed,
+    Unavailable,
+)
 from elastable.embedding_store.log.changes import CommitImages, CreateTable, ResetVersion
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import entry_of_version
@@ -19,6 +30,8 @@ from elastable.embedding_store.measures import Counts
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.support.memory_budget import RowBudget
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
+
+_log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 8 << 20
 _ALL_DIRECT = 1 << 62
@@ -78,23 +91,23 @@ class StoreTier(ChangeLog):
     def place(self) -> str:
         return self.tier.place
 
-    def tables(self) -> list[TieredTable]:
-        """Those of the store."""
-        return [table for table in list(self._tables.values()) if isinstance(table, TieredTable)]
+    def tables(self) -> list[tuple[MemoryTable, TableTier]]:
+        """Those of the store, and what each has in the tier."""
+        return [(table, table.tier) for table in list(self._tables.values()) if table.tier is not None]
 
     @property
     def changed(self) -> int:
-        """Rows that are not in the tier as they are."""
-        return sum(table.changed for table in self.tables())
+        """Rows that are not in the tier as they are, deleted ones included."""
+        return sum(table.rows.changed + tier.gone for table, tier in self.tables())
 
-    def capture(self, cursors: dict[TieredTable, int]) -> list[Captured]:
+    def capture(self, cursors: dict[tuple[MemoryTable, TableTier], int]) -> list[Captured]:
         """Takes changed rows of tables, some megabytes, from the cursors on, which move; -1: the table is done."""
         captured, left = [], _CHUNK_BYTES
-        for table, cursor in cursors.items():
+        for (table, tier), cursor in cursors.items():
             if cursor < 0 or left <= 0:
                 continue
-            row_bytes = table.tiered.layout.record_bytes
-            some, cursors[table] = table.capture(cursor, max(64, left // row_bytes))
+            most = max(64, left // table.rows.layout.record_bytes)
+            some, cursors[table, tier] = tier.capture(table.rows, table.members, cursor, most)
             left -= some.records.rows.nbytes
             if len(some.records.ids) or len(some.gone[0]):
                 captured.append(some)
@@ -180,7 +193,7 @@ class StoreTier(ChangeLog):
 
     def describe(self, version: int, record: bytes | None) -> StoreState:
         """The store as it is; it is held."""
-        return StoreState(version, self.log.last, record, [table.saved() for table in self.tables()])
+        return StoreState(version, self.log.last, record, [table.flushed(tier) for table, tier in self.tables()])
 
     def flush_alone(self, version: int, record: bytes | None) -> None:
         """Writes everything, and keeps the state of the store; the caller has it alone. Raises as `write_all`."""
@@ -223,11 +236,13 @@ class StoreTier(ChangeLog):
             self.tier.put_state(replace(state, complete=False).to_bytes())
             self._soiled = True
 
-    def new_table(self, spec: TableSpec, direct_bytes: int, stored: str | None = None) -> TieredTable:
+    def new_table(self, spec: TableSpec, direct_bytes: int, stored: str | None = None) -> MemoryTable:
         """An empty table; `stored`: its name in the tier, None: a new one. Raises `BadSpec`."""
-        return TieredTable(
-            spec, direct_bytes, self._new_slab, self.tier, self.names, self._budget, self._make_clean, stored=stored
-        )
+
+        def new_tier(spec: TableSpec, row_ids: Callable[[], Int64]) -> TableTier:
+            return TableTier(spec, self.tier, self.names, self._budget, row_ids, self._make_clean, stored)
+
+        return MemoryTable(spec, direct_bytes, self._new_slab, new_tier)
 
     def before_lookup(self, wanted: Sequence[tuple[str, Int64]], lock: ReadersWriterLock) -> None:
         """Reads cold rows of all tables of a lookup at once, where that pays, and gives frames to rows that came again.
@@ -242,27 +257,27 @@ class StoreTier(ChangeLog):
         for name, ids in wanted:
             if name in self._tables:
                 self._wanted.add(name, by=len(ids))
-        tables = self.tables()
-        if all(table.tiered.whole for table in tables):
+        tables = [table for table, _ in self.tables()]
+        if all(table.rows.whole for table in tables):
             return
-        swollen = [(table, table.tiered) for table in tables if table.tiered.swollen]
+        swollen = [(table, table.rows) for table in tables if table.rows.swollen]
         if swollen:
             with lock.writing():
                 for table, rows in swollen:
-                    if table.tiered is rows:
+                    if table.rows is rows:
                         rows.shrink()
         if not self.tier.far:
-            again = [(table, rows, rows.read_again()) for table in tables if (rows := table.tiered).unsettled]
+            again = [(table, rows, rows.missed.again()) for table in tables if (rows := table.rows).unsettled]
             if again:
                 with lock.writing():
                     for table, rows, positions in again:
-                        if table.tiered is rows:  # the table was not cleared since
+                        if table.rows is rows:  # the table was not cleared since
                             rows.settle(positions)
             return
-        if sum(table.tiered.prefetched.rows for table in tables) > _NEAR_ROWS:
+        if sum(table.rows.prefetched.rows for table in tables) > _NEAR_ROWS:
             with lock.writing():
                 for table in tables:
-                    table.tiered.admit_prefetched()
+                    table.rows.admit_prefetched()
         with lock.reading():
             self.read_ahead([(self._tables.get(name), ids) for name, ids in wanted])
 
@@ -278,31 +293,31 @@ class StoreTier(ChangeLog):
 
     def row_counts(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
         """`StoreMeasures.rows_wanted` and `rows_read`."""
-        tables = [(name, table) for name, table in list(self._tables.items()) if isinstance(table, TieredTable)]
-        return self._wanted.by_name(), {name: table.behind.reads.value for name, table in tables}
+        return self._wanted.by_name(), {table.spec.name: tier.behind.reads.value for table, tier in self.tables()}
 
     @property
     def pressed(self) -> bool:
         """Whether so many rows of a table have changed that soon there is no memory for others."""
-        return any(table.tiered.pressed for table in self.tables())
+        return any(table.rows.pressed for table, _ in self.tables())
 
     def read_ahead(self, wanted: Sequence[tuple[MemoryTable | None, Int64]]) -> None:
         """Reads what is neither in memory nor near, of all tables at once; the store is held with other readers.
 
         Args:
-            wanted: Tables (others than tiered ones are passed over), and ids int64 `[n]`, which may repeat.
+            wanted: Tables (None is skipped), and ids int64 `[n]`, which may repeat.
 
         Raises:
             StoreBroken, StoreFailed, Unavailable, DeadlineExceeded: as `Tier.read`.
         """
-        asked: list[tuple[TieredTable, Records]] = []
+        asked: list[tuple[MemoryTable, TableTier, Records]] = []
         for table, ids in wanted:
-            if isinstance(table, TieredTable) and (records := table.bring(ids)) is not None:
-                asked.append((table, records))
+            if table is not None and table.tier is not None and (records := table.bring(ids)) is not None:
+                asked.append((table, table.tier, records))
         if asked:
-            missing = self.tier.read([records for _, records in asked])
-            for (table, records), lost in zip(asked, missing, strict=True):
-                table.brought(records, lost)
+            missing = self.tier.read([records for *_, records in asked])
+            for (table, tier, records), lost in zip(asked, missing, strict=True):
+                tier.behind.require_all(records, lost)
+                table.rows.prefetched.add(records.positions, records.rows)
 
     def _make_clean(self) -> None:
         """As `write_all`, where this process is the one that writes; elsewhere rows need more memory instead."""
@@ -417,3 +432,183 @@ class StoreTier(ChangeLog):
             self.log.close()
         finally:
             self.tier.close()
+
+
+# Writing behind: changed rows go to the tier by and by, and the log is trimmed after them
+
+
+_LOG_SHARE = 2  # a pass begins when the log has grown to one part in so many of what it may take: a hot row that
+# changed in many versions is written once, and there is room for what is committed meanwhile
+_PAUSE_AFTER_FAILURE_S = 1.0
+
+DEFAULT_EVERY_S = 5.0
+"""Seconds between two times that changed rows are written."""
+
+
+class Flusher:
+    """Writes changed rows of a store to its tier on a thread, in passes.
+
+    A pass notes the state of the store, then writes every row that has changed by then, some at a time, as it is when
+    its turn comes; at last it keeps the state in the tier and trims the log up to it.
+    """
+
+    def __init__(
+        self,
+        tier: StoreTier,
+        lock: ReadersWriterLock,
+        state: Callable[[], StoreState],
+        may_write: Callable[[], bool],
+        *,
+        every_s: float,
+        log_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """Begins.
+
+        Args:
+            tier: What is written.
+            lock: Of the store.
+            state: The store as it is; called while the lock is held.
+            may_write: Whether its version is one that cannot be taken back any more; likewise.
+            every_s: Seconds between two passes, while rows change.
+            log_bytes: What the log may take; beyond it, commits wait.
+            timeout_s: Seconds that a commit waits for that.
+        """
+        self._tier, self._lock, self._describe, self._may_write = tier, lock, state, may_write
+        self._every_s, self._log_bytes, self._timeout_s = every_s, log_bytes, timeout_s
+        self._changed = threading.Condition()
+        self._wanted = False
+        self._stopping = False
+        self._passes = 0
+        self._waits, self._waited_s = 0, 0.0
+        self._failure: ElastableError | None = None
+        self._thread = threading.Thread(target=self._run, name="elastable-flush", daemon=True)
+        self._thread.start()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is time for a pass."""
+        return self._wanted or self._tier.log.bytes * _LOG_SHARE > self._log_bytes
+
+    def status(self, version: int) -> FlushStatus:
+        """How far the tier is behind; the store is held, and has this version."""
+        kept, failure = self._tier.kept, self._failure
+        flushed = 0 if kept is None else kept.version
+        return FlushStatus(
+            version,
+            flushed,
+            self._tier.changed,
+            self._tier.log.bytes,
+            self._waits,
+            self._waited_s,
+            None if failure is None else str(failure),
+        )
+
+    def wait_for_room(self) -> None:
+        """Returns once the log may grow; the store must not be held.
+
+        Raises:
+            Unavailable, DeadlineExceeded: the tier cannot be written, or not fast enough.
+        """
+        if not self._wanted and (self.wanted or self._tier.pressed):
+            with self._changed:
+                self._wanted = True
+                self._changed.notify_all()
+        if self._has_room():
+            return
+        begun = time.monotonic()
+        with self._changed:
+            self._waits += 1
+            there = self._changed.wait_for(lambda: self._stopping or self._has_room(), self._timeout_s)
+            self._waited_s += time.monotonic() - begun
+        if not there:
+            failure = self._failure
+            what = f"the log has reached log_bytes ({self._log_bytes:,}), and {self._tier.place} "
+            if failure is not None:
+                raise Unavailable(f"{what}cannot be written: {failure}") from failure
+            raise DeadlineExceeded(f"{what}has not taken enough rows within {self._timeout_s:g} s")
+
+    def _has_room(self) -> bool:
+        """Whether the log may grow: it is small enough, or has nothing that the tier lacks, as its last entry stays."""
+        kept, log = self._tier.kept, self._tier.log
+        return log.bytes <= self._log_bytes or (kept is not None and kept.sequence >= log.last)
+
+    def flush(self, timeout_s: float) -> None:
+        """Returns once everything that was committed before is in the tier; the store must not be held.
+
+        Raises:
+            ElastableError: it cannot be written.
+            DeadlineExceeded: it is not there yet.
+        """
+        with self._changed:
+            # A pass that is under way may have begun before the last commit.
+            wanted, self._failure = self._passes + 2, None
+            self._wanted = True
+            self._changed.notify_all()
+            give_up = time.monotonic() + timeout_s
+            while self._passes < wanted and self._failure is None and not self._stopping:
+                self._wanted = True
+                self._changed.notify_all()
+                if (
+                    not self._changed.wait(min(1.0, max(0.0, give_up - time.monotonic())))
+                    and time.monotonic() > give_up
+                ):
+                    raise DeadlineExceeded(f"{self._tier.place} has not taken every row within {timeout_s:g} s")
+            if self._failure is not None:
+                raise self._failure
+
+    def stop(self) -> None:
+        """Ends the thread, after the write that is under way. Stopping twice is harmless."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = self._every_s
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._stopping, pause)
+                if self._stopping:
+                    return
+                self._wanted = False
+            pause = self._every_s
+            try:
+                self._pass()
+                failure = None
+            except ElastableError as error:
+                failure, pause = error, _PAUSE_AFTER_FAILURE_S
+                if self._failure is None:
+                    _log.warning("%s: rows are not written, and the log grows: %s", self._tier.place, error)
+            except Exception as error:  # noqa: BLE001 - the thread must go on, and commits hear of it
+                _log.exception("%s: rows are not written any more", self._tier.place)
+                failure = Unavailable(f"writing rows failed: {error!r}")
+                pause = _PAUSE_AFTER_FAILURE_S
+            with self._changed:
+                self._failure = failure
+                self._passes += 1
+                self._changed.notify_all()
+
+    def _pass(self) -> None:
+        with self._lock.reading():
+            if not self._may_write():
+                return
+            self._tier.acknowledge()
+            if not self._tier.behind:
+                return
+            begun, state, retired = self._tier.begun, self._describe(), self._tier.names.retired()
+            cursors = dict.fromkeys(self._tier.tables(), 0)
+        if self._tier.log.keeps_entries:
+            self._tier.log.sync()  # rows must not outlive the log that they come from
+        while any(cursor >= 0 for cursor in cursors.values()):
+            with self._lock.reading():
+                if self._stopping or not self._may_write() or self._tier.begun != begun:
+                    return
+                self._tier.begin_writing()
+                captured, sequence = self._tier.capture(cursors), self._tier.log.last
+            self._tier.write(captured, sequence)
+        with self._lock.reading():
+            if self._tier.begun != begun:  # the state is none of the store's any more, or a newer one is kept
+                return
+            self._tier.begin_writing()
+        self._tier.keep_behind(state, retired)
