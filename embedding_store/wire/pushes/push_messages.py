@@ -31,7 +31,7 @@ class _SlicesEntry(Protocol):
     dim: int
 
 
-def declare_slices(entries: Any, every: Mapping[str, Slices]) -> list[Array]:
+def declare_slices(entries: Any, every: Mapping[str, shards.Slices]) -> list[Array]:
     """Adds an entry for each table; its arrays.
 
     Args:
