@@ -127,8 +127,9 @@ def test_values_are_exact_and_any_records_can_be_fetched(tmp_path: Path, make: M
         assert as_text(x["code"]) == [table["code"][row] for row in rows]
         assert x["price"].dtype.kind == "f"  # a model gets float32; arrays and streams keep doubles, which may be ids
         assert np.float32(x["price"]).tolist() == [np.float32(table["price"][row]) for row in rows]
-    with pytest.raises(BadInput, match="record index 7"):
-        reader.take(np.array([7]))
+    for wrong in (7, -1):
+        with pytest.raises(BadInput, match=f"record index {wrong} at position 1; it holds 7 records, 0 to 6"):
+            reader.take(np.array([0, wrong]))
 
 
 @every_reader
