@@ -141,46 +141,34 @@ class Reference:
         return [{"learning_rate": self.rate, **variant} for variant in ({}, *self.variants)]
 
 
+def _of(rule: Rule, rate: float, *variants: Keywords) -> Reference:
+    return Reference(rule, rate, variants)
+
+
 _BETAS = {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4}
+_NESTEROV = {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1}
+_START = {"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02}
+_PENALTIES = {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.1, "beta": 0.3}
+_POWER = {"learning_rate_power": -0.7, "initial_accumulator_value": 0.2, "weight_decay": 0.01}
 
 REFERENCES: Mapping[str, Reference] = {
-    "sgd": Reference(
-        sgd,
-        0.2,
-        ({"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1}),
-    ),
-    "adagrad": Reference(adagrad, 0.2, ({"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02},)),
-    "adam": Reference(adam, 0.01, (_BETAS, {"beta_1": 0.8, "beta_2": 0.99, "amsgrad": True, "weight_decay": 0.01})),
-    "adamw": Reference(adam, 0.01, ({**_BETAS, "weight_decay": 0.1, "amsgrad": True},)),
-    "rmsprop": Reference(
+    "sgd": _of(sgd, 0.2, {"weight_decay": 0.1}, {"momentum": 0.9}, _NESTEROV),
+    "adagrad": _of(adagrad, 0.2, _START),
+    "adam": _of(adam, 0.01, _BETAS, {"beta_1": 0.8, "beta_2": 0.99, "amsgrad": True, "weight_decay": 0.01}),
+    "adamw": _of(adam, 0.01, {**_BETAS, "weight_decay": 0.1, "amsgrad": True}),
+    "rmsprop": _of(
         rmsprop,
         0.01,
-        (
-            {"momentum": 0.5, "epsilon": 1e-3},
-            {"centered": True, "rho": 0.8},
-            {"centered": True, "momentum": 0.9, "weight_decay": 0.01},
-        ),
+        {"momentum": 0.5, "epsilon": 1e-3},
+        {"centered": True, "rho": 0.8},
+        {"centered": True, "momentum": 0.9, "weight_decay": 0.01},
     ),
-    "adadelta": Reference(adadelta, 0.5, ({"rho": 0.5, "epsilon": 1e-3, "weight_decay": 0.02},)),
-    "adamax": Reference(adamax, 0.01, ({**_BETAS, "weight_decay": 0.02},)),
-    "nadam": Reference(nadam, 0.01, ({**_BETAS, "weight_decay": 0.02},)),
-    "ftrl": Reference(
-        ftrl,
-        0.1,
-        (
-            {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.1, "beta": 0.3},
-            {
-                "learning_rate_power": -0.7,
-                "initial_accumulator_value": 0.2,
-                "l2_shrinkage_regularization_strength": 0.05,
-                "weight_decay": 0.01,
-            },
-        ),
-    ),
-    "lion": Reference(lion, 0.01, ({"beta_1": 0.8, "beta_2": 0.9, "weight_decay": 0.01},)),
-    "rowwise_adagrad": Reference(
-        rowwise_adagrad, 0.2, ({"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02},)
-    ),
+    "adadelta": _of(adadelta, 0.5, {"rho": 0.5, "epsilon": 1e-3, "weight_decay": 0.02}),
+    "adamax": _of(adamax, 0.01, {**_BETAS, "weight_decay": 0.02}),
+    "nadam": _of(nadam, 0.01, {**_BETAS, "weight_decay": 0.02}),
+    "ftrl": _of(ftrl, 0.1, _PENALTIES, {**_POWER, "l2_shrinkage_regularization_strength": 0.05}),
+    "lion": _of(lion, 0.01, {"beta_1": 0.8, "beta_2": 0.9, "weight_decay": 0.01}),
+    "rowwise_adagrad": _of(rowwise_adagrad, 0.2, _START),
 }
 """Each fused optimizer. The tests of optimizers, of Keras' optimizers and of programs take theirs from here."""
 

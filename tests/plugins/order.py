@@ -36,7 +36,7 @@ _DEAREST = """
     elastable/jobs/test_redis_job elastable/jobs/test_interrupted elastable/in_process/test_repeated_ids
     embedding_store/wire/test_shared_processes elastable/jobs/test_workers worker/rows/test_model_inputs
     elastable/in_process/test_places embedding_store/engine/test_tiered_store
-    elastable/callbacks/test_best_weights_job replicas/knowledge_graphs/test_all_scores
+    elastable/callbacks/test_callback_jobs replicas/knowledge_graphs/test_all_scores
     elastable/in_process/test_on_batch master/core/test_unlogged_versions
     embedding_store/optimizers/test_dense_replay embedding_store/composite/test_partitioned_failures
     examples/test_flights pages/test_notebooks elastable/in_process/test_steps_in_turn

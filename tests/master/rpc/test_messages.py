@@ -1,6 +1,7 @@
 """The plain data of `elastable.master.api` travels as messages and frames, and comes back as it was."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis.extra import numpy as npst
 from elastable.embedding_store import errors
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.errors import BadGradient, BadInput, JobFailed
-from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.shards.server_contract import RowPush, Slices
+from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.master import api
@@ -102,6 +104,19 @@ def assert_same(ours: object, theirs: object) -> None:
 )
 def test_a_push_comes_back_as_it_was(push: api.Push) -> None:
     assert_same(bulk.push_from_frames(bulk.push_frames(push)), push)
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "others"),
+    [
+        (api.Push, master_pb2.GradientHeader, {"push", "shared"}),
+        (api.EvaluationReport, master_pb2.EvaluationHeader, set()),
+        (RowPush, store_pb2.RowPushHeader, {"shared"}),
+    ],
+)
+def test_a_header_has_the_fields_of_what_is_pushed(kind: type[Any], header: type[Message], others: set[str]) -> None:
+    named = {field.name for field in fields(kind)} - {"id"}
+    assert named == {field.name for field in header.DESCRIPTOR.fields} - others
 
 
 @settings(deadline=None)

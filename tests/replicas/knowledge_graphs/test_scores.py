@@ -256,13 +256,6 @@ def test_threads_change_no_bit(name: str, groups: int) -> None:
         np.testing.assert_array_equal(one, three)
 
 
-def test_rotate_measures_the_modulus_and_not_both_parts() -> None:
-    # 3 + 4i away from its candidate: 5, not 7 (a defect of an earlier release of BESS-KGE).
-    score = score_function("RotatE", 2)
-    head, tail = np.zeros((1, 2), np.float32), np.array([[3.0, 4.0]], np.float32)
-    assert score.score_triples(head, np.zeros((1, 1), np.float32), tail)[0] == -5.0
-
-
 @pytest.mark.parametrize(
     ("name", "dim", "norm", "message"),
     [

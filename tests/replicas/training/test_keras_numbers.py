@@ -35,7 +35,7 @@ def plain(
     optimizer: Callable[[], object], make: Callable[[], object] = perceptron, metrics: object = None, **fit: Keyword
 ) -> tuple[list[object], Parsed]:
     model = seeded(make)
-    model.compile(optimizer(), "mse", metrics=metrics)
+    model.compile(optimizer(), "mse", metrics=metrics, run_eagerly=True)  # for a few steps, a graph costs more
     history = model.fit(X, Y, **{"batch_size": 4, "epochs": 2, "verbose": 0, "shuffle": False, **fit}).history
     return model.get_weights(), history
 

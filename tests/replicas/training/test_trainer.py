@@ -41,7 +41,7 @@ def test_one_of_four_is_two_of_two_is_two_of_two_with_sharded_state() -> None:
 
     x, y = records()
     plain = seeded(make)
-    plain.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    plain.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=True)
     history = plain.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, validation_data=(x, y)).history
     runs = {
         name: trained(size, locations, make, metrics=["mae"], shuffle=False, validation_data=(x, y))
@@ -262,7 +262,7 @@ def test_evaluate_and_predict_are_those_of_keras() -> None:
         return metrics, named, np.asarray(trainer.predict(x, batch_size=3)), np.asarray(few)
 
     plain = seeded(perceptron)
-    plain.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
+    plain.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"], run_eagerly=True)
     want = plain.evaluate(x, y, batch_size=5, sample_weight=weight, verbose=0)
     for metrics, named, predicted, few in run_threads(3, work):
         np.testing.assert_allclose(metrics, want, rtol=1e-5)

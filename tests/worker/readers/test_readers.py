@@ -94,15 +94,6 @@ def test_the_range_that_is_read_together_is_reported(readers: dict[str, Reader],
     assert readers[kind].shuffle_block == block
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("rows", "message"), [([0, RECORDS], "index 37 at position 1"), ([-1], "index -1 at position 0")]
-)
-def test_an_index_out_of_range_is_named(readers: dict[str, Reader], kind: str, rows: list[int], message: str) -> None:
-    with pytest.raises(BadInput, match=f"{message}; it holds 37 records, 0 to 36"):
-        readers[kind].take(np.array(rows, np.int64))
-
-
 def test_indices_must_be_a_vector_of_integers(readers: dict[str, Reader]) -> None:
     with pytest.raises(BadInput, match=r"must be integers \[n\], got float64\[1\]"):
         readers["numpy"].take(np.array([0.5]))
