@@ -17,6 +17,7 @@ from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, TableNotFound, Unsupported
+from elastable.embedding_store.support.array_body import MAX_BODY_BYTES, BodyPlan
 from elastable.embedding_store.tables.base_store import BaseSource, BaseStore
 from elastable.embedding_store.tables.checks import require_block_rows, require_numbers
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
@@ -24,14 +25,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages import store_messages as messages
-from elastable.embedding_store.wire.messages.frames import (
-    MAX_BODY_BYTES,
-    ONE_FRAME_BYTES,
-    BodyPlan,
-    FrameReader,
-    Upload,
-    encode,
-)
+from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, FrameReader, Upload, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message
 
 Answer = TypeVar("Answer")

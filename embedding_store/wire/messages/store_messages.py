@@ -18,9 +18,10 @@ from elastable.embedding_store.contract.spec import (
     TableSpec,
 )
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, BadSpec
+from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.frames import FrameReader, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 
 LONGEST_WAIT_S = 60.0

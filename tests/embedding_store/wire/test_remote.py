@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RemoteSource, TableSpec, TableUpdate, errors
+from elastable.embedding_store.support.array_body import MAX_BODY_BYTES
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
-from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, encode
+from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from tests.contracts.store_samples import create_tables
