@@ -318,6 +318,6 @@ def decode_payload(payload: memoryview) -> Payload:
             raise ValueError(f"its arrays end {plan.size - len(body)} bytes behind it")
         if plan.size < len(body):
             raise ValueError(f"{len(body) - plan.size} bytes are left over")
-        return Payload(fields, plan.views(body))
+        return Payload(fields, plan.cut(body, copy=False))
     except _UNREADABLE_ARRAYS as error:
         raise StoreBroken(f"a log entry of {len(payload):,} bytes cannot be read: {error}") from error

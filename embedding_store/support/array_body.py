@@ -67,15 +67,12 @@ class BodyPlan:
         """One uninitialised array for each, in the order they were added."""
         return [np.empty(shape, dtype) for shape, dtype, _ in self._parts]
 
-    def views(self, body: memoryview) -> list[Array]:
-        """The arrays where they lie in a body of at least `size` bytes."""
+    def cut(self, body: memoryview, copy: bool = True) -> list[Array]:
+        """The arrays in a body of at least `size` bytes: views, or copies: quicker than `allocate` for small ones."""
         arrays: list[Array] = []
         start = 0
         for shape, dtype, size in self._parts:
-            arrays.append(np.ndarray(shape, dtype, body, start))
+            array: Array = np.ndarray(shape, dtype, body, start)
+            arrays.append(array.copy() if copy else array)
             start += size
         return arrays
-
-    def cut(self, body: memoryview) -> list[Array]:
-        """Copies of the arrays in a body: quicker than `allocate` where they are small."""
-        return [array.copy() for array in self.views(body)]

@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
@@ -29,6 +29,7 @@ from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, Fram
 from elastable.embedding_store.wire.messages.plain_data import from_message
 
 Answer = TypeVar("Answer")
+Kept = TypeVar("Kept", RowBlock, TableState)
 _FLOAT32 = np.dtype(np.float32)
 _NO_IDS = np.zeros(0, np.int64)
 _FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
@@ -83,7 +84,7 @@ class RemoteReads(BaseSource):
         with raising(self.connection.address, self.connection.deadline_s):
             call = self._scan(request)
             try:
-                blocks = messages.rows_from_frames(call)
+                blocks = messages.only(RowBlock, call)
                 while (block := self._next_block(call, blocks)) is not None:
                     yield block
             finally:
@@ -100,24 +101,19 @@ class RemoteReads(BaseSource):
             timer.cancel()
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        self.require_open()
-
-        def attempt(timeout: float) -> list[RowBlock]:
-            frames = self._read_rows(messages.ids_frames(table, ids, self._token), timeout)
-            return self.connection.decoded(lambda frames: list(messages.rows_from_frames(frames)), frames)
-
-        return self._only(self.connection.call(attempt))
+        return self._read_one(RowBlock, table, ids)
 
     def table_state(self, table: str) -> TableState:
+        return self._read_one(TableState, table, _NO_IDS, state=True)
+
+    def _read_one(self, kind: type[Kept], table: str, ids: Int64, state: bool = False) -> Kept:
         self.require_open()
 
-        def attempt(timeout: float) -> list[TableState]:
-            frames = self._read_rows(messages.ids_frames(table, _NO_IDS, self._token, state=True), timeout)
-            return self.connection.decoded(lambda frames: list(messages.states_from_frames(frames)), frames)
+        def attempt(timeout: float) -> list[Kept]:
+            frames = self._read_rows(messages.ids_frames(table, ids, self._token, state=state), timeout)
+            return self.connection.decoded(lambda frames: list(messages.only(kind, frames)), frames)
 
-        return self._only(self.connection.call(attempt))
-
-    def _only(self, answer: Sequence[Answer]) -> Answer:
+        answer = self.connection.call(attempt)
         if len(answer) != 1:
             raise StoreFailed(f"{self.connection.address} answered with {len(answer)} blocks instead of one")
         return answer[0]

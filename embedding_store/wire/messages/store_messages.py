@@ -172,20 +172,17 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock 
         yield header.table, RowBlock(ids, weights, slots, touches[0] if touches else None, header.trained)
 
 
-def rows_from_frames(frames: Iterable[bytes]) -> Iterator[RowBlock]:
-    """Blocks of a reply, which holds nothing else. Raises as `blocks_from_frames`."""
-    for table, block in blocks_from_frames(frames):
-        if isinstance(block, TableState):
-            raise BadInput(f"RowBlock: the state of table {table!r} where rows were asked for")
-        yield block
+Kept = TypeVar("Kept", RowBlock, TableState)
 
 
-def states_from_frames(frames: Iterable[bytes]) -> Iterator[TableState]:
-    """States of a reply, which holds nothing else. Raises as `blocks_from_frames`."""
-    for table, state in blocks_from_frames(frames):
-        if not isinstance(state, TableState):
-            raise BadInput(f"RowBlock: rows of table {table!r} where its state was asked for")
-        yield state
+def only(kind: type[Kept], frames: Iterable[bytes]) -> Iterator[Kept]:
+    """Blocks, or states, of a reply that holds nothing else. Raises as `blocks_from_frames`."""
+    for table, found in blocks_from_frames(frames):
+        if not isinstance(found, kind):
+            raise BadInput(
+                f"RowBlock: a {type(found).__name__} of table {table!r} where a {kind.__name__} was asked for"
+            )
+        yield found
 
 
 def ids_frames(
