@@ -25,7 +25,13 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages import store_messages as messages
-from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, FrameReader, Upload, encode
+from elastable.embedding_store.wire.messages.frames import (
+    ONE_FRAME_BYTES,
+    FrameReader,
+    Upload,
+    encode,
+    require_wire_ids,
+)
 from elastable.embedding_store.wire.messages.plain_data import from_message
 
 Answer = TypeVar("Answer")
@@ -120,7 +126,7 @@ class RemoteReads(BaseSource):
 
     def _look_up(self, ids: Mapping[str, Int64], version: int | None, wait_s: float) -> dict[str, Float32]:
         for table, wanted in ids.items():
-            messages.require_wire_ids(table, wanted)
+            require_wire_ids(table, wanted)
         request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000), pin=self._token)
         for table, wanted in ids.items():
             request.tables.add(table=table, count=len(wanted))

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
-from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.contract.arrays import Array, Int64
+from elastable.embedding_store.errors import BadIds, BadInput
 from elastable.embedding_store.support.array_body import BodyPlan, raw
+from elastable.embedding_store.tables.checks import array_kind
 
 FRAME_BYTES = 1 << 20
 """Body bytes in a frame of a message that takes several; loopback gRPC is fastest about there."""
@@ -71,6 +72,16 @@ def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
     for pieces, held in _pieces(buffers, room):
         yield b"".join((prefix, _BODY_TAG_BYTE, _varint(held), *pieces)) if held else prefix
         prefix = b""
+
+
+def require_wire_ids(table: str, ids: Int64) -> None:
+    """Refuses what a frame has no room for, so that a server could not: another dtype or shape.
+
+    Raises:
+        BadIds: anything but int64 `[n]`; names the table.
+    """
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {array_kind(ids)}")
 
 
 def frame_prefix(header: bytes | None, size: int) -> bytes:

@@ -17,11 +17,11 @@ from elastable.embedding_store.contract.spec import (
     ShardOrigin,
     TableSpec,
 )
-from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, BadSpec
+from elastable.embedding_store.errors import BadGradient, BadInput, BadSpec
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import FrameReader, encode
+from elastable.embedding_store.wire.messages.frames import FrameReader, encode, require_wire_ids
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 
 LONGEST_WAIT_S = 60.0
@@ -29,16 +29,6 @@ LONGEST_WAIT_S = 60.0
 
 _INT64 = np.dtype(np.int64)
 _FLOAT32 = np.dtype(np.float32)
-
-
-def require_wire_ids(table: str, ids: Int64) -> None:
-    """Refuses what a frame has no room for, so that a server could not: another dtype or shape.
-
-    Raises:
-        BadIds: anything but int64 `[n]`; names the table.
-    """
-    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {array_kind(ids)}")
 
 
 def optional(message: Message, field: str) -> Any:
