@@ -5,18 +5,19 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from math import prod
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Array, Float32, Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
-from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.errors import BadInput, StoreBroken
 from elastable.embedding_store.log.contract import Buffer
+from elastable.embedding_store.log.framing import MAX_PAYLOAD_BYTES
+from elastable.embedding_store.support.array_body import BodyPlan, raw
 
 _UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, StopIteration)  # StopIteration: an array is missing
 _Number = TypeVar("_Number", np.int64, np.float32, np.uint8)
@@ -287,8 +288,8 @@ _DTYPES: dict[str, type[np.int64] | type[np.float32] | type[np.uint8]] = {
     "|u1": np.uint8,
 }
 _MAX_FIELD_BYTES = 64 << 20
-_MAX_DIMS = 2
-_UNREADABLE_ARRAYS: tuple[type[Exception], ...] = (*MALFORMED, struct.error)
+_ALIGN = 8
+_UNREADABLE_ARRAYS: tuple[type[Exception], ...] = (*MALFORMED, struct.error, BadInput)
 _Array = npt.NDArray[np.int64] | npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 
@@ -297,21 +298,20 @@ class Payload:
     """What was encoded. Arrays are views of the payload."""
 
     fields: Mapping[str, object]
-    arrays: Sequence[_Array]
+    arrays: Sequence[Array]
 
 
 def encode_payload(fields: Mapping[str, object], arrays: Sequence[_Array]) -> list[Buffer]:
     """The pieces of a payload; those of contiguous arrays are the arrays' own memory."""
-    contiguous = [np.ascontiguousarray(array) for array in arrays]
-    listed = [[array.dtype.str, list(array.shape)] for array in contiguous]
+    listed = [[array.dtype.str, list(array.shape)] for array in arrays]
     text = json.dumps({**fields, "arrays": listed}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % _ALIGN)
     pieces: list[Buffer] = [_LENGTHS.pack(len(text), 0), text]
-    for array in contiguous:
+    for array in arrays:
         if array.size:
-            pieces.append(array.reshape(-1).view(np.uint8).data)
-        if array.nbytes % 8:
-            pieces.append(bytes(-array.nbytes % 8))
+            pieces.append(raw(array))
+        if array.nbytes % _ALIGN:
+            pieces.append(bytes(-array.nbytes % _ALIGN))
     return pieces
 
 
@@ -323,25 +323,16 @@ def decode_payload(payload: memoryview) -> Payload:
     """
     try:
         length, zero = _LENGTHS.unpack_from(payload)
-        if zero or length > min(_MAX_FIELD_BYTES, len(payload)):
+        if zero or length > min(_MAX_FIELD_BYTES, len(payload) - _LENGTHS.size):
             raise ValueError(f"{length} bytes of fields")
         fields = json.loads(bytes(payload[_LENGTHS.size : _LENGTHS.size + length]))
-        arrays = list(_arrays(payload, _LENGTHS.size + length, fields.pop("arrays")))
-        return Payload(fields, arrays)
+        plan, body = BodyPlan("it", MAX_PAYLOAD_BYTES, _ALIGN), payload[_LENGTHS.size + length :]
+        for dtype, shape in fields.pop("arrays"):
+            plan.add("an array", tuple(shape), np.dtype(_DTYPES[dtype]))
+        if plan.size > len(body):
+            raise ValueError(f"its arrays end {plan.size - len(body)} bytes behind it")
+        if plan.size < len(body):
+            raise ValueError(f"{len(body) - plan.size} bytes are left over")
+        return Payload(fields, plan.cut(body, copy=False))
     except _UNREADABLE_ARRAYS as error:
         raise StoreBroken(f"a log entry of {len(payload):,} bytes cannot be read: {error}") from error
-
-
-def _arrays(payload: memoryview, offset: int, listed: Sequence[tuple[str, Sequence[int]]]) -> Iterator[_Array]:
-    for dtype_name, shape in listed:
-        dtype = np.dtype(_DTYPES[dtype_name])
-        if len(shape) > _MAX_DIMS or not all(isinstance(size, int) and size >= 0 for size in shape):
-            raise ValueError(f"an array of shape {shape}")
-        count = prod(shape)
-        if count * dtype.itemsize > len(payload) - offset:
-            raise ValueError(f"an array of shape {shape} ends behind the entry")
-        array = np.frombuffer(payload, dtype, count, offset).reshape(shape)
-        yield array
-        offset += -(-array.nbytes // 8) * 8
-    if offset != len(payload):
-        raise ValueError(f"{len(payload) - offset} bytes are left over")

@@ -2,6 +2,7 @@
 
 __all__ = [
     "address",
+    "array_body",
     "checked_files",
     "compile_clock",
     "extras",

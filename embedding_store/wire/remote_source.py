@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
+from elastable.embedding_store.support.array_body import MAX_BODY_BYTES, BodyPlan
 from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.tables.checks import require_block_rows
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
@@ -24,15 +25,15 @@ from elastable.embedding_store.wire.channels.server_connection import ServerConn
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (
-    MAX_BODY_BYTES,
     ONE_FRAME_BYTES,
-    BodyPlan,
     FrameReader,
     Upload,
     encode,
+    require_wire_ids,
 )
 
 Answer = TypeVar("Answer")
+Kept = TypeVar("Kept", RowBlock, TableState)
 _FLOAT32 = np.dtype(np.float32)
 _NO_IDS = np.zeros(0, np.int64)
 _FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
@@ -87,7 +88,7 @@ class RemoteReads(BaseSource):
         with raising(self.connection.address, self.connection.deadline_s):
             call = self._scan(request)
             try:
-                blocks = messages.rows_from_frames(call)
+                blocks = messages.only(RowBlock, call)
                 while (block := self._next_block(call, blocks)) is not None:
                     yield block
             finally:
@@ -104,31 +105,26 @@ class RemoteReads(BaseSource):
             timer.cancel()
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        self.require_open()
-
-        def attempt(timeout: float) -> list[RowBlock]:
-            frames = self._read_rows(messages.ids_frames(table, ids, self._token), timeout)
-            return self.connection.decoded(lambda frames: list(messages.rows_from_frames(frames)), frames)
-
-        return self._only(self.connection.call(attempt))
+        return self._read_one(RowBlock, table, ids)
 
     def table_state(self, table: str) -> TableState:
+        return self._read_one(TableState, table, _NO_IDS, state=True)
+
+    def _read_one(self, kind: type[Kept], table: str, ids: Int64, state: bool = False) -> Kept:
         self.require_open()
 
-        def attempt(timeout: float) -> list[TableState]:
-            frames = self._read_rows(messages.ids_frames(table, _NO_IDS, self._token, state=True), timeout)
-            return self.connection.decoded(lambda frames: list(messages.states_from_frames(frames)), frames)
+        def attempt(timeout: float) -> list[Kept]:
+            frames = self._read_rows(messages.ids_frames(table, ids, self._token, state=state), timeout)
+            return self.connection.decoded(lambda frames: list(messages.only(kind, frames)), frames)
 
-        return self._only(self.connection.call(attempt))
-
-    def _only(self, answer: Sequence[Answer]) -> Answer:
+        answer = self.connection.call(attempt)
         if len(answer) != 1:
             raise StoreFailed(f"{self.connection.address} answered with {len(answer)} blocks instead of one")
         return answer[0]
 
     def _look_up(self, ids: Mapping[str, Int64], version: int | None, wait_s: float) -> dict[str, Float32]:
         for table, wanted in ids.items():
-            messages.require_wire_ids(table, wanted)
+            require_wire_ids(table, wanted)
         request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000), pin=self._token)
         for table, wanted in ids.items():
             request.tables.add(table=table, count=len(wanted))

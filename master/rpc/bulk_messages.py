@@ -8,7 +8,8 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shards.server_contract import Slices
-from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.support.array_body import BodyPlan
+from elastable.embedding_store.wire.messages.frames import FrameReader, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.pushes.push_messages import declare_slices, plan_slices
 from elastable.embedding_store.wire.pushes.uploads import body_of, read_body

@@ -1,13 +1,13 @@
 """A master in another process, over gRPC."""
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from threading import Event, Thread
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, StoreFailed, Unavailable
@@ -36,8 +36,6 @@ from elastable.master.rpc.bulk_messages import dense_from_frames, evaluation_fra
 from elastable.master.rpc.messages import MASTER_SERVICE, status_from_message
 from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2, master_pb2_grpc
-
-Reply = TypeVar("Reply")
 
 _HEADER_GROWTH_BYTES = 64
 
@@ -100,7 +98,7 @@ class MasterClient(MasterApi, Closing):
         request = master_pb2.LeaseTasksRequest(
             incarnation=incarnation, want=want, wait_ms=_wait_ms(wait_s), holding=held
         )
-        return from_message(Lease, self._call(self._stub.LeaseTasks, request, wait_s))
+        return from_message(Lease, self._connection.send(self._stub.LeaseTasks, request, wait_s))
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         request = master_pb2.PullDenseRequest(incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s))
@@ -136,24 +134,21 @@ class MasterClient(MasterApi, Closing):
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
         kind, message = type(error).__name__, str(error)
-        self._call(
+        self._connection.send(
             self._stub.ReportFailure,
             master_pb2.ReportFailureRequest(incarnation=incarnation, error=kind, message=message, fatal=fatal),
         )
 
     def status(self) -> JobStatus:
-        return status_from_message(self._call(self._stub.GetStatus, master_pb2.GetStatusRequest()))
+        return status_from_message(self._connection.send(self._stub.GetStatus, master_pb2.GetStatusRequest()))
 
     def stop(self, reason: str) -> None:
-        self._call(self._stub.StopJob, master_pb2.StopJobRequest(reason=reason))
+        self._connection.send(self._stub.StopJob, master_pb2.StopJobRequest(reason=reason))
 
     def close(self) -> None:
         """Closes the connection, and with it the sessions and the store. Closing twice is harmless."""
         self._gradients.close()
         self._connection.close()
-
-    def _call(self, method: Callable[..., Reply], request: Message, wait_s: float = 0.0) -> Reply:
-        return self._connection.call(lambda timeout: method(request, timeout=timeout), wait_s)
 
 
 def _measured(frames: Iterable[bytes], sizes: list[int]) -> Iterator[bytes]:

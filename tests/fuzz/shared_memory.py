@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from elastable.embedding_store.wire.messages.frames import BodyPlan
+from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedMessage
 from elastable.embedding_store.wire.shared.shared_source import attached_tables

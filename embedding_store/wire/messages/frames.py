@@ -1,6 +1,5 @@
 """Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy (docs/wire.md)."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -10,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
-from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.contract.arrays import Array, Int64
+from elastable.embedding_store.errors import BadIds, BadInput
+from elastable.embedding_store.support.array_body import BodyPlan, raw
+from elastable.embedding_store.tables.checks import array_kind
 
 FRAME_BYTES = 1 << 20
 """Body bytes in a frame of a message that takes several; loopback gRPC is fastest about there."""
@@ -62,7 +63,7 @@ def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
     buffers, size = list[memoryview | bytes](), 0
     for array in arrays:
         small = array.nbytes <= SMALL_BYTES and array.dtype.byteorder != ">"
-        buffers.append(array.tobytes() if small else _raw(array))
+        buffers.append(array.tobytes() if small else raw(array))
         size += array.nbytes
     room = max(FRAME_BYTES - len(prefix), 0)
     if size <= room or (size <= ONE_FRAME_BYTES and len(prefix) + size <= MAX_FRAME_BYTES - _FIELD_BYTES):
@@ -71,6 +72,16 @@ def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
     for pieces, held in _pieces(buffers, room):
         yield b"".join((prefix, _BODY_TAG_BYTE, _varint(held), *pieces)) if held else prefix
         prefix = b""
+
+
+def require_wire_ids(table: str, ids: Int64) -> None:
+    """Refuses what a frame has no room for, so that a server could not: another dtype or shape.
+
+    Raises:
+        BadIds: anything but int64 `[n]`; names the table.
+    """
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {array_kind(ids)}")
 
 
 def frame_prefix(header: bytes | None, size: int) -> bytes:
@@ -112,13 +123,6 @@ def _pieces(buffers: Iterable[memoryview | bytes], room: int) -> Iterator[tuple[
     yield pieces, held
 
 
-def _raw(array: Array) -> memoryview | bytes:
-    """The bytes of a contiguous array, little-endian."""
-    if array.dtype.str[0] == ">":
-        array = array.astype(array.dtype.newbyteorder("<"))
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
 def _varint(value: int, longer: int = 0) -> bytes:
     """The value in base 128, by so many bytes longer than it need be."""
     parts = bytearray()
@@ -128,67 +132,6 @@ def _varint(value: int, longer: int = 0) -> bytes:
         value >>= 7
     parts.append(value)
     return bytes(parts)
-
-
-# What a bulk message's header declares of its body, before a byte of it is read
-
-
-MAX_BODY_BYTES = 4 << 30
-"""The longest body that a header may declare; split larger calls."""
-
-_MAX_RANK = 32
-
-
-class BodyPlan:
-    """The buffers that a header declares, bounded before any is allocated.
-
-    Attributes:
-        size: Bytes of the whole body.
-    """
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-        self._parts: list[tuple[tuple[int, ...], np.dtype[np.generic], int]] = []
-        self.size = 0
-
-    def add(self, what: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
-        """Declares the next buffer: `what` names it in errors.
-
-        Raises:
-            BadInput: a negative size, more dimensions than an array has, or more than `MAX_BODY_BYTES` in all.
-        """
-        if len(shape) > _MAX_RANK:  # first: the product of a million lengths takes hours, in which nothing else is done
-            raise BadInput(f"{self._message}: {what} has {len(shape)} dimensions; an array has at most {_MAX_RANK}")
-        size = math.prod(shape) * dtype.itemsize
-        self.size += size
-        if (shape and min(shape) < 0) or self.size > MAX_BODY_BYTES or not size:
-            self._refuse_impossible(what, shape, dtype)
-        self._parts.append((shape, dtype, size))
-
-    def _refuse_impossible(self, what: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
-        if any(length < 0 for length in shape):
-            raise BadInput(f"{self._message}: {what} has a negative size, {list(shape)}")
-        # Of an empty buffer NumPy refuses [0, 2**62], so its other lengths are bounded too.
-        declared = math.prod(max(length, 1) for length in shape) * dtype.itemsize
-        if max(declared, self.size) > MAX_BODY_BYTES:
-            raise BadInput(
-                f"{self._message}: {what} of shape {list(shape)} makes a body of more than the "
-                f"{MAX_BODY_BYTES} bytes that one call may carry; split the call"
-            )
-
-    def allocate(self) -> list[Array]:
-        """One uninitialised array for each buffer, in the order they were added."""
-        return [np.empty(shape, dtype) for shape, dtype, _ in self._parts]
-
-    def cut(self, body: memoryview) -> list[Array]:
-        """Copies of the buffers in a body of exactly `size` bytes: quicker where they are small."""
-        arrays = []
-        start = 0
-        for shape, dtype, size in self._parts:
-            array: Array = np.ndarray(shape, dtype, body, start)
-            arrays.append(array.copy())
-            start += size
-        return arrays
 
 
 # Reads bulk messages from their frames, into place

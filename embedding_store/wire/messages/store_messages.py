@@ -17,10 +17,11 @@ from elastable.embedding_store.contract.spec import (
     ShardOrigin,
     TableSpec,
 )
-from elastable.embedding_store.errors import BadIds, BadInput, BadSpec
+from elastable.embedding_store.errors import BadInput, BadSpec
+from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.frames import FrameReader, encode, require_wire_ids
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 
 LONGEST_WAIT_S = 60.0
@@ -28,16 +29,6 @@ LONGEST_WAIT_S = 60.0
 
 _INT64 = np.dtype(np.int64)
 _FLOAT32 = np.dtype(np.float32)
-
-
-def require_wire_ids(table: str, ids: Int64) -> None:
-    """Refuses what a frame has no room for, so that a server could not: another dtype or shape.
-
-    Raises:
-        BadIds: anything but int64 `[n]`; names the table.
-    """
-    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {array_kind(ids)}")
 
 
 def optional(message: Message, field: str) -> Any:
@@ -90,20 +81,17 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock 
         yield header.table, RowBlock(ids, weights, slots, touches[0] if touches else None, header.trained)
 
 
-def rows_from_frames(frames: Iterable[bytes]) -> Iterator[RowBlock]:
-    """Blocks of a reply, which holds nothing else. Raises as `blocks_from_frames`."""
-    for table, block in blocks_from_frames(frames):
-        if isinstance(block, TableState):
-            raise BadInput(f"RowBlock: the state of table {table!r} where rows were asked for")
-        yield block
+Kept = TypeVar("Kept", RowBlock, TableState)
 
 
-def states_from_frames(frames: Iterable[bytes]) -> Iterator[TableState]:
-    """States of a reply, which holds nothing else. Raises as `blocks_from_frames`."""
-    for table, state in blocks_from_frames(frames):
-        if not isinstance(state, TableState):
-            raise BadInput(f"RowBlock: rows of table {table!r} where its state was asked for")
-        yield state
+def only(kind: type[Kept], frames: Iterable[bytes]) -> Iterator[Kept]:
+    """Blocks, or states, of a reply that holds nothing else. Raises as `blocks_from_frames`."""
+    for table, found in blocks_from_frames(frames):
+        if not isinstance(found, kind):
+            raise BadInput(
+                f"RowBlock: a {type(found).__name__} of table {table!r} where a {kind.__name__} was asked for"
+            )
+        yield found
 
 
 def ids_frames(

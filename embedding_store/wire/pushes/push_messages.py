@@ -12,10 +12,11 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
 from elastable.embedding_store.shards import server_contract as shards
+from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tables.checks import array_kind
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.frames import FrameReader, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import and_record, with_record
 from elastable.embedding_store.wire.pushes.uploads import body_of, read_body

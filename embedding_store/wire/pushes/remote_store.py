@@ -195,6 +195,6 @@ class RemoteStore(RemoteSource, BaseStore):
 def _terms_of(commit: Commit) -> PushTerms:
     require_numbers(commit)
     for table, update in commit.updates.items():
-        messages.require_wire_ids(table, update.ids)
+        require_wire_ids(table, update.ids)
     rates, ends, frozen = commit.learning_rates, commit.ends_replay_epoch, commit.frozen
     return PushTerms(commit.version, commit.step, rates, ends, frozen, commit.time, summed=True)

@@ -10,8 +10,9 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unavailable, Unsupported
+from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
-from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, Upload
+from elastable.embedding_store.wire.messages.frames import FrameReader, Upload
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)

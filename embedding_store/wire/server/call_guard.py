@@ -145,6 +145,8 @@ class CallGuard:
         messages: Any = answer if waiting.streams else (answer,)
         for message in messages:
             self._send(waiting, message)
+            if not waiting.call.context.is_active():  # its client is gone
+                break
         waiting.call.answered = True
         self._end(waiting)
         waiting.send(None)

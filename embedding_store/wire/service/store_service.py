@@ -16,17 +16,12 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, TableNotFound, Unsupported
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.support.array_body import MAX_BODY_BYTES, BodyPlan
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import store_messages as messages
-from elastable.embedding_store.wire.messages.frames import (
-    MAX_BODY_BYTES,
-    ONE_FRAME_BYTES,
-    BodyPlan,
-    FrameReader,
-    encode,
-)
+from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, FrameReader, encode
 from elastable.embedding_store.wire.messages.plain_data import to_message
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service

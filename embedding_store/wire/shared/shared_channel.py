@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.support.array_body import BodyPlan, raw
 from elastable.embedding_store.support.memory_mapping import FileMapping
-from elastable.embedding_store.wire.messages.frames import BodyPlan
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, CHANNEL_NUMBER, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed
 
@@ -85,7 +85,7 @@ class SharedChannel:
         for array in arrays:
             if array.nbytes:
                 start, end = end, end + array.nbytes
-                self._memory[start:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                self._memory[start:end] = raw(array)
         self._last += 1
         stamp[0] = self._last
         return SharedMessage(self.number, self._last)

@@ -26,7 +26,7 @@ from elastable.embedding_store.support.memory_mapping import FileMapping
 from elastable.embedding_store.tables.lookups import rows_request
 from elastable.embedding_store.tables.row_dtypes import row_values
 from elastable.embedding_store.tables.table_reader import TableReader, answer_requests
-from elastable.embedding_store.wire.messages.store_messages import require_wire_ids
+from elastable.embedding_store.wire.messages.frames import require_wire_ids
 from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.embedding_store.wire.shared import attachment as protocol
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed

@@ -13,8 +13,8 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
+from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.wire.channels.server_connection import FailoverChannel
-from elastable.embedding_store.wire.messages.frames import BodyPlan
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from tests.embedding_store.serving import serving

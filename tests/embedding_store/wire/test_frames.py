@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as npst
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.support.array_body import MAX_BODY_BYTES, BodyPlan
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages import frames
 
@@ -18,8 +19,8 @@ INT64 = np.dtype(np.int64)
 HEADER = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="t", count=3)])
 
 
-def plan_for(arrays: list[Array]) -> frames.BodyPlan:
-    plan = frames.BodyPlan("Test")
+def plan_for(arrays: list[Array]) -> BodyPlan:
+    plan = BodyPlan("Test")
     for number, array in enumerate(arrays):
         plan.add(f"array {number}", array.shape, array.dtype)
     return plan
@@ -147,16 +148,16 @@ def test_a_header_that_is_no_message_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [(-1,), (2, -3), (frames.MAX_BODY_BYTES,), (2**62, 2**62), (0, 2**62), (2**62, 0), (-(2**40), -(2**40)), (1,) * 33],
+    [(-1,), (2, -3), (MAX_BODY_BYTES,), (2**62, 2**62), (0, 2**62), (2**62, 0), (-(2**40), -(2**40)), (1,) * 33],
 )
 def test_sizes_that_cannot_be_are_refused_before_anything_is_allocated(shape: tuple[int, ...]) -> None:
-    plan = frames.BodyPlan("Test")
+    plan = BodyPlan("Test")
     with pytest.raises(BadInput, match="ids of table 't'"):
         plan.add("ids of table 't'", shape, INT64)
 
 
 def test_the_bound_is_of_the_whole_body() -> None:
-    plan = frames.BodyPlan("Test")
-    plan.add("first", (frames.MAX_BODY_BYTES // 8,), INT64)
+    plan = BodyPlan("Test")
+    plan.add("first", (MAX_BODY_BYTES // 8,), INT64)
     with pytest.raises(BadInput, match="second of shape"):
         plan.add("second", (1,), INT64)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RemoteSource, TableSpec, TableUpdate, errors
+from elastable.embedding_store.support.array_body import MAX_BODY_BYTES
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
-from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, encode
+from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from tests.contracts.store_samples import create_tables
@@ -107,10 +108,14 @@ def test_a_lookup_waits_at_the_server_for_its_version() -> None:
             np.testing.assert_array_equal(asked.result(timeout=60)["t"], waiting.lookup(ids)["t"])
 
 
-@pytest.mark.parametrize("wait_ms", [-1, 60_001])
-def test_a_wait_that_is_too_long_is_refused(stub: store_pb2_grpc.StoreStub, wait_ms: int) -> None:
-    request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(version=1, wait_ms=wait_ms))
-    with pytest.raises(grpc.RpcError, match="wait from 0 to 60000") as caught:
+@pytest.mark.parametrize(
+    ("wait_ms", "message"), [(-1, "wait from 0 to 60000"), (60_001, "wait from 0 to 60000"), (9, "does not wait")]
+)
+def test_a_wait_that_is_too_long_and_one_of_a_call_without_waits_are_refused(
+    stub: store_pb2_grpc.StoreStub, wait_ms: int, message: str
+) -> None:
+    request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(version=2, wait_ms=wait_ms))
+    with pytest.raises(grpc.RpcError, match=message) as caught:
         stub.LookupSmall(request, timeout=60)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 

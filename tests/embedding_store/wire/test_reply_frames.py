@@ -9,8 +9,9 @@ import pytest
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
+from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, BodyPlan, FrameReader, frame_prefix
+from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, FrameReader, frame_prefix
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames
 
 DIMS = {"narrow": 3, "wide": 64, "widest": 65_536}

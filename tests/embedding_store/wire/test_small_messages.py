@@ -10,8 +10,9 @@ import pytest
 
 from elastable.embedding_store import AdmissionSpec, MemoryStore, RemoteStore, RowBlock, TableSpec
 from elastable.embedding_store.errors import BadInput, BadSpec, DeadlineExceeded
+from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, FrameReader, encode
 from elastable.embedding_store.wire.messages.reply_frames import ReplyRoom
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.pushes import shard_service

@@ -15,7 +15,8 @@ import pytest
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
 from elastable.embedding_store.shards.server_contract import Slices
-from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader
+from elastable.embedding_store.support.array_body import BodyPlan
+from elastable.embedding_store.wire.messages.frames import FrameReader
 from elastable.embedding_store.wire.pushes import uploads
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service

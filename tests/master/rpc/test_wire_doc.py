@@ -15,9 +15,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from elastable.embedding_store import errors
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.support.array_body import MAX_BODY_BYTES
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.status_codes import status_code
-from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES
+from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, ONE_FRAME_BYTES
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.master.api import JobSpec
