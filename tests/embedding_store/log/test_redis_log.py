@@ -54,7 +54,7 @@ def impatient(place: RedisPlace) -> Iterator[None]:
 def news(log: RedisLog, after: int) -> Iterator[LogEntry]:
     """What another process has appended, too."""
     log.refresh()
-    return log.entries(after)
+    yield from log.entries(after)
 
 
 def whole(url: str) -> list[Entry]:
