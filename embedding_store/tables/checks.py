@@ -15,6 +15,7 @@ from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.optimizers.base import RowOptimizer
 
+_FINITE_ROWS = "; a row holds finite numbers: leave the id out, and it reads its initial value"
 _MOST_TIMES = 2**32 - 1
 _BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest number
 
@@ -149,23 +150,25 @@ def require_finite(spec: TableSpec, ids: Int64, gradients: Float32) -> None:
     require_finite_of(spec.name, ids, gradients)
 
 
-def require_finite_of(table: str, ids: Int64, gradients: Float32) -> None:
+def require_finite_of(table: str, ids: Int64, values: Float32, what: str = "gradient", advice: str = "") -> None:
     """Refuses NaN and Inf.
 
     Args:
         table: Its name.
         ids: int64 `[n]`.
-        gradients: float32 `[n, dim]`.
+        values: float32 `[n, dim]`.
+        what: They are, for the message.
+        advice: At the end of the message.
 
     Raises:
         NotFinite: names table, id and column of the first such value.
     """
-    if _all_finite(np.ascontiguousarray(gradients).ravel()):
+    if _all_finite(np.ascontiguousarray(values).ravel()):
         return
-    row, column = np.argwhere(~np.isfinite(gradients))[0]
+    row, column = np.argwhere(~np.isfinite(values))[0]
     raise NotFinite(
-        f"table {table!r}: the gradient of id {ids[row]} (position {row}) is {gradients[row, column]} "
-        f"in column {column}"
+        f"table {table!r}: the {what} of id {ids[row]} (position {row}) is {values[row, column]} in column "
+        f"{column}{advice}"
     )
 
 
@@ -212,7 +215,7 @@ def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> 
     _require_float32(spec, "slots", block.slots, len(ids), optimizer.slot_width(spec.dim), BadInput)
     weights, slots = np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots)
     if not block.trained or spec.dtype == "int8":
-        _require_finite_values(spec.name, "weight", ids, weights)
+        require_finite_of(spec.name, ids, weights, "weight", _FINITE_ROWS)
         _require_sums(spec, optimizer, ids, slots)
     _require_holdable(spec, ids, weights)
     touches = block.touches
@@ -230,7 +233,7 @@ def _require_sums(spec: TableSpec, optimizer: RowOptimizer, ids: Int64, slots: F
     for slot in optimizer.slots:
         end = begin + (spec.dim if slot.columns is None else slot.columns)
         if not finite:
-            _require_finite_values(spec.name, f"slot {slot.name!r}", ids, slots[:, begin:end])
+            require_finite_of(spec.name, ids, slots[:, begin:end], f"slot {slot.name!r}", _FINITE_ROWS)
         if slot.squares and slots[:, begin:end].min(initial=0) < 0:
             row, column = np.argwhere(slots[:, begin:end] < 0)[0]
             raise BadInput(
@@ -239,16 +242,6 @@ def _require_sums(spec: TableSpec, optimizer: RowOptimizer, ids: Int64, slots: F
                 "fresh_rows makes the slots of new rows"
             )
         begin = end
-
-
-def _require_finite_values(table: str, what: str, ids: Int64, values: Float32) -> None:
-    if _all_finite(np.ascontiguousarray(values).ravel()):
-        return
-    row, column = np.argwhere(~np.isfinite(values))[0]
-    raise NotFinite(
-        f"table {table!r}: the {what} of id {ids[row]} (position {row}) is {values[row, column]} in column {column}; a "
-        "row holds finite numbers: leave the id out, and it reads its initial value"
-    )
 
 
 def _require_touches(spec: TableSpec, ids: Int64, touches: Int64) -> None:

@@ -188,7 +188,7 @@ class MappedFile:
         try:
             os.pwrite(self.fd, os.pread(self.fd, self.item_bytes, at).ljust(self.item_bytes, b"\0"), at)
         except OSError as error:
-            return _failed(self.path, f"cannot be written at byte {at}", error)
+            return StoreFailed(f"{self.path} cannot be written at byte {at}: {error.strerror}")
         return StoreFailed(f"{self.path} cannot be written at byte {at}")
 
     def read_failed(self, position: int) -> StoreFailed:
@@ -200,7 +200,7 @@ class MappedFile:
         except StoreBroken as error:
             return error
         except OSError as error:
-            return _failed(self.path, f"cannot be read at byte {at}", error)
+            return StoreFailed(f"{self.path} cannot be read at byte {at}: {error.strerror}")
         return StoreBroken(
             f"{self.path} is corrupt: the record at position {position} (byte {at}) fails its check; restore a "
             "checkpoint into an empty folder"
@@ -259,10 +259,6 @@ def opened_part(path: Path, fresh: bool) -> int:
             return os.open(path, flags, 0o600)
         except FileNotFoundError as error:
             raise StoreBroken(f"{path} is missing: restore a checkpoint into an empty folder") from error
-
-
-def _failed(path: Path, what: str, error: OSError) -> StoreFailed:
-    return StoreFailed(f"{path} {what}: {error.strerror}")
 
 
 # What the file system of a file promises

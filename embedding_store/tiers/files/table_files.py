@@ -112,7 +112,9 @@ class TableFiles:
         ascending = np.sort(positions)
         low, high = ascending[0], ascending[-1]
         if low < 0 or high >= MOST_POSITIONS:
-            raise BadInput(f"positions of {self._name} must be from 0 to {MOST_POSITIONS - 1}, got {low} to {high}")
+            raise BadInput(
+                f"positions of table {self.table.name!r} must be from 0 to {MOST_POSITIONS - 1}, got {low} to {high}"
+            )
         self._rows.allocate(ascending)
         self._owners.allocate(ascending)
 
@@ -127,7 +129,7 @@ class TableFiles:
             return np.empty(0, np.int64)
         missing = np.flatnonzero(failed)
         if wanted.positions[missing].min() < 0:
-            raise BadInput(f"positions of {self._name} must be at least 0, got {wanted.positions.min()}")
+            raise BadInput(f"positions of table {self.table.name!r} must be at least 0, got {wanted.positions.min()}")
         if self._owned(wanted.ids[missing], wanted.positions[missing]).any():
             missing = self._read_again(wanted, missing)
         return missing
@@ -197,10 +199,6 @@ class TableFiles:
         self.close()
         for file in (self._rows, self._owners):
             file.path.unlink(missing_ok=True)
-
-    @property
-    def _name(self) -> str:
-        return f"table {self.table.name!r}"
 
     def _read(self, wanted: Records, failed: npt.NDArray[np.bool_], pool: RangePool) -> int:
         """Reads what is there; how many are not, or fail: those are set in `failed`."""

@@ -6,7 +6,8 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import hiredis
 
@@ -17,6 +18,7 @@ from elastable.embedding_store.tiers.redis.connections.redis_connection import (
     Connection,
     ConnectionLost,
     Deadline,
+    end_clients,
     named_clients,
 )
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, reply_error
@@ -124,7 +126,9 @@ class RedisPlace:
         self.topology.refresh(deadline)
         for server in self.topology.nodes():
             (clients,) = self.topology.call_at(server, [("CLIENT", "LIST")], deadline)
-            if not isinstance(clients, hiredis.ReplyError) and any(self._others(clients)):
+            if isinstance(clients, hiredis.ReplyError):
+                continue
+            if any(self._is_anothers(name) for name, _ in named_clients(clients)):
                 found = self._found_owner(deadline) or b"another process"
                 return ":".join(str(found, errors="replace").split(":")[:2])
         return None
@@ -178,20 +182,11 @@ class RedisPlace:
 
     def _end_others(self, server: Address, deadline: Deadline) -> str | None:
         """Closes the connections of other writers at one server; the error line where that is forbidden."""
-        (clients,) = self.topology.call_at(server, [("CLIENT", "LIST")], deadline)
-        if isinstance(clients, hiredis.ReplyError):
-            return str(clients)
-        kills = [("CLIENT", "KILL", "ID", number) for number in self._others(clients)]
-        answers = self.topology.call_at(server, kills, deadline) if kills else []
-        # 0: it was gone already.
-        return next((str(answer) for answer in answers if isinstance(answer, hiredis.ReplyError)), None)
+        return end_clients(partial(self.topology.call_at, server, deadline=deadline), self._is_anothers)
 
-    def _others(self, clients: bytes) -> Iterator[str]:
-        """Numbers of the connections of other writers, from the answer to CLIENT LIST."""
-        ours, prefix = self._name(self.owner or ""), self._name("")
-        for name, number in named_clients(clients):
-            if name.startswith(prefix) and name.rpartition(":")[0] != ours:
-                yield number
+    def _is_anothers(self, name: str) -> bool:
+        """Whether a connection of this name is another writer's."""
+        return name.startswith(self._name("")) and name.rpartition(":")[0] != self._name(self.owner or "")
 
     def _name(self, owner: str) -> str:
         """Of a connection, without spaces and without its number."""

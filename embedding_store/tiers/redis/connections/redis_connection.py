@@ -9,8 +9,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import hiredis
 import numpy as np
@@ -109,13 +110,12 @@ class Connection:
         for reply in self.call(greeting, deadline):
             if isinstance(reply, hiredis.ReplyError):
                 raise reply_error(f"redis at {self.address} refused the login", str(reply), url)
-        self.round_trip_s = min(self._ping(deadline) for _ in range(_PINGS))
-
-    def _ping(self, deadline: Deadline) -> float:
-        """Seconds to the server and back."""
-        began = time.monotonic()
-        self.call([("PING",)], deadline)
-        return time.monotonic() - began
+        seconds = list[float]()
+        for _ in range(_PINGS):
+            began = time.monotonic()
+            self.call([("PING",)], deadline)
+            seconds.append(time.monotonic() - began)
+        self.round_trip_s = min(seconds)
 
     def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Sends the commands in one go; the replies in order, errors as `hiredis.ReplyError` objects."""
@@ -353,7 +353,8 @@ class ConnectionPool:
             names = self._abandoned.pop(connection.address, set())
         if names:
             try:
-                _end(names, connection, deadline)
+                # Where the server does not allow that, taking over has warned of it.
+                end_clients(partial(connection.call, deadline=deadline), names.__contains__)
             except BaseException:
                 self.abandon(connection)
                 with self._lock:
@@ -384,13 +385,20 @@ def named_clients(answer: bytes) -> Iterator[tuple[str, str]]:
             yield words["name"], words["id"]
 
 
-def _end(names: Set[str], connection: Connection, deadline: Deadline) -> None:
-    """Ends connections of these names at the server, where it allows that; taking over warned where it does not."""
-    (answer,) = connection.call([("CLIENT", "LIST")], deadline)
-    if not isinstance(answer, hiredis.ReplyError):
-        numbers = [number for name, number in named_clients(answer) if name in names]
-        kills: list[Command] = [("CLIENT", "KILL", "ID", number) for number in numbers]
-        connection.call(kills, deadline)
+def end_clients(call: Callable[[list[Command]], list[Reply]], chosen: Callable[[str], bool]) -> str | None:
+    """Ends connections at a server by their names; the error line where it does not allow that.
+
+    Args:
+        call: Runs commands there.
+        chosen: Whether a connection of this name is to end.
+    """
+    (clients,) = call([("CLIENT", "LIST")])
+    if isinstance(clients, hiredis.ReplyError):
+        return str(clients)
+    kills: list[Command] = [("CLIENT", "KILL", "ID", number) for name, number in named_clients(clients) if chosen(name)]
+    answers = call(kills) if kills else []
+    # 0: it was gone already.
+    return next((str(answer) for answer in answers if isinstance(answer, hiredis.ReplyError)), None)
 
 
 # Bulk requests and replies on several connections at once, by one thread

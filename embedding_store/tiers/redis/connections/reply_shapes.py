@@ -77,7 +77,7 @@ def _fits(command: Command, reply: object) -> bool:
             return _are_texts(pairs) and len(pairs) % 2 == 0
         case ("HKEYS", list(keys)) | ("SCAN", [bytes(), list(keys)]):
             return _are_texts(keys)
-        case ("XRANGE" | "XREVRANGE" | "XREAD" | "WAITAOF", list()) | ("GET" | "HGET" | "XREAD", None):
+        case ("XRANGE" | "XREVRANGE" | "WAITAOF", list()) | ("GET" | "HGET", None):
             return True
         case "CLIENT", bytes():
             return command[1] != "KILL"
@@ -107,9 +107,8 @@ def _is_slot_range(entry: object) -> bool:
 
 
 #: First words of error replies that end by themselves: the data set is being loaded after a restart, a replica has lost
-#: its master, a script of somebody else's runs, slots of a Cluster move or have no owner until a failover is over, a
-#: wait for entries of a stream ends as its server becomes a replica.
-_TRANSIENT = ("LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED")
+#: its master, a script of somebody else's runs, slots of a Cluster move or have no owner until a failover is over.
+_TRANSIENT = ("LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN", "CLUSTERDOWN")
 
 _SERVER_ADVICE = {
     "OOM": "the server is full: raise its maxmemory, or delete other keys; nothing was written",

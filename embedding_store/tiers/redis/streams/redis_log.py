@@ -381,21 +381,6 @@ class RedisLog(Log):
         except StoreBroken as error:
             raise self._changed_while_read(sequence, last) or error from error
 
-    def follow(self, after: int, wait_s: float) -> Iterator[LogEntry]:
-        """The entries after a sequence number, as soon as there are any; none where `wait_s` seconds pass before.
-
-        Raises:
-            What `entries` raises.
-        """
-        self.refresh()
-        if self.last <= after:
-            deadline = Deadline(wait_s + self._place.url.deadline)
-            begin = b"%d-%d" % (after, LAST_PART)
-            words = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(1000 * wait_s)), "STREAMS", self._key, begin)
-            self._place.topology.call([(self._key, words)], deadline)
-            self.refresh()
-        yield from self.entries(after)
-
     def sync(self) -> None:
         """Waits until the server's append-only file is on its disk, where it has one (Redis 7.2, Valkey)."""
         with self._appending:
