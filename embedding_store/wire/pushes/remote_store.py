@@ -23,9 +23,7 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.messages import store_messages as messages
-from elastable.embedding_store.wire.messages.frames import (
-    Upload,
-)
+from elastable.embedding_store.wire.messages.frames import Upload, require_wire_ids
 from elastable.embedding_store.wire.messages.plain_data import from_message
 from elastable.embedding_store.wire.pushes.push_messages import row_push_frames
 from elastable.embedding_store.wire.remote_source import RemotePin, RemoteSource
