@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.optimizers.registry import follows_steps
+from elastable.embedding_store.shards.server_contract import ChangedTable
 
 
 class IdBitmap:
@@ -148,13 +149,10 @@ class Changes:
     tables: Mapping[str, _Ids | None]
     shrunk: frozenset[str]
 
-    def count(self, table: str) -> int:
-        """How many ids `ids` gives; 0 where any row may have changed."""
-        return len(self.tables.get(table) or ())
-
-    def knows(self, table: str) -> bool:
-        """Whether it is known which rows changed; else any may have."""
-        return self.tables.get(table) is not None
+    def described(self, table: str, rows: int) -> ChangedTable:
+        """What changed of a table that has so many rows."""
+        found = self.tables.get(table)
+        return ChangedTable(rows) if found is None else ChangedTable(rows, len(found), table in self.shrunk)
 
     def ids(self, table: str, most: int) -> Iterator[Int64] | None:
         """The ids of a table whose rows changed, int64 `[n]`, at most so many at a time; None: any may have."""

@@ -10,10 +10,9 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.shards.server_contract import SavedTable
+from elastable.embedding_store.shards.server_contract import SavedTable, TableSave
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import Changes
-from elastable.master.checkpoints.storage.manifest import TableEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
 _FILE_BYTES = 32 << 20
@@ -21,37 +20,22 @@ _BLOCK_BYTES = 4 << 20
 _IDS_A_FILE = 1 << 22
 
 
-def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, changes: Changes | None) -> TableEntry:
-    """Hands the files of one table over.
-
-    Args:
-        prefix: Their names begin so.
-        changes: Since the base; None: the table is written whole. So it is if half of its rows changed.
-    """
-    rows = source.row_count(spec.name)
-    whole = changes is None or 2 * changes.count(spec.name) > rows or not changes.knows(spec.name)
-    live = not whole and changes is not None and spec.name in changes.shrunk
-    of = write_blocks(out, prefix, source, spec, None if whole else changes, live)
-    state = write_state(out, prefix, source, spec.name)
-    return TableEntry(spec, of.rows, of.written, of.files, whole, of.live if live else None, state)
-
-
 def write_blocks(
-    out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, changes: Changes | None, live: bool
+    out: FileWriter, of: TableSave, source: Snapshot, spec: TableSpec, changes: Changes | None
 ) -> SavedTable:
     """Hands the rows of one table over, by the ids of the whole table where `source` is a shard of it.
 
     Args:
-        changes: Whose rows are written; None: all.
-        live: Whether the ids of all rows are written, too.
+        of: What is saved of it.
+        changes: Whose rows are written where it is not saved whole.
     """
     row_bytes = 8 + 4 * (spec.dim + row_optimizer(spec.optimizer).slot_width(spec.dim))
     block_rows = max(1, _BLOCK_BYTES // row_bytes)
-    ids = None if changes is None else changes.ids(spec.name, block_rows)
+    ids = None if of.whole or changes is None else changes.ids(spec.name, block_rows)
     blocks = source.scan(spec.name, block_rows) if ids is None else _changed(source, spec.name, ids)
     files, written = [], 0
     for number, group in enumerate(_groups(blocks, _FILE_BYTES // row_bytes)):
-        file = f"{prefix}-{number:05d}.safetensors"
+        file = f"{of.prefix}-{number:05d}.safetensors"
         parts: dict[str, list[Tensor]] = {
             "ids": [_whole_ids(spec, block.ids) for block in group],
             "weights": [block.weights for block in group],
@@ -61,7 +45,7 @@ def write_blocks(
         out.put(file, {**parts, "touches": touches} if touches else parts)
         files.append(file)
         written += sum(len(block.ids) for block in group)
-    names = _write_live(out, prefix, source, spec, block_rows) if live else ()
+    names = _write_live(out, of.prefix, source, spec, block_rows) if of.live else ()
     return SavedTable(source.row_count(spec.name), written, tuple(files), names)
 
 

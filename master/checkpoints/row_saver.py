@@ -61,15 +61,14 @@ class CheckpointRowSaver(RowSaver):
             version = self._store.version()
             changes = self._dirty.take(version)
             known = changes if base and base == self._since else None
-            taken = TakenChanges(version, {name: self._described(name, known) for name in self._store.specs()})
+            rows = {name: self._store.row_count(name) for name in self._store.specs()}
+            tables = {
+                name: ChangedTable(count) if known is None else known.described(name, count)
+                for name, count in rows.items()
+            }
+            taken = TakenChanges(version, tables)
             self._taken = mark, taken, changes
             return taken
-
-    def _described(self, table: str, changes: Changes | None) -> ChangedTable:
-        rows = self._store.row_count(table)
-        if changes is None or not changes.knows(table):
-            return ChangedTable(rows)
-        return ChangedTable(rows, changes.count(table), table in changes.shrunk)
 
     def save(self, save: RowSave, source: Snapshot, wait_s: float) -> SavedRows | None:
         if len(save.save) != _NAME_BYTES:
@@ -138,9 +137,7 @@ class _Attempt:
             if save.probe:
                 out.put(f"{save.probe}.safetensors", {"probe": [np.zeros(1, np.uint8)]})
             for of in save.tables:
-                spec = self._source.specs()[of.table]
-                changes = None if of.whole else self._changes
-                tables[of.table] = write_blocks(out, of.prefix, self._source, spec, changes, of.live)
+                tables[of.table] = write_blocks(out, of, self._source, self._source.specs()[of.table], self._changes)
             return SavedRows(tables, out.entries())
 
 

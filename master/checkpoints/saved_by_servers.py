@@ -2,29 +2,23 @@
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from elastable.embedding_store.contract.row_data import TableUpdate
-from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.shards.server_contract import (
     ChangedTable,
     RowSave,
-    SavedFile,
     SavedRows,
-    SavedTable,
     ServedRows,
     ShardStore,
     TableSave,
 )
-from elastable.master.checkpoints.row_files import write_state
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_name
-from elastable.master.checkpoints.storage.manifest import TableEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 
 _SEEN_WITHIN_S = 60.0  # shared file systems show files of other hosts late
@@ -104,49 +98,24 @@ def save_tables(
     out: FileWriter,
     files: CheckpointFiles,
     draft: str,
-    source: Snapshot,
+    source: ServedRows,
     known: str,
-    changes: ServerChanges | None,
-    whole: frozenset[str],
-) -> tuple[dict[str, TableEntry], dict[str, SavedFile]]:
-    """Has every server write its rows; the tables, and all files of the draft.
+    saves: Sequence[TableSave],
+    mark: bytes,
+) -> SavedRows:
+    """Has every server write its rows.
 
     Args:
         out: Writes files of the master's own; the file `known` has been handed to it.
-        source: A `ServedRows`.
         known: A file of the draft, by which the servers know it.
-        changes: Since the base; None: all tables are written whole.
-        whole: Tables that are in any case.
+        saves: What is saved.
+        mark: Of the changes (`ServerChanges`), where a table is not saved whole.
     """
-    assert isinstance(source, ServedRows)
-    specs = dict(sorted(source.specs().items()))
-    prefixes = {name: f"table-{number:04d}" for number, name in enumerate(specs)}
-    states = {name: write_state(out, prefix, source, name) for name, prefix in prefixes.items()}
-    entries = out.entries()
-    saves = tuple(
-        _table_save(name, prefix, None if changes is None or name in whole else changes.tables.get(name))
-        for name, prefix in prefixes.items()
-    )
-    saved = source.save_rows(
-        RowSave(
-            uuid.uuid4().bytes, files.place, draft, known, entries[known].bytes, saves,
-            b"" if changes is None else changes.mark, out.note,
-        )
-    )  # fmt: skip
+    size = out.entries()[known].bytes
+    save = RowSave(uuid.uuid4().bytes, files.place, draft, known, size, tuple(saves), mark, out.note)
+    saved = source.save_rows(save)
     _require_seen(files, draft, saved)
-    tables = {of.table: _entry(specs[of.table], of, saved, states[of.table]) for of in saves}
-    return tables, {**entries, **saved.files}
-
-
-def _table_save(table: str, prefix: str, changed: ChangedTable | None) -> TableSave:
-    if changed is None or changed.changed is None or 2 * changed.changed > changed.rows:
-        return TableSave(table, prefix)
-    return TableSave(table, prefix, whole=False, live=changed.shrunk)
-
-
-def _entry(spec: TableSpec, of: TableSave, saved: SavedRows, state: str | None) -> TableEntry:
-    rows = saved.tables.get(of.table, SavedTable(0, 0, ()))
-    return TableEntry(spec, rows.rows, rows.written, rows.files, of.whole, rows.live if of.live else None, state)
+    return saved
 
 
 def _require_seen(files: CheckpointFiles, draft: str, saved: SavedRows) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.shards.server_contract import ServedRows
+from elastable.embedding_store.shards.server_contract import ChangedTable, SavedRows, SavedTable, ServedRows, TableSave
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint, open_named
 from elastable.master.checkpoints.dirty_rows import Changes
-from elastable.master.checkpoints.row_files import write_rows
+from elastable.master.checkpoints.row_files import write_blocks, write_state
 from elastable.master.checkpoints.saved_by_servers import ServerChanges, save_tables, stop_saving
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import (
@@ -102,17 +103,21 @@ def _write_files(
     note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
     with FileWriter(files, draft, note, background=source.pinned) as out:
         out.put(DENSE, {key: [tensor] for key, tensor in dense.items()})
-        new = frozenset(name for name in source.specs() if base is None or name not in base.manifest.tables)
+        specs = dict(sorted(source.specs().items()))
+        before = {} if base is None else base.manifest.tables
+        saves = [
+            _table_save(name, f"table-{number:04d}", _changed(source, name, changes) if name in before else None)
+            for number, name in enumerate(specs)
+        ]
+        states = {of.table: write_state(out, of.prefix, source, of.table) for of in saves}
         if isinstance(source, ServedRows):
-            of_servers = changes if isinstance(changes, ServerChanges) else None
-            tables, entries = save_tables(out, files, draft, source, DENSE, of_servers, new)
+            mark = changes.mark if isinstance(changes, ServerChanges) else b""
+            saved = save_tables(out, files, draft, source, DENSE, saves, mark)
         else:
-            ours = None if isinstance(changes, ServerChanges) else changes
-            tables = {
-                name: write_rows(out, f"table-{number:04d}", source, spec, None if name in new else ours)
-                for number, (name, spec) in enumerate(sorted(source.specs().items()))
-            }
-            entries = out.entries()
+            ours = changes if isinstance(changes, Changes) else None
+            saved = SavedRows({of.table: write_blocks(out, of, source, specs[of.table], ours) for of in saves})
+        entries = {**out.entries(), **saved.files}
+        tables = {of.table: _entry(specs[of.table], of, saved, states[of.table]) for of in saves}
     builds = base is not None and not all(entry.whole for entry in tables.values())
     if base is not None:
         tables = {name: _aged(entry, base.version, progress.version, aged.get(name)) for name, entry in tables.items()}
@@ -125,6 +130,25 @@ def _write_files(
         Base(base.name, base.version, base.manifest.checksum) if base is not None and builds else None,
         datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
+
+
+def _changed(source: Snapshot, table: str, changes: Changes | ServerChanges | None) -> ChangedTable | None:
+    """What changed of a table since the base; None: that is not known."""
+    if isinstance(changes, ServerChanges):
+        return changes.tables.get(table)
+    return None if changes is None else changes.described(table, source.row_count(table))
+
+
+def _table_save(table: str, prefix: str, changed: ChangedTable | None) -> TableSave:
+    """How a table is saved; whole, too, if half of its rows changed."""
+    if changed is None or changed.changed is None or 2 * changed.changed > changed.rows:
+        return TableSave(table, prefix)
+    return TableSave(table, prefix, whole=False, live=changed.shrunk)
+
+
+def _entry(spec: TableSpec, of: TableSave, saved: SavedRows, state: str | None) -> TableEntry:
+    rows = saved.tables.get(of.table, SavedTable(0, 0, ()))
+    return TableEntry(spec, rows.rows, rows.written, rows.files, of.whole, rows.live if of.live else None, state)
 
 
 def _aged(entry: TableEntry, before: int, version: int, aged: AgedTouches | None) -> TableEntry:

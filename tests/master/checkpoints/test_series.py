@@ -437,7 +437,7 @@ def ids_of(changes: Changes, table: str, most: int = 7) -> list[int] | None:
     found: list[Int64] = list(blocks)
     assert all(0 < len(block) <= most for block in found)
     held = [int(one) for block in found for one in block]
-    assert len(held) == changes.count(table) == len(set(held))
+    assert len(held) == changes.described(table, 99).changed == len(set(held))
     return sorted(held)
 
 
