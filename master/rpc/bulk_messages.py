@@ -11,7 +11,7 @@ from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.wire.messages.frames import FrameReader, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
-from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
+from elastable.embedding_store.wire.pushes.uploads import declare_slices, frames_of, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.master.api import (
     AsyncPushId,
@@ -61,8 +61,7 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
         _declare_losses(entry.losses, part.losses)
         arrays += _declare(entry.dense, tuple(part.dense.values())) + declare_slices(entry.slices, part.slices)
         arrays += declare_slices(entry.penalties, part.penalties)
-    body = body_of(header, arrays, channel)  # first: it sets the header's `shared`
-    return encode(header.SerializeToString(), body)
+    return frames_of(header, arrays, channel)
 
 
 def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> Push:

@@ -12,14 +12,13 @@ from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import FrameReader, encode
-from elastable.embedding_store.wire.messages.plain_data import enum_member, enum_number, from_message, to_message
+from elastable.embedding_store.wire.messages.frames import FrameReader
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import and_record, with_record
-from elastable.embedding_store.wire.pushes.uploads import body_of, declare_slices, plan_slices, read_body
+from elastable.embedding_store.wire.pushes.uploads import declare_slices, frames_of, plan_slices, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
 _MOST_SQUARES_BYTES = 128
-_OUTCOMES = store_pb2.RowPushReply.Outcome.DESCRIPTOR
 
 
 def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) -> Iterator[bytes]:
@@ -38,8 +37,7 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
     arrays: list[Array] = []
     for part in push.parts:
         arrays += declare_slices(header.parts.add().slices, part)
-    body = body_of(header, arrays, channel)  # first: it sets the header's `shared`
-    return encode(header.SerializeToString(), body)
+    return frames_of(header, arrays, channel)
 
 
 def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> shards.RowPush:
@@ -61,16 +59,6 @@ def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | Non
     arrays = read_body(reader, header, "RowPush", plan, channels)
     parts = [{entry.table: shards.Slices(next(arrays), next(arrays)) for entry in part.slices} for part in header.parts]
     return shards.RowPush(header.job, header.version, header.micro_batch, tuple(parts), header.sender)
-
-
-def row_outcome_to_message(outcome: shards.RowPushOutcome) -> store_pb2.RowPushReply:
-    """The reply to a PushRows."""
-    return to_message(store_pb2.RowPushReply, outcome=enum_number(outcome, _OUTCOMES))
-
-
-def row_outcome_from_message(reply: store_pb2.RowPushReply) -> shards.RowPushOutcome:
-    """The outcome of a PushRows. Raises `BadInput` for one that is not known here."""
-    return enum_member(shards.RowPushOutcome, reply.outcome, _OUTCOMES)
 
 
 def measured_to_message(measured: shards.Measured) -> store_pb2.PrepareReply:

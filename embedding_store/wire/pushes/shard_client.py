@@ -19,7 +19,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
-from elastable.embedding_store.wire.messages.plain_data import from_message
+from elastable.embedding_store.wire.messages.plain_data import enum_member, from_message
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE, record_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
@@ -81,7 +81,9 @@ class ShardClient(RemoteStore, shards.ShardServer):
         return self._keeps_records
 
     def push_rows(self, push: shards.RowPush) -> shards.RowPushOutcome:
-        return self.connection.decoded(messages.row_outcome_from_message, self._pushes.send(push))
+        outcome = self._pushes.send(push).outcome
+        numbers = store_pb2.RowPushReply.Outcome.DESCRIPTOR
+        return self.connection.decoded(enum_member, shards.RowPushOutcome, outcome, numbers)
 
     def shard_status(self) -> shards.ShardStatus:
         request = store_pb2.StoreStatusRequest(shard=True)

@@ -85,9 +85,8 @@ class _ShardServicer(StoreServicer):
         return store_pb2.ClaimReply()
 
     def push_rows(self, frames: Iterator[bytes]) -> store_pb2.RowPushReply:
-        return messages.row_outcome_to_message(
-            self._shard.push_rows(messages.row_push_from_frames(frames, self._channels))
-        )
+        outcome = self._shard.push_rows(messages.row_push_from_frames(frames, self._channels))
+        return to_message(store_pb2.RowPushReply, outcome=outcome)
 
     def prepare(self, request: store_pb2.PrepareRequest) -> store_pb2.PrepareReply:
         if request.HasField("offer"):
