@@ -81,9 +81,9 @@ class ShardClient(RemoteStore, shards.ShardServer):
         return self._keeps_records
 
     def push_rows(self, push: shards.RowPush) -> shards.RowPushOutcome:
-        outcome = self._pushes.send(push).outcome
-        numbers = store_pb2.RowPushReply.Outcome.DESCRIPTOR
-        return self.connection.decoded(enum_member, shards.RowPushOutcome, outcome, numbers)
+        sent, numbers = self._pushes.send(push).outcome, store_pb2.RowPushReply.Outcome.DESCRIPTOR
+        outcome: shards.RowPushOutcome = self.connection.decoded(enum_member, shards.RowPushOutcome, sent, numbers)
+        return outcome
 
     def shard_status(self) -> shards.ShardStatus:
         request = store_pb2.StoreStatusRequest(shard=True)
