@@ -12,7 +12,7 @@ from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.wire.messages.frames import FrameReader, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.pushes.push_messages import declare_slices, plan_slices
-from elastable.embedding_store.wire.pushes.uploads import body_of, read_body
+from elastable.embedding_store.wire.pushes.uploads import frames_of, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.master.api import (
     AsyncPushId,
@@ -54,8 +54,7 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
         _declare_losses(entry.losses, part.losses)
         arrays += _declare(entry.dense, tuple(part.dense.values())) + declare_slices(entry.slices, part.slices)
         arrays += declare_slices(entry.penalties, part.penalties)
-    body = body_of(header, arrays, channel)  # first: it sets the header's `shared`
-    return encode(header.SerializeToString(), body)
+    return frames_of(header, arrays, channel)
 
 
 def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> Push:

@@ -15,7 +15,7 @@ from elastable.embedding_store.support.futures import settle, settle_error
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, Upload
-from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
+from elastable.embedding_store.wire.messages.plain_data import enum_member, from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
@@ -130,7 +130,7 @@ class MasterClient(MasterApi, Closing):
 
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
         reply = self._connection.call(lambda timeout: self._report(evaluation_frames(report), timeout))
-        return from_message(PushReply, reply, reason="", version=0).outcome
+        return enum_member(PushOutcome, reply.outcome, master_pb2.PushOutcome.DESCRIPTOR)
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
         kind, message = type(error).__name__, str(error)

@@ -111,7 +111,7 @@ class _MasterServicer:
         report = evaluation_from_frames(frames)
         self.identities.require(report.incarnation, secret)
         outcome = self._master.report_evaluation(report)
-        return to_message(master_pb2.ReportEvaluationReply, PushReply(outcome, "", 0))
+        return to_message(master_pb2.ReportEvaluationReply, outcome=outcome)
 
     def report_failure(self, request: master_pb2.ReportFailureRequest, secret: bytes) -> master_pb2.ReportFailureReply:
         self.identities.require(request.incarnation, secret)

@@ -33,6 +33,9 @@ def to_message(kind: type[Sent], /, *sources: object, **given: Any) -> Sent:
         sources: Have its fields; the last one that has a field counts.
         given: Fields that no object has so.
     """
+    for name, value in given.items():
+        if isinstance(value, Enum):
+            given[name] = _number(value, kind.DESCRIPTOR.fields_by_name[name].enum_type)
     for source in sources:
         for name, convert in _sent_fields(kind, type(source)):  # type: ignore[arg-type]  # stubs say: not hashable
             if name not in given and (value := getattr(source, name)) is not None:
@@ -58,11 +61,6 @@ def from_message(kind: type[Data], message: Message, text: Callable[[str], str] 
     return kind(**given)
 
 
-def enum_number(member: Enum, numbers: Any) -> int:
-    """The number of a member of an enum."""
-    return int(_numbers(type(member), numbers)[member])
-
-
 def enum_member(kind: type[Kind], number: int, numbers: Any) -> Kind:
     """The member of that number.
 
@@ -76,6 +74,10 @@ def enum_member(kind: type[Kind], number: int, numbers: Any) -> Kind:
     known = ", ".join(member.name.lower() for member in kind)
     name = numbers.full_name.partition(".v1.")[2]
     raise BadInput(f"{name} {number} is unknown: known are {known}; start all processes from one release")
+
+
+def _number(member: Enum, numbers: Any) -> int:
+    return int(_numbers(type(member), numbers)[member])
 
 
 @cache
@@ -98,7 +100,7 @@ def _is_field(source: type, of: Any) -> bool:
 def _sent(of: Any) -> _Convert | None:
     if of.enum_type is not None:
         numbers = of.enum_type
-        return lambda member: enum_number(member, numbers)
+        return lambda member: _number(member, numbers)
     if of.message_type is None:
         return None
     if of.message_type.GetOptions().map_entry:

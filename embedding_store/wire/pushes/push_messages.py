@@ -19,7 +19,7 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import FrameReader, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import and_record, with_record
-from elastable.embedding_store.wire.pushes.uploads import body_of, read_body
+from elastable.embedding_store.wire.pushes.uploads import frames_of, read_body
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 
 _MOST_SQUARES_BYTES = 128
@@ -93,8 +93,9 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
                     )
                 entry.row_squares = True
                 arrays.append(squares)
-    body = arrays if channel is None else body_of(header, arrays, channel)  # first: it sets the header's `shared`
-    return encode(header.SerializeToString(), body)
+    if channel is None:
+        return encode(header.SerializeToString(), arrays)
+    return frames_of(header, arrays, channel)
 
 
 def row_push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> shards.RowPush:

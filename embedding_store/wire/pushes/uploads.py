@@ -12,26 +12,26 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unavailable, Unsupported
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
-from elastable.embedding_store.wire.messages.frames import FrameReader, Upload
+from elastable.embedding_store.wire.messages.frames import FrameReader, Upload, encode
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 _WORTH_SHARING = 128 << 10  # bytes; fewer are sent as quickly
 
 
-def body_of(header: Any, arrays: Sequence[Array], channel: SharedChannel | None) -> Sequence[Array]:
-    """Lays arrays down in a channel, if there is one and that is worth it; what is left for the frames.
+def frames_of(header: Any, arrays: Sequence[Array], channel: SharedChannel | None) -> Iterator[bytes]:
+    """The frames of a message; its arrays lie in a channel, if there is one and that is worth it.
 
     Args:
         header: Of the message; its field `shared` says where they lie.
         arrays: All of the message.
         channel: Memory that the server reads, too.
     """
-    if channel is None or sum(array.nbytes for array in arrays) < _WORTH_SHARING:
-        return arrays
-    message = channel.put(arrays)
-    header.shared.channel, header.shared.stamp = message.channel, message.stamp
-    return ()
+    if channel is not None and sum(array.nbytes for array in arrays) >= _WORTH_SHARING:
+        message = channel.put(arrays)
+        header.shared.channel, header.shared.stamp = message.channel, message.stamp
+        arrays = ()
+    return encode(header.SerializeToString(), arrays)
 
 
 def read_body(

@@ -137,32 +137,35 @@ def refused(call: grpc.Future) -> grpc.RpcError:
     return error
 
 
-def test_errors_while_waiting_and_after_it_keep_their_class(held: ExitStack) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "details"),
+    [
+        (StaleVersion("gone by now"), grpc.StatusCode.FAILED_PRECONDITION, "gone by now"),
+        (RuntimeError("a defect"), grpc.StatusCode.INTERNAL, "RuntimeError: a defect"),
+    ],
+)
+def test_errors_while_waiting_and_after_it_keep_their_class(
+    held: ExitStack, error: Exception, code: grpc.StatusCode, details: str
+) -> None:
     served = Waiting(held)
     calls = [served.one.future(b"", timeout=WAIT_S) for _ in range(2)]
-    served.await_calls(2)
+    streamed = served.many(b"", timeout=WAIT_S)
+    served.await_calls(3)
 
     def fail(reply: bytes) -> bytes:
-        raise StaleVersion("gone by now")
+        raise error
 
     served.then = fail
-    served.futures[0].set_exception(StaleVersion("gone by now"))
-    served.futures[1].set_result(b"")
+    served.futures[0].set_exception(error)
+    for future in served.futures[1:]:
+        future.set_result(b"")
+    with pytest.raises(grpc.RpcError) as caught:
+        list(streamed)
+    assert (caught.value.code(), caught.value.details()) == (code, details)
     for call in calls:
-        error = refused(call)
-        assert (error.code(), error.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "gone by now")
-        assert "StaleVersion" in str(error.trailing_metadata())
-
-
-def test_a_defect_after_the_wait_ends_the_call(held: ExitStack) -> None:
-    served = Waiting(held)
-    served.then = lambda reply: (_ for _ in ()).throw(RuntimeError("a defect"))
-    calls = [served.many(b"", timeout=WAIT_S)]
-    served.await_calls(1)
-    served.futures[0].set_result(b"")
-    with pytest.raises(grpc.RpcError, match="RuntimeError: a defect") as caught:
-        list(calls[0])
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
+        found = refused(call)
+        assert (found.code(), found.details()) == (code, details)
+        assert ("StaleVersion" in str(found.trailing_metadata())) is isinstance(error, StaleVersion)
 
 
 @pytest.mark.parametrize("streams", [False, True])

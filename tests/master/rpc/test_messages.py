@@ -151,10 +151,17 @@ JOBS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_a_job_comes_back_with_every_field(job: api.JobSpec) -> None:
-    message = to_message(master_pb2.JobDescription, job)
-    assert from_message(api.JobSpec, master_pb2.JobDescription.FromString(message.SerializeToString())) == job
+TASKS = (api.Task(1, api.TaskKind.TRAIN, 2, 3, 4, 5), api.Task(6, api.TaskKind.EVALUATE, 7, 8, 9, 10))
+PLAIN = [
+    *((job, master_pb2.JobDescription) for job in JOBS),
+    *((api.Lease(TASKS, finished, TASKS[::-1]), master_pb2.LeaseTasksReply) for finished in (False, True)),
+    *((api.PushReply(outcome, "why", 9), master_pb2.ReportGradientReply) for outcome in api.PushOutcome),
+]
+
+
+@pytest.mark.parametrize(("plain", "message"), PLAIN, ids=lambda value: getattr(value, "__name__", ""))
+def test_plain_data_comes_back_as_it_was(plain: object, message: type[Message]) -> None:
+    assert from_message(type(plain), message.FromString(to_message(message, plain).SerializeToString())) == plain
 
 
 def test_the_message_of_a_job_has_the_fields_of_a_job() -> None:
@@ -162,19 +169,6 @@ def test_the_message_of_a_job_has_the_fields_of_a_job() -> None:
     assert message == {field.name for field in fields(api.JobSpec)}
     for name in message:
         assert len({getattr(job, name) for job in JOBS}) > 1, f"{name}: a field that is never tested"
-
-
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_lease_comes_back_as_it_was(finished: bool) -> None:
-    tasks = (api.Task(1, api.TaskKind.TRAIN, 2, 3, 4, 5), api.Task(6, api.TaskKind.EVALUATE, 7, 8, 9, 10))
-    lease = api.Lease(tasks, finished, tasks[::-1])
-    assert from_message(api.Lease, to_message(master_pb2.LeaseTasksReply, lease)) == lease
-
-
-@pytest.mark.parametrize("outcome", list(api.PushOutcome))
-def test_a_reply_comes_back_as_it_was(outcome: api.PushOutcome) -> None:
-    reply = api.PushReply(outcome, "why", 9)
-    assert from_message(api.PushReply, to_message(master_pb2.ReportGradientReply, reply)) == reply
 
 
 def test_a_status_comes_back_as_it_was() -> None:
