@@ -42,6 +42,7 @@ class RowValues(ABC):
     Attributes:
         plain: float32 `[rows, dim]` where the weights lie as they are, one row a position; None where they do not. To
             be read and not kept: `grow` puts another array in its place.
+        framed: As of `TableRows`: no weights lie in frames here.
     """
 
     plain: Float32 | None = None
