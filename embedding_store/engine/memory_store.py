@@ -591,7 +591,7 @@ class MemoryStore(BaseStore):
         self._pins.give_up_all(why)
         for name, table in self._tables.items():
             self._gone[name] = table.written_once_gone
-            table.close()
+            table.rows.close()
         self._tables.clear()
         self._unlogged = None
         self._replay(history)

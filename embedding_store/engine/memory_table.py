@@ -373,10 +373,6 @@ class MemoryTable(TableReader):
         """The table is gone from its store."""
         if self.tier is not None:
             self.tier.retire()
-        self.close()
-
-    def close(self) -> None:
-        """Gives back what is not memory."""
         self.rows.close()
 
     # What a log keeps of a commit, and the way back from there

@@ -97,10 +97,20 @@ def _distribution(spec: TableSpec) -> tuple[int, float, float]:
     raise AssertionError(f"no initial values for kind {initializer.kind!r} of {INITIALIZER_KINDS}")
 
 
-PHILOX_WORD = np.uint64(0xFFFFFFFF)
-PHILOX_SHIFT = np.uint64(32)
-PHILOX_M0, PHILOX_M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-PHILOX_W0, PHILOX_W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_WORD, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+
+
+@kernel
+def philox_round(
+    c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64, turn: int
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """One of the ten rounds of Philox4x32, of a counter's words `c` and a key's words `k`."""
+    p0, p1 = _M0 * c0, _M1 * c2
+    key0 = (k0 + np.uint64(turn) * _W0) & _WORD
+    key1 = (k1 + np.uint64(turn) * _W1) & _WORD
+    return (p1 >> _SHIFT) ^ c1 ^ key0, p1 & _WORD, (p0 >> _SHIFT) ^ c3 ^ key1, p0 & _WORD
 
 
 @kernel
@@ -108,15 +118,8 @@ def _philox(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     """Philox4x32-10; every argument and result is a 32-bit word in 64 bits."""
-    for _ in range(10):
-        p0 = PHILOX_M0 * c0
-        p1 = PHILOX_M1 * c2
-        c0 = (p1 >> PHILOX_SHIFT) ^ c1 ^ k0
-        c1 = p1 & PHILOX_WORD
-        c2 = (p0 >> PHILOX_SHIFT) ^ c3 ^ k1
-        c3 = p0 & PHILOX_WORD
-        k0 = (k0 + PHILOX_W0) & PHILOX_WORD
-        k1 = (k1 + PHILOX_W1) & PHILOX_WORD
+    for turn in range(10):
+        c0, c1, c2, c3 = philox_round(c0, c1, c2, c3, k0, k1, turn)
     return c0, c1, c2, c3
 
 
@@ -209,8 +212,8 @@ def _fill(
     dim = out.shape[1]
     for k in range(len(ids)):
         row = out[rows[k]]
-        c0 = np.uint64(ids[k]) & PHILOX_WORD
-        c1 = np.uint64(ids[k]) >> PHILOX_SHIFT
+        c0 = np.uint64(ids[k]) & _WORD
+        c1 = np.uint64(ids[k]) >> _SHIFT
         for block in range(first >> 2, (first + dim + 3) >> 2):
             w0, w1, w2, w3 = _philox(c0, c1, np.uint64(block), np.uint64(0), k0, k1)
             column = (block << 2) - first

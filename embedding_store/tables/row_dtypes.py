@@ -24,13 +24,8 @@ from elastable.embedding_store.native.row_gather import gather
 from elastable.embedding_store.native.slab import Scratch, Slab, SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.tables.initial_values import (
-    PHILOX_M0,
-    PHILOX_M1,
-    PHILOX_SHIFT,
-    PHILOX_W0,
-    PHILOX_W1,
-    PHILOX_WORD,
     initial_rows,
+    philox_round,
     table_key,
     whole_ids,
     write_initial_rows,
@@ -47,6 +42,7 @@ class RowValues(ABC):
     Attributes:
         plain: float32 `[rows, dim]` where the weights lie as they are, one row a position; None where they do not. To
             be read and not kept: `grow` puts another array in its place.
+        framed: As of `TableRows`: no weights lie in frames here.
     """
 
     plain: Float32 | None = None
@@ -209,17 +205,6 @@ def _blocks(spec: TableSpec) -> tuple[int, int]:
 
 
 @kernel
-def _round(
-    c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64, turn: int
-) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    p0 = PHILOX_M0 * c0
-    p1 = PHILOX_M1 * c2
-    key0 = (k0 + np.uint64(turn) * PHILOX_W0) & PHILOX_WORD
-    key1 = (k1 + np.uint64(turn) * PHILOX_W1) & PHILOX_WORD
-    return (p1 >> PHILOX_SHIFT) ^ c1 ^ key0, p1 & PHILOX_WORD, (p0 >> PHILOX_SHIFT) ^ c3 ^ key1, p0 & PHILOX_WORD
-
-
-@kernel
 def _fill(
     ids: Int64, start: int, blocks: int, step: np.uint64, k0: np.uint64, k1: np.uint64, counters: UInt32, words: UInt32
 ) -> None:
@@ -236,16 +221,16 @@ def _fill(
             counters[2, at] = np.uint32(start + k)
     for i in range(counters.shape[1]):
         a, b, c, d = np.uint64(counters[0, i]), np.uint64(counters[1, i]), np.uint64(counters[2, i]), step
-        a, b, c, d = _round(a, b, c, d, k0, k1, 0)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 1)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 2)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 3)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 4)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 5)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 6)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 7)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 8)
-        a, b, c, d = _round(a, b, c, d, k0, k1, 9)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 0)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 1)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 2)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 3)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 4)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 5)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 6)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 7)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 8)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1, 9)
         words[4 * i] = a
         words[4 * i + 1] = b
         words[4 * i + 2] = c

@@ -1,8 +1,8 @@
 """The Redis key schema, number 2. It is an API: whatever speaks Redis may read tables by it.
 
 A store lives under a namespace `N` (default "elastable"), so that several jobs may share one server. A table `T` has
-`P` partitions (a power of two, fixed when the table is created); the record of `id` is in partition `mix64(id) & (P -
-1)`. The text in braces is the hash tag of Redis Cluster: the keys of one tag are on one node and change in one
+`P` partitions (a power of two, fixed when the table is created); the record of `id` is in partition `mixed_bits(id) &
+(P - 1)`. The text in braces is the hash tag of Redis Cluster: the keys of one tag are on one node and change in one
 transaction.
 
     key                type    field -> value
@@ -40,6 +40,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.number_formats import mixed_bits
 
 SCHEMA = 2
 DEFAULT_NAMESPACE = "elastable"
@@ -123,21 +124,12 @@ def check_namespace(namespace: str) -> str:
 
 
 @kernel
-def mix64(value: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers."""
-    mixed = np.uint64(value)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))  # type: ignore[return-value]  # uint64 inside the kernel
-
-
-@kernel
 def partition_of(ids: Int64, partitions: int) -> Int64:
     """The partition of each id: int64 `[n]` -> int64 `[n]`; `partitions` is a power of two."""
     result = np.empty(len(ids), np.int64)
     mask = np.uint64(partitions - 1)
     for i in range(len(ids)):
-        result[i] = np.int64(mix64(ids[i]) & mask)
+        result[i] = np.int64(mixed_bits(np.uint64(ids[i])) & mask)
     return result
 
 
