@@ -26,6 +26,7 @@ from elastable.embedding_store.support.store_url import (
     TierOptions,
     file_folder,
     server_addresses,
+    servers_strategy,
     shard_urls,
 )
 from elastable.embedding_store.tables.base_store import BaseStore
@@ -96,7 +97,8 @@ def open_store(
         url: "memory", with `?log=/folder` as `MemoryUrl` describes; `file:///folder` as `FileUrl` describes;
             `redis://...` or `rediss://...` as `RedisUrl` does; `grpc://host:port` of a parameter server
             (`elastable serve`); `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several
-            of them; `servers:host:port,host:port,...` for store servers (`elastable store`).
+            of them; `servers:host:port,host:port,...` for store servers (`elastable store`), over which tables are
+            split by id, or by column with `servers:encoding:...`.
         threads: Of a memory or file store; None: one a core.
         shared: Whether other processes of this host may read the rows of a memory
             store from its memory; where the system has no such memory, nobody does.
@@ -114,7 +116,8 @@ def open_store(
     check_store_url(url)
     if url.startswith(SERVERS):
         deadline = _or(deadline_s, GRPC_DEADLINE_S)
-        return _of_all((ShardClient(each, deadline, credentials) for each in server_addresses(url)), StoreServers)
+        clients = (ShardClient(each, deadline, credentials) for each in server_addresses(url))
+        return _of_all(clients, lambda servers: StoreServers(servers, strategy=servers_strategy(url)))
     strategy, shards = shard_urls(url)
     if strategy:
         opening = (open_store(shard, threads, deadline_s=deadline_s, on_broken=on_broken) for shard in shards)

@@ -13,6 +13,7 @@ from rich.console import Console
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.store_url import servers_url
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials, Role
@@ -73,7 +74,7 @@ def run_job(options: JobOptions, console: Console) -> int:
         placed = options
         if options.stores:
             url = find_servers(options.stores, options.deadline_s) if stores is None else stores.url
-            placed = replace(options, store=url, stores=())
+            placed = replace(options, store=servers_url(url, options.partition), stores=(), partition="token")
         describe_process(role="master")
         prepared = prepare_job(placed, None if stores_access is None else stores_access.credentials)
         held.callback(prepared.store.close)

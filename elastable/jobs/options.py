@@ -15,6 +15,7 @@ from elastable.embedding_store.option import Option, check_options, required, se
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import (
     SERVERS,
+    STRATEGIES,
     byte_count,
     outlives_process,
     refuse_remote_shards,
@@ -137,6 +138,9 @@ class JobOptions:
         "many here, each with a part of --store.",
         metavar="HOST:PORT[,...]|redis://...|dns://...|N", unset="rows are with the master",
     )  # fmt: skip
+    partition: str = _of_store(
+        "token", "How tables are split over --stores: token (by id) or encoding (by column).", choices=STRATEGIES
+    )
     locations: Path | None = _of_store(
         None, "Which table is kept where; see elastable plan.", metavar="FILE.toml", unset="all in --store"
     )
@@ -213,6 +217,8 @@ class JobOptions:
         check_store_url(self.store)
         if not self.stores:
             refuse_remote_shards(self.store)
+            if self.partition != "token":
+                raise BadInput("--partition needs --stores: rows with the master are split by --store encoding:URL,URL")
             return
         if self.local_stores:
             _require_own_store(self.store)

@@ -180,7 +180,8 @@ class _Moving:
                     for table, rows in copy_tables(here, there, progress).items():
                         copied[table] = copied.get(table, 0) + rows
         else:
-            copied = copy_tables(source, StoreServers(list(self._new.values())), progress)
+            cut = {table: source.group.partition(table).strategy for table in source.specs()}
+            copied = copy_tables(source, StoreServers(list(self._new.values()), strategies=cut), progress)
         for address in reversed(self._coming):
             self._new[address].reset_version(version, coming if address == self._first else None)
         if source.version() != version:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from elastable.embedding_store.composite.composite_store import CompositeSource, CompositeStore
 from elastable.embedding_store.composite.partitions import (
-    STRATEGIES,
     Partition,
     TableSplits,
     partition,
@@ -16,6 +15,8 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.support.store_url import STRATEGIES
 
 
 class PartitionedSource(CompositeSource[RowSource]):
@@ -30,7 +31,7 @@ class PartitionedSource(CompositeSource[RowSource]):
     """
 
     def __init__(self, shards: Sequence[RowSource], timeout_s: float = 60.0) -> None:
-        super().__init__(StoreGroup(shards, _SplitTables(len(shards), shares_budgets=True), timeout_s))
+        super().__init__(StoreGroup(shards, _SplitTables(len(shards), sums_apart=None), timeout_s))
 
 
 class PartitionedStore(CompositeStore):
@@ -44,7 +45,8 @@ class PartitionedStore(CompositeStore):
             record how they were split.
         strategies: Table name -> strategy, for tables that are split otherwise.
         timeout_s: As of `StoreGroup`.
-        shares_budgets: Whether the stores keep to budgets of rows (`max_rows`) together.
+        sums_apart: Whether gradients are summed where the shards are, which then keep to budgets of rows (`max_rows`)
+            together.
 
     Raises:
         BadSpec: an unknown strategy; the known ones are listed.
@@ -59,13 +61,13 @@ class PartitionedStore(CompositeStore):
         *,
         strategies: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
-        shares_budgets: bool = False,
+        sums_apart: bool = False,
     ) -> None:
         for table, name in (("", strategy), *(strategies or {}).items()):
             if name not in STRATEGIES:
                 where = f"table {table!r}: " if table else ""
                 raise BadSpec(f"{where}strategy {name!r}; known strategies are {', '.join(STRATEGIES)}")
-        splits = _SplitTables(len(stores), strategy, strategies or {}, shares_budgets)
+        splits = _SplitTables(len(stores), strategy, strategies or {}, sums_apart)
         super().__init__(stores, splits, timeout_s, repairs_unknown=True)
 
     @property
@@ -75,15 +77,15 @@ class PartitionedStore(CompositeStore):
 
 
 class _SplitTables(TableSplits):
-    """Every table on all shards, by a strategy."""
+    """Every table on all shards, by a strategy; `sums_apart` as of `PartitionedStore`, None of what is only read."""
 
     def __init__(
-        self, shards: int, strategy: str = "token", strategies: Mapping[str, str] = {}, shares_budgets: bool = False
+        self, shards: int, strategy: str = "token", strategies: Mapping[str, str] = {}, sums_apart: bool | None = False
     ) -> None:
         super().__init__([f"shard {number} of {shards}" for number in range(shards)])
         self._strategy = strategy
         self._strategies = dict(strategies)
-        self._shares_budgets = shares_budgets
+        self._sums_apart = sums_apart
 
     def plan(self, spec: TableSpec) -> Partition:
         return self._checked(partition(spec, self._strategies.get(spec.name, self._strategy), len(self.stores)))
@@ -93,9 +95,15 @@ class _SplitTables(TableSplits):
         return self._checked(found), lacking
 
     def _checked(self, table: Partition) -> Partition:
+        optimizer = row_optimizer(table.spec.optimizer)
+        if self._sums_apart and len(self.stores) > 1 and not table.whole_rows and optimizer.cross_column:
+            raise Unsupported(
+                f"table {table.spec.name!r}: {optimizer.shown_name!r} needs gradients of whole rows, and store servers "
+                "sum columns apart; use the token partition, which splits by id"
+            )
         rule, parts = table.spec.eviction, [spec for spec in table.shards if spec is not None]
         split = rule is not None and rule.max_rows is not None and any(spec.shares_rows for spec in parts)
-        if split and not self._shares_budgets:
+        if split and self._sums_apart is False:
             raise Unsupported(
                 f"table {table.spec.name!r}: eviction by max_rows needs all rows in one place, and the token partition "
                 "puts them on several shards; use store servers (--stores), which decide together, max_age or "

@@ -24,9 +24,8 @@ from elastable.embedding_store.native.row_gather import gather
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.support.store_url import STRATEGIES
 from elastable.embedding_store.tables.base_store import deliver
-
-STRATEGIES = ("token", "encoding")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +86,7 @@ class Partition:
 
     def update(self, part: Part, update: TableUpdate, squares: Float32 | None) -> TableUpdate:
         """The shard's share of an update; `squares` are those of `row_squares`."""
-        gradients = self._cut(part, update.gradients)
+        gradients = self.cut(part, update.gradients)
         if squares is not None and part.places is not None:
             squares = squares[part.places]
         return TableUpdate(part.ids, gradients, squares)
@@ -105,7 +104,7 @@ class Partition:
             slots, touches = slots[part.places], None if touches is None else touches[part.places]
         if not self.whole_rows:
             slots = slots[:, self.slot_columns[part.shard]]
-        return RowBlock(part.ids, self._cut(part, block.weights), slots, touches, block.trained)
+        return RowBlock(part.ids, self.cut(part, block.weights), slots, touches, block.trained)
 
     def whole_ids(self, shard: int, ids: Int64) -> Int64:
         """The table's ids of a shard's ids."""
@@ -121,7 +120,8 @@ class Partition:
             slots[:, self.slot_columns[number]] = block.slots
         return RowBlock(blocks[0].ids, weights, slots, blocks[0].touches, blocks[0].trained)
 
-    def _cut(self, part: Part, rows: Float32) -> Float32:
+    def cut(self, part: Part, rows: Float32) -> Float32:
+        """The shard's share of rows float32 `[n, dim]`."""
         if part.places is not None:
             return gather_rows(np.ascontiguousarray(rows), part.places)
         return cut_columns(rows, self.columns[part.shard])
@@ -185,7 +185,7 @@ def partition_of_shards(name: str, held: Sequence[TableSpec | None]) -> tuple[Pa
             f"table {name!r} was split over {count} shards, and {len(held)} are given; "
             "elastable.embedding_store.composite.moving moves it to another number"
         )
-    by_token = first.origin.id_stride != whole.origin.id_stride
+    by_token = count == 1 or first.origin.id_stride != whole.origin.id_stride
     found = partition(whole, "token" if by_token else "encoding", count)
     for number, (wanted, spec) in enumerate(zip(found.shards, held, strict=True)):
         if spec is not None and spec != wanted:

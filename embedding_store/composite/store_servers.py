@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE
 from elastable.embedding_store.composite.composite_store import CompositeSnapshot
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.partitions import Partition, gather_rows
+from elastable.embedding_store.composite.partitions import Partition
 from elastable.embedding_store.composite.store_group import StoreGroup
-from elastable.embedding_store.errors import BadInput, ElastableError, ShardLost, StoreFailed, VersionError
+from elastable.embedding_store.errors import ElastableError, ShardLost, StoreFailed, VersionError
 from elastable.embedding_store.measures import StoreMeasures
 from elastable.embedding_store.shards.ownership import refuse_moved
 from elastable.embedding_store.shards.server_contract import (
@@ -48,12 +48,15 @@ _SUMMED = ("rows", "bytes", "wanted_rows", "read_rows", "log_bytes", "pushed_byt
 class ServersSnapshot(CompositeSnapshot, ServedRows):
     """One version, pinned on every server; see `CompositeSnapshot`."""
 
+    def saves(self, table: str) -> bool:
+        return self.group.partition(table).whole_rows
+
     def save_rows(self, save: RowSave) -> SavedRows:
         return _save_rows(self.group, save)
 
 
 class StoreServers(PartitionedStore, ShardStore):
-    """Store servers as one store, each of which holds every n-th id of every table.
+    """Store servers as one store, each of which holds every n-th id of every table, or some columns of all of its rows.
 
     A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
     that all have it, or takes it back where it is (`recover`). The first one keeps its record.
@@ -64,6 +67,7 @@ class StoreServers(PartitionedStore, ShardStore):
     Args:
         servers: In the order in which existing tables were split; closed with this store.
         timeout_s: As of `CompositeStore`.
+        strategy, strategies: As of `PartitionedStore`, of tables that are created here.
 
     Raises:
         BadInput: there are none, or one is given twice.
@@ -72,8 +76,14 @@ class StoreServers(PartitionedStore, ShardStore):
 
     snapshot = ServersSnapshot
 
-    def __init__(self, servers: Sequence[ShardServer], timeout_s: float = 60.0) -> None:
-        super().__init__(servers, "token", timeout_s=timeout_s, shares_budgets=True)
+    def __init__(
+        self,
+        servers: Sequence[ShardServer],
+        timeout_s: float = 60.0,
+        strategy: str = "token",
+        strategies: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(servers, strategy, strategies=strategies, timeout_s=timeout_s, sums_apart=True)
         self._servers = tuple(servers)  # those of `group`
         for number, server in enumerate(self._servers):
             server.take_position(number, len(self._servers))
@@ -128,6 +138,9 @@ class StoreServers(PartitionedStore, ShardStore):
         version = min(of_server.version for of_server in found)
         commits = StoreMeasures.of_all([StoreMeasures(of_server.commits) for of_server in found]).commits
         return ShardStatus(version, flush_lag=lag, failure=failure, store=stores, commits=commits, **totals)
+
+    def saves(self, table: str) -> bool:
+        return self.group.partition(table).whole_rows
 
     def save_rows(self, save: RowSave) -> SavedRows:
         return _save_rows(self.group, save)
@@ -192,6 +205,7 @@ class StoreServers(PartitionedStore, ShardStore):
             for name, table in self.group.tables.items()
             if (rule := table.spec.eviction) is not None and rule.max_rows is not None
             if len(self._servers) > 1 and commit.version % rule.every == 0 and name not in commit.sums.frozen
+            if table.whole_rows  # else each server has all ids, and decides as all others do
         }
 
     def _offers(
@@ -242,14 +256,9 @@ class _PushesMissing(Exception):
 
 
 def _split(table: Partition, slices: Slices) -> Mapping[int, Slices]:
-    if len(table.shards) > 1 and not table.whole_rows:
-        raise BadInput(f"table {table.spec.name!r} is split by columns; store servers split tables by ids")
     ids = require_ids(table.spec, slices.indices)
     values = require_gradients(table.spec, len(ids), slices.values)
-    return {
-        part.shard: Slices(part.ids, values if part.places is None else gather_rows(values, part.places))
-        for part in table.parts(ids)
-    }
+    return {part.shard: Slices(part.ids, table.cut(part, values)) for part in table.parts(ids)}
 
 
 def _both(one: ChangedTable, other: ChangedTable) -> ChangedTable:

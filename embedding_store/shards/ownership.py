@@ -116,11 +116,13 @@ _NAMED = 3  # tables in a message
 
 
 def position_of(spec: TableSpec) -> tuple[int, int] | None:
-    """Number of the server that holds this shard of a table, and how many there are; None: it was not split by id."""
+    """Number of the server that holds this shard of a table, and how many there are; None: it was not split."""
     origin, whole = spec.origin, spec.origin.table
-    if whole is None or origin.id_stride != whole.origin.id_stride * origin.shards:
+    if whole is None:
         return None
-    return (origin.id_offset - whole.origin.id_offset) // whole.origin.id_stride, origin.shards
+    if origin.id_stride == whole.origin.id_stride * origin.shards:
+        return (origin.id_offset - whole.origin.id_offset) // whole.origin.id_stride, origin.shards
+    return (origin.first_column - whole.origin.first_column) // -(-whole.dim // origin.shards), origin.shards
 
 
 def refuse_other_position(specs: Mapping[str, TableSpec], number: int, servers: int) -> None:

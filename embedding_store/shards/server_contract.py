@@ -449,6 +449,10 @@ class SavedRows:
 class ServedRows(ABC):
     """Rows that store servers save: of their current version, or of one that is pinned on each of them."""
 
+    def saves(self, table: str) -> bool:
+        """Whether each server saves its rows of a table; else they have only parts of each row."""
+        return True
+
     @abstractmethod
     def save_rows(self, save: RowSave) -> SavedRows:
         """Has every server save its rows, and waits for all of them.

@@ -25,7 +25,7 @@ TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean")
 """What the URL of a store with a tier may say of the engine in front of it; see `TierOptions`."""
 
 _LEAST_BUDGET = 1 << 20
-_STRATEGIES = ("token", "encoding")
+STRATEGIES = ("token", "encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +162,10 @@ def shard_urls(url: str) -> tuple[str, list[str]]:
         BadInput: a shard is partitioned itself.
     """
     strategy, separator, rest = url.partition(":")
-    if not separator or strategy not in _STRATEGIES:
+    if not separator or strategy not in STRATEGIES:
         return "", []
     shards = _NEXT_URL.split(rest)
-    if any(shard.partition(":")[0] in _STRATEGIES for shard in shards):
+    if any(shard.partition(":")[0] in STRATEGIES for shard in shards):
         raise BadInput(f"store {strategy}:...: a shard cannot be partitioned by URL; join stores in Python instead")
     return strategy, shards
 
@@ -186,13 +186,25 @@ def refuse_remote_shards(url: str) -> None:
         )
 
 
+def servers_url(url: str, strategy: str) -> str:
+    """`servers:...`, over which new tables are split by a strategy."""
+    return url if strategy == "token" else f"{SERVERS}{strategy}:{url.removeprefix(SERVERS)}"
+
+
+def servers_strategy(url: str) -> str:
+    """How new tables are split over `servers:host:port,...` or `servers:encoding:host:port,...`."""
+    strategy = url.removeprefix(SERVERS).partition(":")[0]
+    return strategy if strategy in STRATEGIES else "token"
+
+
 def server_addresses(url: str) -> list[str]:
     """The addresses in `servers:host:port,host:port,...`, in the order in which tables are split over them.
 
     Raises:
         BadInput: none, one that cannot be, or one that appears twice.
     """
-    addresses = [address.strip() for address in url.removeprefix(SERVERS).split(",")]
+    given = url.removeprefix(SERVERS).removeprefix(f"{servers_strategy(url)}:")
+    addresses = [address.strip() for address in given.split(",")]
     for address in addresses:
         Address.parse(address)
     if len(set(addresses)) < len(addresses):

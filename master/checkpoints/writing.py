@@ -110,12 +110,14 @@ def _write_files(
             for number, name in enumerate(specs)
         ]
         states = {of.table: write_state(out, of.prefix, source, of.table) for of in saves}
+        saved, known = SavedRows(), changes if isinstance(changes, Changes) else None
         if isinstance(source, ServedRows):
             mark = changes.mark if isinstance(changes, ServerChanges) else b""
-            saved = save_tables(out, files, draft, source, DENSE, saves, mark)
-        else:
-            ours = changes if isinstance(changes, Changes) else None
-            saved = SavedRows({of.table: write_blocks(out, of, source, specs[of.table], ours) for of in saves})
+            theirs = [of for of in saves if source.saves(of.table)]
+            saved = save_tables(out, files, draft, source, DENSE, theirs, mark)
+        ours = [of for of in saves if not (isinstance(source, ServedRows) and source.saves(of.table))]
+        written = {of.table: write_blocks(out, of, source, specs[of.table], known) for of in ours}
+        saved = SavedRows({**saved.tables, **written}, saved.files)
         entries = {**out.entries(), **saved.files}
         tables = {of.table: _entry(specs[of.table], of, saved, states[of.table]) for of in saves}
     builds = base is not None and not all(entry.whole for entry in tables.values())
@@ -135,7 +137,7 @@ def _write_files(
 def _changed(source: Snapshot, table: str, changes: Changes | ServerChanges | None) -> ChangedTable | None:
     """What changed of a table since the base; None: that is not known."""
     if isinstance(changes, ServerChanges):
-        return changes.tables.get(table)
+        return changes.tables.get(table) if isinstance(source, ServedRows) and source.saves(table) else None
     return None if changes is None else changes.described(table, source.row_count(table))
 
 

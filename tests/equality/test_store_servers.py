@@ -58,11 +58,22 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 @pytest.mark.parametrize(
-    ("count", "workers", "place"),
-    [pytest.param(1, 1, "memory", marks=pytest.mark.slow), (3, 2, "redis"), (2, 2, "files")],
+    ("count", "workers", "place", "cut"),
+    [
+        pytest.param(1, 1, "memory", "token", marks=pytest.mark.slow),
+        (3, 2, "redis", "encoding"),
+        (2, 2, "files", "token"),
+    ],
 )
 def test_numbers_do_not_depend_on_store_servers(
-    alone: Numbers, tmp_path: Path, servers: Servers, redis_url: str, count: int, workers: int, place: str
+    alone: Numbers,
+    tmp_path: Path,
+    servers: Servers,
+    redis_url: str,
+    count: int,
+    workers: int,
+    place: str,
+    cut: str,
 ) -> None:
     urls = {
         "memory": ["memory"] * count,
@@ -71,7 +82,8 @@ def test_numbers_do_not_depend_on_store_servers(
     }
     started = servers(*urls[place])
     stores = [f"dns://{started[0].address}?count=1"] if count == 1 else [server.address for server in started]
-    assert differing(alone, train(tmp_path, workers, "adagrad", stores=stores)) == []
+    ours = train(tmp_path, workers, "adagrad", stores=stores, options=("--partition", cut))
+    assert differing(alone, ours) == []
 
 
 @pytest.mark.slow  # tests/elastable/models/test_table_places.py prepares such a job

@@ -136,7 +136,8 @@ def test_words_of_a_config_give_the_config_again(config: type) -> None:
     child = typer.Typer()
     child.command()(takes(config)(seen.append))
     options = {name: _other_value(field) for name, field in option_fields(config).items()}
-    options.pop("stores", None)  # store servers contradict some of the others
+    for name in ("stores", "partition"):
+        options.pop(name, None)  # store servers contradict some of the others
     whole = config(**options)
     least = config(
         **{
@@ -187,6 +188,7 @@ def test_words_of_store_servers_give_them_again() -> None:
         ({"full_every": 0}, "--full-every 0: must be at least 1"),
         ({"warm_tables": ("users",)}, "--warm-tables needs --warm-start"),
         ({"rerun": True}, "--rerun needs --resume"),
+        ({"partition": "encoding"}, "--partition needs --stores"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options: Keywords, message: str) -> None:

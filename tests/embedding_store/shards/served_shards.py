@@ -50,13 +50,14 @@ class ServedShard:
 
 @contextmanager
 def served(
-    count: int, folder: Path | None = None, most_bytes: int = 1 << 26
+    count: int, folder: Path | None = None, most_bytes: int = 1 << 26, strategy: str = "token"
 ) -> Iterator[tuple[list[ServedShard], StoreServers]]:
     """Some store servers, with a log each if there is a folder; and all of them as one store."""
     urls = ["memory" if folder is None else f"memory?log={folder}/{n}" for n in range(count)]
     servers = [ServedShard(url, most_bytes) for url in urls]
     try:
-        with StoreServers([ShardClient(it.address, _DEADLINE_S) for it in servers], _DEADLINE_S) as store:
+        clients = [ShardClient(it.address, _DEADLINE_S) for it in servers]
+        with StoreServers(clients, _DEADLINE_S, strategy) as store:
             yield servers, store
     finally:
         for server in servers:

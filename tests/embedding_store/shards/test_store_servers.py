@@ -92,9 +92,10 @@ def assert_same_rows(store: StoreServers, versions: int) -> None:
             np.testing.assert_array_equal(ours.slots.view(np.uint32), theirs.slots.view(np.uint32))
 
 
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
 @pytest.mark.parametrize("servers", [1, 2, 3])
-def test_any_number_of_servers_makes_the_rows_of_one_process(servers: int) -> None:
-    with served(servers) as (_, store):
+def test_any_number_of_servers_makes_the_rows_of_one_process(servers: int, strategy: str) -> None:
+    with served(servers, strategy=strategy) as (_, store):
         begin(store)
         for version in range(3):
             push_all(store, version)
@@ -431,6 +432,17 @@ def test_two_servers_that_come_back_at_each_others_addresses_take_nothing(tmp_pa
         assert [server.store.version() for server in servers] == [1, 1]
 
 
+def test_an_optimizer_that_looks_across_columns_is_refused_where_they_are_summed_apart() -> None:
+    rows = TableSpec("t", 4, optimizer=OptimizerSpec.of("rowwise_adagrad"))
+    with (
+        served(2, strategy="encoding") as (_, store),
+        pytest.raises(errors.Unsupported, match="needs gradients of whole"),
+    ):
+        store.create_table(rows)
+    with served(1, strategy="encoding") as (_, store):
+        assert store.create_table(rows)
+
+
 def test_a_claim_as_a_number_that_there_is_not_is_refused() -> None:
     for number, count in ((2, 2), (-1, 2), (1, 0)):
         with pytest.raises(errors.BadInput, match=f"store server {number} of {count}: they are numbered from 0"):
@@ -441,12 +453,11 @@ def test_a_claim_as_a_number_that_there_is_not_is_refused() -> None:
 
 
 @pytest.mark.parametrize("whole", [FIXED, ANY, partition(ANY, "token", 3).shards[1]])
-def test_the_position_of_a_shard_is_that_of_its_ids(whole: TableSpec) -> None:
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
+def test_the_position_of_a_shard_is_that_of_its_ids_or_columns(whole: TableSpec, strategy: str) -> None:
     for count in (1, 2, 5):
-        shards = partition(whole, "token", count).shards
-        assert [position_of(spec) for spec in shards if spec] == [(number, count) for number in range(count)]
-    wide = partition(FIXED, "encoding", 3).shards
-    assert [position_of(spec) for spec in wide if spec] == [None] * 3
+        for number, spec in enumerate(partition(whole, strategy, count).shards):
+            assert spec is None or position_of(spec) == (number, count)
 
 
 def test_commits_of_whole_gradients_are_refused_by_name() -> None:

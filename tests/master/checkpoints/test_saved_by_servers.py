@@ -111,6 +111,21 @@ def test_checkpoints_restore_to_any_number_of_servers(tmp_path: Path, servers: i
     assert saved.manifest.tables["fixed"].written == 7
 
 
+def test_rows_that_are_split_by_column_are_written_whole_by_the_master(tmp_path: Path) -> None:
+    with served(2, strategy="encoding") as (_, store):
+        job = Job(store, tmp_path)
+        for _ in range(2):
+            job.train(range(30))
+            job.begin()()
+        expected = rows(job.alone)
+        assert rows(store) == expected
+    saved = open_checkpoint(tmp_path)
+    assert {entry.whole for entry in saved.manifest.tables.values()} == {True}
+    for servers in (0, 3):
+        with restored(saved, servers) as back:
+            assert rows(back) == expected
+
+
 def test_what_a_master_with_its_own_rows_wrote_goes_on_over_servers_as_increments(tmp_path: Path) -> None:
     alone = created(MemoryStore(1))
     commit(alone, {"fixed": list(range(200))})
