@@ -38,7 +38,7 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
-from elastable.worker.keras.same_optimizer import require_same_optimizer
+from elastable.worker.keras.same_optimizer import kept_traces, require_same_optimizer
 from elastable.worker.keras.seeds import layers_of, same_keras_state
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
@@ -111,7 +111,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     )  # fmt: skip
     if steps is not None and tables.on_worker:
         steps = plan_step(model, batch_spec(sample))  # they are variables now
-    dense = dense_part(model, steps)
+    dense = dense_part(model, steps, kept_traces(model))
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
         evaluate_every=settings.evaluate_every, concurrent_evaluation=False, validation_freq=settings.validation_freq,

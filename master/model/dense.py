@@ -194,16 +194,17 @@ class DenseState(DenseTensors):
 
     Args:
         model: A compiled and built model.
+        traces: Of its updates, that are kept as long as it stays compiled; None: none is.
 
     Raises:
         ModelError: the model is not compiled.
         Unsupported: naming what of its optimizer cannot be honoured.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, traces: dict[object, Callable[..., None]] | None = None) -> None:
         self._optimizer = optimizer_of(model)
         self._update = KerasUpdate(self._optimizer)
-        self._applies: dict[bool, Callable[..., None]] = {}
+        self._traces = {} if traces is None else traces
         trainable = variables_of(model.trainable_weights)
         if not self._optimizer.built:
             self._optimizer.build(model.trainable_weights)  # tables are left out, and noted
@@ -246,7 +247,6 @@ class DenseState(DenseTensors):
         self._active = [number for number, variable in enumerate(self.trained) if id(variable) in wanted]
         self.frozen_tables, self._flags = frozen_tables, flags
         self._counts = any_table or bool(self._active)
-        self._applies = {}
 
     def steps(self) -> tuple[OptimizerStep, ...]:
         number, own = self._update.number(), {}
@@ -257,10 +257,11 @@ class DenseState(DenseTensors):
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         whole = rate_share == 1.0
-        if whole not in self._applies:
-            self._applies[whole] = self._compiled(whole)
+        form = (DenseState, whole, self._counts, *self._active)
+        if form not in self._traces:
+            self._traces[form] = self._compiled(whole)
         share = () if whole else (np.float32(rate_share),)
-        self._applies[whole](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
+        self._traces[form](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
         self._snapshot_states = None
 
     def overflow(self, states: Sequence[Tensor]) -> None:
@@ -555,14 +556,17 @@ DenseModel = DenseState | MultiUpdateState
 """The dense part of a Keras model."""
 
 
-def dense_part(model: keras.Model, steps: Steps | None) -> DenseModel:
+def dense_part(
+    model: keras.Model, steps: Steps | None, traces: dict[object, Callable[..., None]] | None = None
+) -> DenseModel:
     """The dense part of a model.
 
     Args:
         model: A compiled and built model.
         steps: What its own `train_step` does; None: it has Keras' own.
+        traces: As of `DenseState`.
     """
-    return DenseState(model) if steps is None or not steps.several else MultiUpdateState(model, steps)
+    return DenseState(model, traces) if steps is None or not steps.several else MultiUpdateState(model, steps)
 
 
 def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:
