@@ -96,7 +96,9 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
     train = for_model(data.train, model)
     sample = sample_batch(train, model)
-    build_model(model, sample)
+    form = ("built", repr(batch_spec(sample)))
+    if form not in kept_traces(model):
+        build_model(model, sample)
     moved = offload_built(model, settings.offload_embeddings_above)
     steps = plan_step(model, batch_spec(sample))
     job = _job(model, data, settings, steps)
@@ -124,6 +126,8 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     computer = MicroBatchComputer(
         model, job, readers, sample, tables.store, tables.specs, keras_draws=settings.seeds.keras
     )
+    if steps is None:
+        kept_traces(model)[form] = True
     refuse_backup_of_slots(settings.callbacks, model, tables.specs)
     with ExitStack() as held:
         best = held.enter_context(closing(BestVersions(settings.callbacks, tables.store, dense, job, master.progress)))
