@@ -166,7 +166,7 @@ class Driver:
 
     def _begin(self) -> None:
         state = self._state
-        if state.board.training.ends_epoch and not state.evaluated:
+        if state.board.ends_epoch and not state.evaluated:
             self._publish()
             self._end_epoch(state.epoch - 1)
         elif self._hooks.stops_epoch():
@@ -241,11 +241,11 @@ class Driver:
         with self._waits.changing():
             self._state.logs = logs
         self._hooks.on_epoch_end(epoch, logs)
-        if not self._state.ending and not self._state.board.training.over:
+        if not self._state.ending and not self._state.board.over:
             self._begin_epoch()
 
     def _begin_epoch(self, due: bool = False) -> None:
-        if not self._state.board.training.over:
+        if not self._state.board.over:
             self._hooks.on_epoch_begin(self._state.epoch)
             self._committer.forget()
             # Hooks may have set weights, and what is trained: no worker has begun the epoch.

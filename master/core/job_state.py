@@ -96,7 +96,7 @@ class JobState:
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0; after the last one, the number of epochs."""
-        return self.schedule.epoch_of_group(self.board.training.position)
+        return self.schedule.epoch_of_group(self.board.position)
 
     @property
     def ending(self) -> bool:
@@ -114,7 +114,7 @@ class JobState:
             return "stopping"
         if not len(self.sessions):
             return "waiting"
-        return "evaluating" if self.board.evaluations.awaited is not None else "training"
+        return "evaluating" if self.board.awaited is not None else "training"
 
     def refuse_failed(self) -> None:
         """Raises `JobFailed`, or `ShardLost`, with the reason, once the job has failed."""
@@ -138,7 +138,7 @@ class JobState:
         worker, held = self.sessions.identity(incarnation), self.board.held_by(incarnation)
         if not self.sessions.close(incarnation):
             return None
-        if not self.ending and not self.board.training.over:
+        if not self.ending and not self.board.over:
             self.workers.left(worker, held)
         self.board.release(incarnation)
         return worker, held
@@ -191,7 +191,7 @@ class JobState:
         """Counts an evaluated micro-batch."""
         if report.version > self.version:
             raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
-        if self.ending or report.version not in self.board.evaluations.versions:
+        if self.ending or report.version not in self.board.evaluations:
             return PushOutcome.STALE
         counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch, report.version, report.incarnation)
         if counts:
@@ -202,14 +202,14 @@ class JobState:
         """What can be done now, if anything."""
         if self.failure is not None or self.stop_reason is not None:
             return Work(over=True)
-        if (evaluated := self.board.evaluations.complete) is not None:
+        if (evaluated := self.board.evaluated) is not None:
             return Work(evaluated=evaluated)
-        if self.board.evaluations.awaited is not None:
+        if self.board.awaited is not None:
             return None
         tickets = self.pushes.ready()
         if tickets is not None:
             return Work(tickets=tuple(tickets))
-        return Work(over=True) if self.board.training.over and not self.board.evaluations.versions else None
+        return Work(over=True) if self.board.over and not self.board.evaluations else None
 
     def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
         """Advances to the version that was committed; returns whether it ends an epoch. Workers do not see it yet."""
