@@ -228,7 +228,7 @@ class _Began:
 
 
 def kept_traces(model: keras.Model) -> dict[object, Any]:
-    """The traces of a model's steps, which the next `fit` goes on with, as Keras does until `compile`.
+    """The traces of a model's steps, and what was checked before, which the next `fit` goes on with until `compile`.
 
     They are dropped where they would read other variables than the model's: its weights were replaced, a table became a
     variable or moved to a store, or Keras' global generator was seeded again. None is kept of an eager model.
@@ -242,7 +242,7 @@ def kept_traces(model: keras.Model) -> dict[object, Any]:
     now: list[object] = [global_generator(), *model.variables]
     for layer in layers_of(model):
         if hasattr(layer, "table_spec"):
-            now += [layer, layer.table_name, layer.on_worker]
+            now += [layer, layer.table_name, layer.on_worker, layer.embeddings_initializer]
     if list(map(id, now)) != list(map(id, began.traced)):  # they are held, so that no other object gets their ids
         began.traced[:] = now
         began.traces.clear()
