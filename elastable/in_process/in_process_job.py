@@ -113,13 +113,16 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     )  # fmt: skip
     if steps is not None and tables.on_worker:
         steps = plan_step(model, batch_spec(sample))  # they are variables now
-    dense = dense_part(model, steps, kept_traces(model))
+    kept = kept_traces(model) if steps is None else {}
+    dense: DenseModel = kept["dense"] if "dense" in kept else dense_part(model, steps)
+    dense.begin()
+    metrics: ModelMetrics = kept["metrics"] if "metrics" in kept else ModelMetrics(model)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
         evaluate_every=settings.evaluate_every, concurrent_evaluation=False, validation_freq=settings.validation_freq,
         uneven=data.train.batches is not None,
     )  # fmt: skip
-    master = Master(job, tables.store, dense, ModelMetrics(model), start=start, options=options)
+    master = Master(job, tables.store, dense, metrics, start=start, options=options)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: train}
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
@@ -127,7 +130,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
         model, job, readers, sample, tables.store, tables.specs, keras_draws=settings.seeds.keras
     )
     if steps is None:
-        kept_traces(model)[form] = True
+        kept_traces(model).update({form: True, "dense": dense, "metrics": metrics})
     refuse_backup_of_slots(settings.callbacks, model, tables.specs)
     with ExitStack() as held:
         best = held.enter_context(closing(BestVersions(settings.callbacks, tables.store, dense, job, master.progress)))

@@ -93,6 +93,10 @@ class DenseTensors(DensePart, ABC):
             self._flags,
         )
 
+    def begin(self) -> None:
+        """Another training begins: nothing goes back to the states that an earlier one knew."""
+        self._snapshot_states = None
+
     def rewind(self) -> None:
         """Makes the states those of the version again: a worker that shares the model changes them as it computes."""
         for variable, value in zip(self._states, self._snapshot_states or (), strict=False):
@@ -194,17 +198,16 @@ class DenseState(DenseTensors):
 
     Args:
         model: A compiled and built model.
-        traces: Of its updates, that are kept as long as it stays compiled; None: none is.
 
     Raises:
         ModelError: the model is not compiled.
         Unsupported: naming what of its optimizer cannot be honoured.
     """
 
-    def __init__(self, model: keras.Model, traces: dict[object, Callable[..., None]] | None = None) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._optimizer = optimizer_of(model)
         self._update = KerasUpdate(self._optimizer)
-        self._traces = {} if traces is None else traces
+        self._traces: dict[object, Callable[..., None]] = {}
         trainable = variables_of(model.trainable_weights)
         if not self._optimizer.built:
             self._optimizer.build(model.trainable_weights)  # tables are left out, and noted
@@ -257,7 +260,7 @@ class DenseState(DenseTensors):
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         whole = rate_share == 1.0
-        form = (DenseState, whole, self._counts, *self._active)
+        form = (whole, self._counts, *self._active)
         if form not in self._traces:
             self._traces[form] = self._compiled(whole)
         share = () if whole else (np.float32(rate_share),)
@@ -556,17 +559,14 @@ DenseModel = DenseState | MultiUpdateState
 """The dense part of a Keras model."""
 
 
-def dense_part(
-    model: keras.Model, steps: Steps | None, traces: dict[object, Callable[..., None]] | None = None
-) -> DenseModel:
+def dense_part(model: keras.Model, steps: Steps | None) -> DenseModel:
     """The dense part of a model.
 
     Args:
         model: A compiled and built model.
         steps: What its own `train_step` does; None: it has Keras' own.
-        traces: As of `DenseState`.
     """
-    return DenseState(model, traces) if steps is None or not steps.several else MultiUpdateState(model, steps)
+    return DenseState(model) if steps is None or not steps.several else MultiUpdateState(model, steps)
 
 
 def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:

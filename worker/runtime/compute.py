@@ -102,7 +102,6 @@ class MicroBatchComputer:
             # Training and validation data may have weights independently, as in Keras.
             self._likes[TaskKind.EVALUATE] = (*self.spec[:2], *batch_spec(validation)[2:])
         steps = plan_step(model, self.spec)
-        self._mirror = DenseMirror(*dense_parts(model, steps))
         several = job.micro_batches_per_version > 1 and job.average != "batches"
         seed, average = None if keras_draws else job.seed, job.average if several else None
         self._traced = _traced_steps(model, self._likes, seed, average, steps)
@@ -135,7 +134,7 @@ class MicroBatchComputer:
 
     def hold(self, snapshot: DenseSnapshot) -> None:
         """Uses this version's dense part from now on, and trains what that version trains."""
-        self._mirror.assign(snapshot)
+        self._traced.mirror.assign(snapshot)
         self._traced.train.hold(snapshot.trainable)
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
@@ -181,6 +180,7 @@ class TracedSteps:
     """The steps of a model and their id plans; each step is traced in its first call.
 
     Attributes:
+        mirror: Writes snapshots into the variables that the steps read.
         source, deadline_s: As of `MicroBatchComputer`, of the job that uses them now.
 
     Args:
@@ -199,6 +199,7 @@ class TracedSteps:
         average: str | None,
         steps: StepPlan | None,
     ) -> None:
+        self.mirror = DenseMirror(*dense_parts(model, steps))
         self.plans = {kind: plan_ids(model, like, training=kind is TaskKind.TRAIN) for kind, like in likes.items()}
         made, like = TrainStep if steps is None else OwnTrainStep, likes[TaskKind.TRAIN]
         self.train = made(model, like, self.plans[TaskKind.TRAIN], self._look_up, seed, average, steps)
