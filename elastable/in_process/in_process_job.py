@@ -38,7 +38,7 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
-from elastable.worker.keras.same_optimizer import require_same_optimizer
+from elastable.worker.keras.same_optimizer import kept_traces, require_same_optimizer
 from elastable.worker.keras.seeds import layers_of, same_keras_state
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
@@ -96,7 +96,9 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
     train = for_model(data.train, model)
     sample = sample_batch(train, model)
-    build_model(model, sample)
+    form = ("built", repr(batch_spec(sample)))
+    if form not in kept_traces(model):
+        build_model(model, sample)
     moved = offload_built(model, settings.offload_embeddings_above)
     steps = plan_step(model, batch_spec(sample))
     job = _job(model, data, settings, steps)
@@ -111,19 +113,24 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     )  # fmt: skip
     if steps is not None and tables.on_worker:
         steps = plan_step(model, batch_spec(sample))  # they are variables now
-    dense = dense_part(model, steps)
+    kept = kept_traces(model) if steps is None else {}
+    dense: DenseModel = kept["dense"] if "dense" in kept else dense_part(model, steps)
+    dense.begin()
+    metrics: ModelMetrics = kept["metrics"] if "metrics" in kept else ModelMetrics(model)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
         evaluate_every=settings.evaluate_every, concurrent_evaluation=False, validation_freq=settings.validation_freq,
         uneven=data.train.batches is not None,
     )  # fmt: skip
-    master = Master(job, tables.store, dense, ModelMetrics(model), start=start, options=options)
+    master = Master(job, tables.store, dense, metrics, start=start, options=options)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: train}
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
     computer = MicroBatchComputer(
         model, job, readers, sample, tables.store, tables.specs, keras_draws=settings.seeds.keras
     )
+    if steps is None:
+        kept_traces(model).update({form: True, "dense": dense, "metrics": metrics})
     refuse_backup_of_slots(settings.callbacks, model, tables.specs)
     with ExitStack() as held:
         best = held.enter_context(closing(BestVersions(settings.callbacks, tables.store, dense, job, master.progress)))

@@ -23,8 +23,10 @@ from elastable.embedding_store.errors import BadInput, ElastableError, Unsupport
 from elastable.embedding_store.open_store import open_store
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.master.model.discovery import discover_tables
+from elastable.master.model.keras_optimizer import learning_rate_of
 from elastable.models.table_places import join_stores, on_worker
 from elastable.models.tables_in_store import as_there, seeded_as_read, tables_in_store
+from elastable.worker.keras.same_optimizer import kept_traces, optimizers_of
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.step.traced.step_plan import StepPlan
 from elastable.worker.user_model.offload import keep_on_worker
@@ -178,8 +180,14 @@ class FitTables:
 def _discovered(
     model: keras.Model, seed: int, lazy: bool | None, optimizers: Mapping[str, keras.Optimizer]
 ) -> dict[str, TableSpec]:
+    """As `discover_tables`, once as long as the model stays compiled and no learning rate is assigned."""
+    kept = {} if optimizers else kept_traces(model)
+    form = ("tables", seed, lazy)
+    rates, found = kept.get(form, ((), {}))
+    if rates and rates == [learning_rate_of(each) for each in optimizers_of(model)]:
+        return dict(found)
     try:
-        return discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
+        found = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
     except Unsupported as error:
         if lazy is not None:
             raise
@@ -187,3 +195,5 @@ def _discovered(
             f"{error}. model.fit takes lazy=False for a table with input_dim, so that rows which no batch touches have "
             "Keras' numbers; with lazy=True on the layer, and in et.fit, touched rows alone are trained"
         ) from error
+    kept[form] = [learning_rate_of(each) for each in optimizers_of(model)], found
+    return found

@@ -56,22 +56,18 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     """
     if not pushes:
         return Accumulated()
-    records = sum(push.records for push in pushes)
-    if records < 1 or any(push.records < 0 for push in pushes):
-        raise BadInput(f"pushes of {[push.records for push in pushes]} records: a push must have at least one")
-    shares = [push.records / records for push in pushes]
+    counts = [push.records for push in pushes]
+    records = sum(counts)
+    if records < 1 or min(counts) < 0:
+        raise BadInput(f"pushes of {counts} records: a push must have at least one")
     parts = _weighted_parts(pushes, average)
-    states = zip(*(push.states for push in pushes), strict=True)
-    metrics = add_metrics((), [push.metrics for push in pushes])
-    return Accumulated(
-        records=records,
-        dense=tuple(
-            _weighted_sum([(part.dense[place], share) for share, part in parts if place in part.dense])
-            for place in range(len(pushes[0].dense))
-        ),
-        states=tuple(_weighted_mean(state, shares) for state in states),
-        metrics=_with_losses(metrics, pushes, [part for _, part in parts]),
-    )
+    dense, states = [], []
+    for place in range(len(pushes[0].dense)):
+        dense.append(_weighted_sum([(part.dense[place], share) for share, part in parts if place in part.dense]))
+    for state in zip(*[push.states for push in pushes], strict=True):
+        states.append(_weighted_mean(state, [count / records for count in counts]))
+    metrics = _with_losses(add_metrics((), [push.metrics for push in pushes]), pushes, parts)
+    return Accumulated(records, tuple(dense), states=tuple(states), metrics=metrics)
 
 
 def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequence[str]) -> RowSums:
@@ -83,20 +79,24 @@ def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequenc
     """
     if not pushes:
         return RowSums(version, frozen=tuple(frozen))
-    (sender,) = {push.id.incarnation if isinstance(push.id, AsyncPushId) else "" for push in pushes}
-    weighted = _weighted_parts(pushes, average)
-    parts = 1 + len(pushes[0].parts)
-    # As `_weighted_parts` lists them: of every push the first, then of every push the second.
-    names = [(_number(push), part) for part in range(parts) for push in pushes]
-    terms = tuple(SumTerm(*name, share) for name, (share, _) in zip(names, weighted, strict=True))
-    kinds = [pushes[0].divisor, *(part.divisor for part in pushes[0].parts)]
-    once = tuple(part for part, kind in enumerate(kinds) if kind is not None and kind.kind is DivisorKind.ROWS)
-    return RowSums(version, terms, once, tuple(frozen), sender)
+    terms, once = [], []
+    for place, (share, gradient) in enumerate(_weighted_parts(pushes, average)):
+        part, number = divmod(place, len(pushes))
+        terms.append(SumTerm(_number(pushes[number]), part, share))
+        if number == 0 and gradient.divisor.kind is DivisorKind.ROWS:
+            once.append(part)
+    sender = pushes[0].id.incarnation if isinstance(pushes[0].id, AsyncPushId) else ""
+    return RowSums(version, tuple(terms), tuple(once), tuple(frozen), sender)
 
 
 def row_parts(pushes: Sequence[Push]) -> Pushes:
     """The rows' part of pushes that brought it here, named as `row_sums` names it."""
-    return {_number(push): (push.slices, *(part.slices for part in push.parts)) for push in pushes}
+    found = {}
+    for push in pushes:
+        parts = found[_number(push)] = [push.slices]
+        for part in push.parts:
+            parts.append(part.slices)
+    return found
 
 
 def _number(push: Push) -> int:
@@ -113,63 +113,62 @@ def _weighted_parts(pushes: Sequence[Push], average: str) -> list[tuple[float, G
     Their losses are what they add to losses of the version.
     """
     meant = _MEANT.get(average, Divisor(DivisorKind.RECORDS))
-    every = [
-        (GradientPart(push.divisor or meant, dict(enumerate(push.dense)), losses=push.losses), *push.parts)
-        for push in pushes
-    ]
-    records = [push.records for push in pushes]
+    every = []
+    for push in pushes:
+        first = GradientPart(push.divisor or meant, dict(enumerate(push.dense)), losses=push.losses)
+        every.append((first, *push.parts))
     found: list[tuple[float, GradientPart]] = []
     for alike in zip(*every, strict=True):
-        by_rows = alike[0].divisor.kind is DivisorKind.ROWS
-        shares = _shares([part.divisor for part in alike], records)
-        losses = _losses_of_rows(alike) if by_rows else _weighted_losses(alike, shares)
-        parts = (replace(part, losses=shown) for part, shown in zip(alike, losses, strict=True))
-        found += zip(shares, parts, strict=True)
+        shares, losses = _shares(alike, pushes), alike[0].losses
+        if by_rows := alike[0].divisor.kind is DivisorKind.ROWS:
+            losses = dict.fromkeys(losses, _penalty(alike))
+        # A mean of no values may be NaN; it counts where all of them are of none.
+        whole = by_rows or not any(shares)
+        for share, part in zip(shares, alike, strict=True):
+            if not whole:
+                losses = {place: share * value for place, value in part.losses.items()} if share else {}
+            found.append((share, replace(part, losses=losses)))
+            if whole:
+                losses = {}  # the first has all
     return found
 
 
-def _weighted_losses(parts: Sequence[GradientPart], shares: Sequence[float]) -> list[Mapping[int, float]]:
-    """What each part adds to losses. A mean of no values may be NaN; it counts where all of them are of none."""
-    if not any(shares):
-        return [parts[0].losses, *({} for _ in parts[1:])]
-    return [
-        {place: share * value for place, value in part.losses.items()} if share else {}
-        for part, share in zip(parts, shares, strict=True)
-    ]
-
-
-def _losses_of_rows(parts: Sequence[GradientPart]) -> list[Mapping[int, float]]:
-    """What the parts add to losses together, with the first of them: each row of the version once."""
+def _penalty(parts: Sequence[GradientPart]) -> float:
+    """What the parts' rows add to a loss together: each row of the version once."""
     total = 0.0
     for table in dict.fromkeys(table for part in parts for table in part.penalties):
         given = [part.penalties[table] for part in parts if table in part.penalties]
         _, first = np.unique(np.concatenate([rows.indices for rows in given]), return_index=True)
         total += float(np.concatenate([rows.values for rows in given])[first].sum(dtype=np.float64))
-    return [dict.fromkeys(parts[0].losses, total), *({} for _ in parts[1:])]
+    return total
 
 
-def _shares(divisors: Sequence[Divisor], records: Sequence[int]) -> list[float]:
-    kind = divisors[0].kind
+def _shares(parts: Sequence[GradientPart], pushes: Sequence[Push]) -> list[float]:
+    """What the parts, one of each push and divided alike, weigh."""
+    kind = parts[0].divisor.kind
     if kind in (DivisorKind.NOTHING, DivisorKind.ROWS):
-        return [1.0] * len(divisors)
-    amounts = [float(count) for count in records]
-    if kind is DivisorKind.AMOUNT:
-        amounts = [divisor.amount for divisor in divisors]
+        return [1.0] * len(parts)
+    amounts = []
+    for part, push in zip(parts, pushes, strict=True):
+        amounts.append(part.divisor.amount if kind is DivisorKind.AMOUNT else float(push.records))
     total = sum(amounts)
     # As Keras: what is divided by no weight at all is zero.
     return [amount / total if total else 0.0 for amount in amounts]
 
 
 def _with_losses(
-    metrics: tuple[Tensor, ...], pushes: Sequence[Push], parts: Sequence[GradientPart]
+    metrics: tuple[Tensor, ...], pushes: Sequence[Push], parts: Sequence[tuple[float, GradientPart]]
 ) -> tuple[Tensor, ...]:
     """Metric totals of losses as one batch of all records would have counted them.
 
     The total of a mean is followed by its count.
     """
+    losses: dict[int, float] = {}
+    for _, part in parts:
+        for place, loss in part.losses.items():
+            losses[place] = losses.get(place, 0) + loss
     changed = list(metrics)
-    for place in dict.fromkeys(place for part in parts for place in part.losses):
-        loss = sum(part.losses[place] for part in parts if place in part.losses)
+    for place, loss in losses.items():
         if place in pushes[0].once:
             changed[place + 1] = pushes[0].metrics[place + 1].astype(np.float64)
         changed[place] = np.float64(loss) * changed[place + 1]
@@ -188,7 +187,7 @@ def add_metrics(total: tuple[Tensor, ...], parts: Sequence[tuple[Tensor, ...]]) 
     sums = list(total)
     for part in parts:
         wide = [tensor.astype(np.float64 if tensor.dtype.kind == "f" else np.int64) for tensor in part]
-        sums = wide if not sums else [one + other for one, other in zip(sums, wide, strict=True)]
+        sums = list(map(np.add, sums, wide)) if sums else wide
     return tuple(sums)
 
 

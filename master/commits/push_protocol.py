@@ -173,9 +173,9 @@ class AsyncPushes(PushProtocol):
         if micro_batch >= self.schedule.versions_total:
             raise BadInput(f"micro-batch {micro_batch} is not of this job, which has {self.schedule.versions_total}")
         self._check_records(push, version, micro_batch)
-        if self.board.training.was_trained(micro_batch):
+        if self.board.was_trained(micro_batch):
             return PushOutcome.DUPLICATE, f"micro-batch {micro_batch} was counted before"
-        if micro_batch // self.schedule.micro_batches_per_pass > self.board.training.position:
+        if micro_batch // self.schedule.micro_batches_per_pass > self.board.position:
             raise FutureVersion(f"micro-batch {micro_batch} is of an epoch that has not begun")
         return None
 
@@ -192,16 +192,16 @@ class AsyncPushes(PushProtocol):
     def forget(self, numbers: Collection[int]) -> list[Ticket]:
         ticket = self._queue.popleft()  # what is ready is always one push
         if ticket.id.micro_batch >= 0:
-            self.board.training.reopen([ticket.id.micro_batch])
+            self.board.reopen([ticket.id.micro_batch])
         return [ticket]
 
     def commit(self) -> bool:
         ticket = self._queue.popleft()
         if isinstance(ticket.id, AsyncPushId):
             self._committed.remember(ticket.id)
-        if self._queue or not self.board.training.current_done:
+        if self._queue or not self.board.current_done:
             return False
-        self.board.training.advance()
+        self.board.advance()
         return True
 
     def resume_point(self, after_next: bool = False) -> Progress:
@@ -210,12 +210,12 @@ class AsyncPushes(PushProtocol):
         ends = False
         if after_next:
             first = waiting.pop(0).id
-            ends = not waiting and self.board.training.current_done
+            ends = not waiting and self.board.current_done
             if isinstance(first, AsyncPushId):
                 sequences[first.incarnation] = first.sequence
         coming = {ticket.id.micro_batch for ticket in waiting}
-        done = () if ends else tuple(number for number in self.board.training.done() if number not in coming)
-        return Progress(epoch=self.board.training.position + ends, done=done, sequences=sequences)
+        done = () if ends else tuple(number for number in self.board.done() if number not in coming)
+        return Progress(epoch=self.board.position + ends, done=done, sequences=sequences)
 
 
 class SyncPushes(PushProtocol):
@@ -235,7 +235,7 @@ class SyncPushes(PushProtocol):
             return PushOutcome.STALE, f"version {name.version} is committed; the current version is {version}"
         if name.version > version:
             raise FutureVersion(f"push for version {name.version}, which is not there; the current one is {version}")
-        if self.board.training.over:
+        if self.board.over:
             return PushOutcome.STALE, f"version {version} is the job's last; nothing is trained on it"
         numbers = self.schedule.micro_batches(version)
         if name.micro_batch not in numbers:
@@ -266,19 +266,19 @@ class SyncPushes(PushProtocol):
         return ticket
 
     def ready(self) -> list[Ticket] | None:
-        if not (self.board.is_open and self.board.training.current_done):
+        if not (self.board.is_open and self.board.current_done):
             return None
         return [self._tickets[number] for number in sorted(self._tickets)]
 
     def forget(self, numbers: Collection[int]) -> list[Ticket]:
         lost = [self._tickets.pop(number) for number in numbers if number in self._tickets]
-        self.board.training.reopen(ticket.id.micro_batch for ticket in lost)
+        self.board.reopen(ticket.id.micro_batch for ticket in lost)
         return lost
 
     def commit(self) -> bool:
         self._tickets = {}
-        self.board.training.advance()
-        return self.board.training.ends_epoch
+        self.board.advance()
+        return self.board.ends_epoch
 
     def resume_point(self, after_next: bool = False) -> Progress:
         return Progress()

@@ -142,7 +142,7 @@ class Driver:
             self.fail(error)
             raise
         finally:
-            with self._waits.changing():
+            with self._waits.changing:
                 self._state.over = True
                 self._waits.ended()
             for evaluation in self._state.concurrent.values():
@@ -153,12 +153,12 @@ class Driver:
     def note_hooks(self) -> None:
         """Takes the hooks' state into the next `Progress`. Called by the thread of `run`, or after it."""
         state = self._hooks.state()
-        with self._waits.changing():
+        with self._waits.changing:
             self._state.hooks = state
 
     def fail(self, error: BaseException) -> None:
         """Fails the job; later failures are ignored."""
-        with self._waits.changing():
+        with self._waits.changing:
             if self._state.failure is None and not self._state.over:
                 self._state.failure = as_elastable_error(error)
             self._waits.ended()
@@ -166,7 +166,7 @@ class Driver:
 
     def _begin(self) -> None:
         state = self._state
-        if state.board.training.ends_epoch and not state.evaluated:
+        if state.board.ends_epoch and not state.evaluated:
             self._publish()
             self._end_epoch(state.epoch - 1)
         elif self._hooks.stops_epoch():
@@ -201,7 +201,7 @@ class Driver:
             if self._hooks.waits_for_log(self._state.version + 1):
                 self._committer.settle()
             self._hooks.on_rows(self._state.version + 1, made)
-            with self._waits.changing():
+            with self._waits.changing:
                 ended = self._state.committed(tickets, made)
                 sums = self._state.epoch_metrics
             self._hooks.on_version(self._state.version, self._logs(sums))
@@ -213,14 +213,14 @@ class Driver:
     def _compute_again(self, lost: PushesLost) -> None:
         """Opens micro-batches whose pushes a store server has lost, and tells those who wait for their commit."""
         _log.warning("a store server was started again: %s and are computed again", lost)
-        with self._waits.changing():
+        with self._waits.changing:
             self._waits.lost(self._state.pushes.forget(lost.numbers))
             self._opened = time.monotonic()
             self._waits.tasks_free()
 
     def _place_after(self, made: Accumulated) -> Progress:
         self.note_hooks()
-        with self._waits.changing():
+        with self._waits.changing:
             return self._state.progress_after(made)
 
     def _evaluate_if_due(self) -> None:
@@ -235,17 +235,17 @@ class Driver:
         evaluated = self._evaluations.evaluate() if self._options.evaluates(epoch) else ()
         if evaluated is None:
             return
-        with self._waits.changing():
+        with self._waits.changing:
             trained = self._state.end_epoch()
         logs = {**self._metrics.results(trained), **self._metrics.results(evaluated, "val_")}
-        with self._waits.changing():
+        with self._waits.changing:
             self._state.logs = logs
         self._hooks.on_epoch_end(epoch, logs)
-        if not self._state.ending and not self._state.board.training.over:
+        if not self._state.ending and not self._state.board.over:
             self._begin_epoch()
 
     def _begin_epoch(self, due: bool = False) -> None:
-        if not self._state.board.training.over:
+        if not self._state.board.over:
             self._hooks.on_epoch_begin(self._state.epoch)
             self._committer.forget()
             # Hooks may have set weights, and what is trained: no worker has begun the epoch.
@@ -255,7 +255,7 @@ class Driver:
             self._open()
 
     def _open(self) -> None:
-        with self._waits.changing():
+        with self._waits.changing:
             self._state.board.open()
             self._waits.tasks_free()
         self._opened = time.monotonic()
@@ -265,7 +265,7 @@ class Driver:
     def _publish(self, tickets: Iterable[Ticket] = ()) -> None:
         """Publishes the current version to the workers, and answers those whose pushes made it."""
         snapshot = self._committer.publish(self._state.version)
-        with self._waits.changing():
+        with self._waits.changing:
             self._state.snapshot = snapshot
             self._waits.published(tickets)
 
@@ -282,10 +282,10 @@ class Driver:
         while True:
             self._evaluations.give_up_unreadable()
             self._committer.settle(wait=False)  # nobody reads a store that could not log: workers wait for this
-            with self._waits.changing():
+            with self._waits.changing:
                 if (work := self._state.next_work()) is not None:
                     return work
-                if len(self._state.sessions):
+                if self._state.workers.present:
                     alone_since = time.monotonic()
                 if limit is not None and time.monotonic() - alone_since > limit:
                     raise JobFailed(f"no worker for {limit} s while work remains")
@@ -341,19 +341,19 @@ class Evaluations:
             return ()
         version = self._state.version
         self.hooks.on_evaluation_begin(version)
-        with self._waits.changing():
+        with self._waits.changing:
             self._state.begin_evaluation(version)
             self._waits.tasks_free()
         while (work := self._next_work()).evaluated != version:
             if work.over or work.evaluated is None:
                 return None
             self.end_concurrent(work.evaluated)
-        with self._waits.changing():
+        with self._waits.changing:
             return self._state.take_evaluation_total(version)
 
     def end_concurrent(self, version: int) -> None:
         """A concurrent evaluation is complete."""
-        with self._waits.changing():
+        with self._waits.changing:
             total = self._state.take_evaluation_total(version)
             evaluation = self._state.concurrent.pop(version)
         evaluation.end()
@@ -363,7 +363,7 @@ class Evaluations:
         """Ends the concurrent evaluations whose version can no longer be read."""
         for version, evaluation in tuple(self._state.concurrent.items()):
             if not evaluation.readable():
-                with self._waits.changing():
+                with self._waits.changing:
                     self._state.take_evaluation_total(version)
                     del self._state.concurrent[version]
                 evaluation.end()
@@ -377,7 +377,7 @@ class Evaluations:
         evaluation = ConcurrentEvaluation(
             snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s)
         )
-        with self._waits.changing():
+        with self._waits.changing:
             self._state.begin_concurrent(evaluation)
             self._waits.tasks_free()
 

@@ -25,7 +25,7 @@ from elastable.master.commits.push_protocol import AsyncPushes, PushProtocol, Sy
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
-from elastable.master.tasks.worker_records import Refusals, Sessions, Throughput, WorkerRecords
+from elastable.master.tasks.worker_records import Refusals, Throughput, WorkerRecords
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,6 @@ class JobState:
         self.schedule = Schedule(job)
         self.pushes = _PROTOCOLS[job.mode](self.schedule, options, start, now)
         self.board = self.pushes.board
-        self.sessions = Sessions()
         self.version = start.version
         self.unlogged: Callable[[], int | None] = lambda: None  # the version that the store still logs
         self.evaluated = start.evaluated
@@ -96,7 +95,7 @@ class JobState:
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0; after the last one, the number of epochs."""
-        return self.schedule.epoch_of_group(self.board.training.position)
+        return self.schedule.epoch_of_group(self.board.position)
 
     @property
     def ending(self) -> bool:
@@ -112,9 +111,9 @@ class JobState:
             return "finished"
         if self.stop_reason is not None:
             return "stopping"
-        if not len(self.sessions):
+        if not self.workers.present:
             return "waiting"
-        return "evaluating" if self.board.evaluations.awaited is not None else "training"
+        return "evaluating" if self.board.awaited is not None else "training"
 
     def refuse_failed(self) -> None:
         """Raises `JobFailed`, or `ShardLost`, with the reason, once the job has failed."""
@@ -125,9 +124,8 @@ class JobState:
 
     def join(self, worker: WorkerIdentity) -> None:
         """Opens a session of the worker."""
-        self.sessions.open(worker)
         self.board.join(worker.incarnation)
-        self.workers.joined(worker.incarnation)
+        self.workers.joined(worker)
 
     def leave(self, incarnation: str) -> tuple[WorkerIdentity, int] | None:
         """Ends a session of the worker; with its last one everything it holds is freed.
@@ -135,10 +133,10 @@ class JobState:
         Returns:
             The worker, and how many micro-batches it held; None: it has another session.
         """
-        worker, held = self.sessions.identity(incarnation), self.board.held_by(incarnation)
-        if not self.sessions.close(incarnation):
+        worker, held = self.workers.identity(incarnation), self.board.held_by(incarnation)
+        if not self.workers.closed(incarnation):
             return None
-        if not self.ending and not self.board.training.over:
+        if not self.ending and not self.board.over:
             self.workers.left(worker, held)
         self.board.release(incarnation)
         return worker, held
@@ -191,7 +189,7 @@ class JobState:
         """Counts an evaluated micro-batch."""
         if report.version > self.version:
             raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
-        if self.ending or report.version not in self.board.evaluations.versions:
+        if self.ending or report.version not in self.board.evaluations:
             return PushOutcome.STALE
         counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch, report.version, report.incarnation)
         if counts:
@@ -202,14 +200,14 @@ class JobState:
         """What can be done now, if anything."""
         if self.failure is not None or self.stop_reason is not None:
             return Work(over=True)
-        if (evaluated := self.board.evaluations.complete) is not None:
+        if (evaluated := self.board.evaluated) is not None:
             return Work(evaluated=evaluated)
-        if self.board.evaluations.awaited is not None:
+        if self.board.awaited is not None:
             return None
         tickets = self.pushes.ready()
         if tickets is not None:
             return Work(tickets=tuple(tickets))
-        return Work(over=True) if self.board.training.over and not self.board.evaluations.versions else None
+        return Work(over=True) if self.board.over and not self.board.evaluations else None
 
     def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
         """Advances to the version that was committed; returns whether it ends an epoch. Workers do not see it yet."""
@@ -264,9 +262,9 @@ class JobState:
 
     def status(self) -> JobStatus:
         """How far the job is, without metrics and the store's address."""
-        job = self.schedule.job
-        held, unlogged = self.board.held_by, self.unlogged() == self.version
-        workers = tuple(self.workers.status(identity, held(identity.incarnation)) for identity in self.sessions)
+        job, unlogged, workers = self.schedule.job, self.unlogged() == self.version, []
+        for incarnation, (worker, _) in self.workers.present.items():
+            workers.append(self.workers.status(worker, self.board.held_by(incarnation)))
         return JobStatus(
             job=job.job,
             state=self.phase,
@@ -277,7 +275,7 @@ class JobState:
             epochs=job.epochs,
             records_trained=self._records_before if unlogged else self.records,
             metrics={},
-            workers=workers,
+            workers=tuple(workers),
             store="",
             refusals=self.refusals.latest(),
             records_total=job.train_records * job.epochs,

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from elastable.embedding_store.errors import DeadlineExceeded, ElastableError
 from elastable.embedding_store.support.futures import Timer, Timers, settle, settle_error
@@ -16,6 +16,7 @@ from elastable.master.commits.push_protocol import Ticket
 from elastable.master.core.job_state import JobState
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _LEAST_S = 0.01  # between two looks
 
@@ -34,7 +35,7 @@ class _Pusher:
 
 
 class _Changing:
-    """What `Waits.changing` returns: made once, as every call of a worker enters it twice."""
+    """Holds the lock around a change of the job; gives the answers that came of it, without the lock."""
 
     def __init__(self, lock: AbstractContextManager[object], answers: list[Callable[[], None]]) -> None:
         self._lock = lock
@@ -57,7 +58,10 @@ class Waits:
     """The calls that wait for a job. The master's lock guards it, and every change of the job.
 
     Calls are answered once the lock is free again, as answers are sent by whoever sets a result: whatever changes the
-    job is done in `changing`.
+    job is done within `changing`.
+
+    Attributes:
+        changing: To be entered, as a context manager, around every change of the job.
     """
 
     def __init__(self, state: JobState, lock: AbstractContextManager[object]) -> None:
@@ -70,11 +74,7 @@ class Waits:
         self._pushers: dict[int, list[_Pusher]] = {}  # by the identity of their ticket
         self._look: Timer | None = None
         self._answers: list[Callable[[], None]] = []  # emptied whenever the lock is given back
-        self._changing = _Changing(lock, self._answers)
-
-    def changing(self) -> AbstractContextManager[None]:
-        """Holds the lock around a change of the job; gives the answers that came of it, without the lock."""
-        return self._changing
+        self.changing: AbstractContextManager[None] = _Changing(lock, self._answers)
 
     def for_tasks(self, worker: str, want: int, wait_s: float) -> Future[Lease]:
         """Tasks for a worker that there are none for now; an empty lease where none come in time.
@@ -88,7 +88,7 @@ class Waits:
             self._full[worker] = None
 
         def late() -> None:
-            with self.changing():
+            with self.changing:
                 if self._askers.get(worker) is asker:  # else it has got tasks meanwhile
                     self._settle(self._askers.pop(worker).result, Lease())
 
@@ -103,8 +103,8 @@ class Waits:
         result: Future[DenseSnapshot | None] = Future()
         self._readers.setdefault(version, {})[worker] = result
         # Of the result itself, the callback must not hold a reference: that is a cycle.
-        result.add_done_callback(lambda done: self._forget_reader(version, worker, done))
-        self._until(result, wait_s, lambda: settle(result, None))
+        result.add_done_callback(partial(self._forget_reader, version, worker))
+        self._until(result, wait_s, partial(settle, result, None))
         return result
 
     def for_commit(self, ticket: Ticket, reply: Callable[[bool], PushReply], wait_s: float) -> Future[PushReply]:
@@ -116,7 +116,7 @@ class Waits:
         others = [pusher for pusher in self._pushers.get(id(ticket), ()) if not pusher.result.done()]
         self._pushers[id(ticket)] = [*others, _Pusher(ticket, reply, result)]
         late = f"push {ticket.id} was not committed within {wait_s} s; it is safe to repeat"
-        self._until(result, wait_s, lambda: settle_error(result, DeadlineExceeded(late)))
+        self._until(result, wait_s, partial(settle_error, result, DeadlineExceeded(late)))
         return result
 
     def tasks_free(self) -> None:
@@ -145,26 +145,26 @@ class Waits:
     def left(self, worker: str) -> None:
         """The worker has no session any more."""
         if (asker := self._askers.pop(worker, None)) is not None:
-            self._attempt(asker.result, lambda: self._lease(worker, asker.want))
+            self._attempt(asker.result, self._lease, worker, asker.want)
         self.tasks_free()
 
     def leased(self, worker: str, lease: Lease) -> None:
         """The worker has got tasks: where it waits for a later version, it has something to do before."""
-        if not any(task.version <= self._state.version for task in lease.tasks):
-            return
-        for version, readers in tuple(self._readers.items()):
-            if version is not None and (waiting := readers.get(worker)) is not None:
+        version = self._state.version
+        for wanted, readers in self._readers.items() if lease.tasks and min(lease.tasks).version <= version else ():
+            if wanted is not None and (waiting := readers.get(worker)) is not None:
                 self._settle(waiting, None)
 
     def published(self, tickets: Iterable[Ticket] = ()) -> None:
         """The state has another snapshot; the commit of these tickets made it."""
         version = self._state.version
-        for wanted in [wanted for wanted in self._readers if wanted is None or wanted <= version]:
-            for result in tuple(self._readers.get(wanted, {}).values()):
-                self._answer_reader(result, wanted)
+        for wanted, readers in self._readers.items():
+            if wanted is None or wanted <= version:
+                for result in readers.values():
+                    self._attempt(result, self._snapshot, wanted)
         for ticket in tickets:
             for pusher in self._pushers.pop(id(ticket), ()):
-                self._attempt(pusher.result, lambda: pusher.reply(True))  # noqa: B023 - called at once
+                self._attempt(pusher.result, pusher.reply, True)
         # These have all tasks that they can hold, and waited for the version of the first.
         full, self._full = self._full, {}
         for worker in full:
@@ -176,21 +176,22 @@ class Waits:
         for ticket in tickets:
             ticket.why_not = "a store server lost its rows: it is computed again"
             for pusher in self._pushers.pop(id(ticket), ()):
-                self._attempt(pusher.result, lambda: pusher.reply(False))  # noqa: B023 - called at once
+                self._attempt(pusher.result, pusher.reply, False)
 
     def ended(self) -> None:
         """The job is stopping, over, or has failed."""
         askers, self._askers = self._askers, {}
         for worker, asker in askers.items():
-            self._attempt(asker.result, lambda: self._lease(worker, asker.want))  # noqa: B023 - called at once
-        for version, readers in tuple(self._readers.items()):
-            for result in tuple(readers.values()):
-                self._answer_reader(result, version)
+            self._attempt(asker.result, self._lease, worker, asker.want)
+        for version, readers in self._readers.items():
+            for result in readers.values():
+                self._attempt(result, self._snapshot, version)
         if not self._state.over and self._state.failure is None:
             return  # what is being committed counts yet
-        pushers, self._pushers = self._pushers, {}
-        for pusher in (pusher for each in pushers.values() for pusher in each):
-            self._attempt(pusher.result, lambda: self._reply(pusher))  # noqa: B023 - called at once
+        every, self._pushers = self._pushers, {}
+        for pushers in every.values():
+            for pusher in pushers:
+                self._attempt(pusher.result, self._reply, pusher)
 
     def _lease(self, worker: str, want: int) -> Lease:
         self._state.refuse_failed()
@@ -200,20 +201,17 @@ class Waits:
         self._state.refuse_failed()
         return pusher.reply(pusher.ticket.committed)
 
-    def _answer_reader(self, result: Future[DenseSnapshot | None], version: int | None) -> None:
-        def snapshot() -> DenseSnapshot | None:
-            self._state.refuse_failed()
-            return self._state.snapshot_of(version)
-
-        self._attempt(result, snapshot)
+    def _snapshot(self, version: int | None) -> DenseSnapshot | None:
+        self._state.refuse_failed()
+        return self._state.snapshot_of(version)
 
     def _settle(self, result: Future[T], value: T) -> None:
         self._answers.append(partial(settle, result, value))
 
-    def _attempt(self, result: Future[T], make: Callable[[], T]) -> None:
+    def _attempt(self, result: Future[T], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
         """Answers with what `make` makes, or the error that it raises."""
         try:
-            self._settle(result, make())
+            self._settle(result, make(*args, **kwargs))
         except ElastableError as error:
             self._answers.append(partial(settle_error, result, error))
 
@@ -235,7 +233,7 @@ class Waits:
             return
 
         def look() -> None:
-            with self.changing():
+            with self.changing:
                 self.tasks_free()
 
         self._look = self._timers.call_at(max(self._state.board.next_due(), time.monotonic() + _LEAST_S), look)

@@ -93,6 +93,10 @@ class DenseTensors(DensePart, ABC):
             self._flags,
         )
 
+    def begin(self) -> None:
+        """Another training begins: nothing goes back to the states that an earlier one knew."""
+        self._snapshot_states = None
+
     def rewind(self) -> None:
         """Makes the states those of the version again: a worker that shares the model changes them as it computes."""
         for variable, value in zip(self._states, self._snapshot_states or (), strict=False):
@@ -203,7 +207,7 @@ class DenseState(DenseTensors):
     def __init__(self, model: keras.Model) -> None:
         self._optimizer = optimizer_of(model)
         self._update = KerasUpdate(self._optimizer)
-        self._applies: dict[bool, Callable[..., None]] = {}
+        self._traces: dict[object, Callable[..., None]] = {}
         trainable = variables_of(model.trainable_weights)
         if not self._optimizer.built:
             self._optimizer.build(model.trainable_weights)  # tables are left out, and noted
@@ -246,7 +250,6 @@ class DenseState(DenseTensors):
         self._active = [number for number, variable in enumerate(self.trained) if id(variable) in wanted]
         self.frozen_tables, self._flags = frozen_tables, flags
         self._counts = any_table or bool(self._active)
-        self._applies = {}
 
     def steps(self) -> tuple[OptimizerStep, ...]:
         number, own = self._update.number(), {}
@@ -257,10 +260,11 @@ class DenseState(DenseTensors):
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         whole = rate_share == 1.0
-        if whole not in self._applies:
-            self._applies[whole] = self._compiled(whole)
+        form = (whole, self._counts, *self._active)
+        if form not in self._traces:
+            self._traces[form] = self._compiled(whole)
         share = () if whole else (np.float32(rate_share),)
-        self._applies[whole](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
+        self._traces[form](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
         self._snapshot_states = None
 
     def overflow(self, states: Sequence[Tensor]) -> None:

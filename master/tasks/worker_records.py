@@ -1,78 +1,14 @@
 """The workers of a job: sessions, what each has done and how fast, who failed or left."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from elastable.master.api import GoneWorker, JobSpec, Refusal, Session, WorkerIdentity, WorkerStatus
 
 _POINTS = 32
 _MOST_GONE = 32
-
-
-@dataclass(slots=True)
-class _Record:
-    """Of one worker: micro-batches that counted, their records, and when it was last heard of."""
-
-    heard: float
-    micro_batches: int = 0
-    records: int = 0
-    throughput: "Throughput" = field(default_factory=lambda: Throughput(_POINTS))
-
-
-class WorkerRecords:
-    """By incarnation. Not thread-safe: the master's lock guards it. `now` is a monotonic clock, in seconds."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._records: dict[str, _Record] = {}
-        self._gone: OrderedDict[str, tuple[WorkerIdentity, int, float]] = OrderedDict()  # leases, and when
-
-    @property
-    def contributors(self) -> int:
-        """Workers, those that left included, of whom a training micro-batch counted."""
-        return sum(1 for record in self._records.values() if record.micro_batches)
-
-    def joined(self, incarnation: str) -> None:
-        """The worker has a session."""
-        self._records.setdefault(incarnation, _Record(self._now())).heard = self._now()
-        self._gone.pop(incarnation, None)
-
-    def counted(self, incarnation: str, records: int) -> None:
-        """A training micro-batch of so many records counted."""
-        now = self._now()
-        record = self._records.setdefault(incarnation, _Record(now))
-        record.heard = now
-        record.micro_batches += 1
-        record.records += records
-        record.throughput.note(now, record.records)
-
-    def left(self, worker: WorkerIdentity, leases: int) -> None:
-        """The worker's last session has ended while there was work; it held so many leases."""
-        if not self._micro_batches(worker):
-            self._records.pop(worker.incarnation, None)  # else whoever joins and leaves is remembered for ever
-        self._gone[worker.incarnation] = (worker, leases, self._now())
-        while len(self._gone) > _MOST_GONE:
-            self._gone.popitem(last=False)
-
-    def status(self, worker: WorkerIdentity, leases: int) -> WorkerStatus:
-        """Of a worker that is there and holds so many leases."""
-        now = self._now()
-        record = self._records.get(worker.incarnation) or _Record(now)
-        rate = record.throughput.rate(now)
-        return WorkerStatus(worker, leases, record.micro_batches, rate, max(0.0, now - record.heard))
-
-    def gone(self) -> tuple[GoneWorker, ...]:
-        """Those that left while there was work and have not come back, the latest last."""
-        now = self._now()
-        return tuple(
-            GoneWorker(worker, leases, self._micro_batches(worker), max(0.0, now - at))
-            for worker, leases, at in self._gone.values()
-        )
-
-    def _micro_batches(self, worker: WorkerIdentity) -> int:
-        record = self._records.get(worker.incarnation)
-        return 0 if record is None else record.micro_batches
 
 
 _WINDOW_S = 60.0
@@ -108,6 +44,94 @@ class Throughput:
         return (last - first) / seconds if seconds > 0 else self._before
 
 
+@dataclass(slots=True)
+class _Record:
+    """Of one worker: micro-batches that counted, their records, and when it was last heard of."""
+
+    heard: float
+    micro_batches: int = 0
+    records: int = 0
+    throughput: Throughput = field(default_factory=partial(Throughput, _POINTS))
+
+
+class WorkerRecords:
+    """By incarnation. Not thread-safe: the master's lock guards it.
+
+    A worker whose connection broke may open its next session before the end of the last
+    one is noticed, so it counts until all of its sessions are closed.
+
+    Attributes:
+        present: Those with a session, and how many each has.
+
+    Args:
+        now: A monotonic clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.present: dict[str, tuple[WorkerIdentity, int]] = {}
+        self._records: dict[str, _Record] = {}
+        self._gone: OrderedDict[str, tuple[WorkerIdentity, int, float]] = OrderedDict()  # leases, and when
+
+    @property
+    def contributors(self) -> int:
+        """Workers, those that left included, of whom a training micro-batch counted."""
+        return sum(1 for record in self._records.values() if record.micro_batches)
+
+    def identity(self, incarnation: str) -> WorkerIdentity:
+        """The worker of an incarnation; only the incarnation is known of one without a session."""
+        return self.present[incarnation][0] if incarnation in self.present else WorkerIdentity(incarnation)
+
+    def joined(self, worker: WorkerIdentity) -> None:
+        """The worker opens a session."""
+        _, count = self.present.get(worker.incarnation, (worker, 0))
+        self.present[worker.incarnation] = (worker, count + 1)
+        self._records.setdefault(worker.incarnation, _Record(self._now())).heard = self._now()
+        self._gone.pop(worker.incarnation, None)
+
+    def closed(self, incarnation: str) -> bool:
+        """The worker closes a session; returns whether it was its last."""
+        worker, count = self.present.pop(incarnation)
+        if count > 1:
+            self.present[incarnation] = (worker, count - 1)
+        return count == 1
+
+    def counted(self, incarnation: str, records: int) -> None:
+        """A training micro-batch of so many records counted."""
+        now = self._now()
+        record = self._records.setdefault(incarnation, _Record(now))
+        record.heard = now
+        record.micro_batches += 1
+        record.records += records
+        record.throughput.note(now, record.records)
+
+    def left(self, worker: WorkerIdentity, leases: int) -> None:
+        """The worker's last session has ended while there was work; it held so many leases."""
+        if not self._micro_batches(worker):
+            self._records.pop(worker.incarnation, None)  # else whoever joins and leaves is remembered for ever
+        self._gone[worker.incarnation] = (worker, leases, self._now())
+        while len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)
+
+    def status(self, worker: WorkerIdentity, leases: int) -> WorkerStatus:
+        """Of a worker that is there and holds so many leases."""
+        now = self._now()
+        record = self._records.get(worker.incarnation) or _Record(now)
+        rate = record.throughput.rate(now)
+        return WorkerStatus(worker, leases, record.micro_batches, rate, max(0.0, now - record.heard))
+
+    def gone(self) -> tuple[GoneWorker, ...]:
+        """Those that left while there was work and have not come back, the latest last."""
+        now, found = self._now(), []
+        for worker, leases, at in self._gone.values():
+            found.append(GoneWorker(worker, leases, self._micro_batches(worker), max(0.0, now - at)))
+        return tuple(found)
+
+    def _micro_batches(self, worker: WorkerIdentity) -> int:
+        record = self._records.get(worker.incarnation)
+        return 0 if record is None else record.micro_batches
+
+
 _MOST = 16  # of different reasons; workers that are started again and again have the same one
 _LONGEST = 1_000  # characters of a message
 
@@ -129,39 +153,6 @@ class Refusals:
     def latest(self) -> tuple[Refusal, ...]:
         """All that are kept, the latest last."""
         return tuple(self._by_reason.values())
-
-
-class Sessions:
-    """Workers by incarnation. Not thread-safe: the master's lock guards it.
-
-    A worker whose connection broke may open its next session before the end of the last
-    one is noticed, so it counts until all of its sessions are closed.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[str, tuple[WorkerIdentity, int]] = {}
-
-    def __iter__(self) -> Iterator[WorkerIdentity]:
-        return (identity for identity, _ in self._open.values())
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def identity(self, incarnation: str) -> WorkerIdentity:
-        """The worker of an incarnation; only the incarnation is known of one without a session."""
-        return self._open.get(incarnation, (WorkerIdentity(incarnation), 0))[0]
-
-    def open(self, worker: WorkerIdentity) -> None:
-        """Adds a session of the worker."""
-        _, count = self._open.get(worker.incarnation, (worker, 0))
-        self._open[worker.incarnation] = (worker, count + 1)
-
-    def close(self, incarnation: str) -> bool:
-        """Removes a session; returns whether it was the worker's last."""
-        identity, count = self._open.pop(incarnation)
-        if count > 1:
-            self._open[incarnation] = (identity, count - 1)
-        return count == 1
 
 
 class LocalSession(Session):

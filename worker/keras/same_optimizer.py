@@ -1,8 +1,8 @@
 """What a model and its optimizers were as training began: Keras trains on with that, whatever is assigned since.
 
 Keras traces its step once after `compile`, and the trace holds hyperparameters as numbers; an eager step reads them
-again. Here a table's spec holds them, and every `fit` traces anew. So a change is refused, but for that of a learning
-rate, which is a variable, and, of eager models, for what their layers read.
+again. Here a table's spec holds them too, and traces are kept like Keras' own (`kept_traces`). So a change is refused,
+but for that of a learning rate, which is a variable, and, of eager models, for what their layers read.
 """
 
 import enum
@@ -11,13 +11,14 @@ import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
-from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.seeds import global_generator, layers_of
 
 _LIBRARIES = ("keras", "tensorflow", "elastable", "numpy")
 _SKIPPED = (
@@ -213,6 +214,8 @@ class _Began:
         kept: id -> what it was, of all that train the model.
         values: As of `traced_values`, as its step was traced; empty: it runs eagerly.
         by_keras: It was Keras' own training, which may have had optimizers that are not known here.
+        traces: Of the steps that train it, as of `kept_traces`.
+        traced: What these traces were made of.
     """
 
     compiled: object
@@ -220,6 +223,30 @@ class _Began:
     kept: dict[int, Hyperparameters]
     values: dict[str, object] = field(default_factory=dict)
     by_keras: bool = False
+    traces: dict[object, Any] = field(default_factory=dict)
+    traced: list[object] = field(default_factory=list)
+
+
+def kept_traces(model: keras.Model) -> dict[object, Any]:
+    """The traces of a model's steps, and what was checked before, which the next `fit` goes on with until `compile`.
+
+    They are dropped where they would read other variables than the model's: its weights were replaced, a table became a
+    variable or moved to a store, or Keras' global generator was seeded again. None is kept of an eager model.
+
+    Returns:
+        A key of the caller's -> what was traced; to be added to.
+    """
+    began: _Began | None = getattr(model, _BEGAN, None)
+    if began is None or model.run_eagerly or began.compiled is not getattr(model, "_compile_config", None):
+        return {}
+    now: list[object] = [global_generator(), *model.variables]
+    for layer in layers_of(model):
+        if hasattr(layer, "table_spec"):
+            now += [layer, layer.table_name, layer.on_worker, layer.embeddings_initializer]
+    if list(map(id, now)) != list(map(id, began.traced)):  # they are held, so that no other object gets their ids
+        began.traced[:] = now
+        began.traces.clear()
+    return began.traces
 
 
 def _begins(model: keras.Model, planned: Iterable[keras.Optimizer], by_keras: bool) -> bool:

@@ -22,6 +22,11 @@ def global_seed() -> int:
     return 0 if seed is None else int(seed)
 
 
+def global_generator() -> object:
+    """Keras' global seed generator of this thread; None: nothing has drawn from it since it was seeded."""
+    return global_state.get_global_attribute(_GENERATOR)
+
+
 @contextmanager
 def draws_kept() -> Iterator[None]:
     """Restores the state of `random` and `numpy.random` after the block, which traces code of the user."""

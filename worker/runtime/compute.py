@@ -15,12 +15,13 @@ from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Un
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
-from elastable.worker.keras.structures import TensorBatch
+from elastable.worker.keras.same_optimizer import kept_traces
+from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.readers.batch.reader import Reader, source_of
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
-from elastable.worker.step.id_plan import IdPlan, plan_ids
+from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import IdSets, make_id_sets
-from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, StepResult, TrainStep, dense_parts
 from elastable.worker.user_model.build import as_tensors, for_model, sample_batch
 
@@ -101,20 +102,10 @@ class MicroBatchComputer:
             # Training and validation data may have weights independently, as in Keras.
             self._likes[TaskKind.EVALUATE] = (*self.spec[:2], *batch_spec(validation)[2:])
         steps = plan_step(model, self.spec)
-        self._mirror = DenseMirror(*dense_parts(model, steps))
-
-        def look_up(table: str, ids: Int64) -> Float32:
-            return retry(lambda: source.lookup({table: ids})[table], "a lookup", deadline_s, on=(Unavailable,))
-
-        self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self.spec, training=True)}
         several = job.micro_batches_per_version > 1 and job.average != "batches"
         seed, average = None if keras_draws else job.seed, job.average if several else None
-        train = TrainStep if steps is None else OwnTrainStep
-        self._train = train(model, self.spec, self._plans[TaskKind.TRAIN], look_up, seed, average, steps)
-        if TaskKind.EVALUATE in readers:
-            like = self._likes[TaskKind.EVALUATE]
-            self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)
-            self._evaluate = EvaluateStep(model, like, self._plans[TaskKind.EVALUATE], look_up)
+        self._traced = _traced_steps(model, self._likes, seed, average, steps)
+        self._traced.source, self._traced.deadline_s = source, deadline_s
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
@@ -131,7 +122,7 @@ class MicroBatchComputer:
         if reader.batches is not None:
             records = int(records_in(batch))
         require_like(self._likes[task.kind], batch, records, source)
-        plan = self._plans[task.kind]
+        plan = self._traced.plans[task.kind]
         ids = make_id_sets(plan.tables, plan.ids(batch, rows), self._specs)
         return Prepared(task, batch, ids, records)
 
@@ -143,15 +134,15 @@ class MicroBatchComputer:
 
     def hold(self, snapshot: DenseSnapshot) -> None:
         """Uses this version's dense part from now on, and trains what that version trains."""
-        self._mirror.assign(snapshot)
-        self._train.hold(snapshot.trainable)
+        self._traced.mirror.assign(snapshot)
+        self._traced.train.hold(snapshot.trainable)
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         """Gradients, states and metric state of a micro-batch."""
         task, job = prepared.task, self._job
         of_pass = -(-job.train_records // job.micro_batch_size)
         number = task.epoch * of_pass + task.start // job.micro_batch_size
-        result = self._train(prepared.batch, bets, prepared.ids, number)
+        result = self._traced.train(prepared.batch, bets, prepared.ids, number)
         if not math.isfinite(result.loss):
             self._blame_data(prepared, result.loss)
         return result
@@ -179,7 +170,63 @@ class MicroBatchComputer:
 
     def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
         """Metric state of a micro-batch."""
-        return self._evaluate(prepared.batch, bets, prepared.ids)
+        return self._traced.evaluate(prepared.batch, bets, prepared.ids)
+
+
+# What is traced of a model
+
+
+class TracedSteps:
+    """The steps of a model and their id plans; each step is traced in its first call.
+
+    Attributes:
+        mirror: Writes snapshots into the variables that the steps read.
+        source, deadline_s: As of `MicroBatchComputer`, of the job that uses them now.
+
+    Args:
+        likes: TypeSpecs of the batches of each kind of task.
+        seed, average, steps: As of `TrainStep`.
+    """
+
+    source: RowSource
+    deadline_s: float
+
+    def __init__(
+        self,
+        model: keras.Model,
+        likes: Mapping[TaskKind, BatchSpec],
+        seed: int | None,
+        average: str | None,
+        steps: StepPlan | None,
+    ) -> None:
+        self.mirror = DenseMirror(*dense_parts(model, steps))
+        self.plans = {kind: plan_ids(model, like, training=kind is TaskKind.TRAIN) for kind, like in likes.items()}
+        made, like = TrainStep if steps is None else OwnTrainStep, likes[TaskKind.TRAIN]
+        self.train = made(model, like, self.plans[TaskKind.TRAIN], self._look_up, seed, average, steps)
+        if TaskKind.EVALUATE in likes:
+            like = likes[TaskKind.EVALUATE]
+            self.evaluate = EvaluateStep(model, like, self.plans[TaskKind.EVALUATE], self._look_up)
+
+    def _look_up(self, table: str, ids: Int64) -> Float32:
+        return retry(lambda: self.source.lookup({table: ids})[table], "a lookup", self.deadline_s, on=(Unavailable,))
+
+
+def _traced_steps(
+    model: keras.Model,
+    likes: Mapping[TaskKind, BatchSpec],
+    seed: int | None,
+    average: str | None,
+    steps: StepPlan | None,
+) -> TracedSteps:
+    """Those of an earlier job in this process, if they are still the model's (`kept_traces`); or new ones."""
+    form = (repr(likes), seed, average)
+    kept: TracedSteps | None = kept_traces(model).get(form) if steps is None else None
+    if kept is not None:
+        return kept
+    made = TracedSteps(model, likes, seed, average, steps)
+    if steps is None:
+        kept_traces(model)[form] = made  # asked again: planning may have made Keras' global generator
+    return made
 
 
 # Copies the dense part of a version into the worker's model

@@ -75,10 +75,10 @@ class Hall:
         self.refused += outcome is PushOutcome.STALE
         hand.waits = outcome is PushOutcome.ACCEPTED
         if outcome is PushOutcome.STALE and self.state.board.is_open:
-            assert not self.state.board.training.was_trained(held.micro_batch)
+            assert not self.state.board.was_trained(held.micro_batch)
             # Or another one has it, whom a late copy of a push of before that was refused had let have it.
             others = [other.task.micro_batch for other in self.hands if other.task is not None]
-            free = self.state.board._leases.is_free((TaskKind.TRAIN, 0, held.micro_batch), 0.0)
+            free = self.state.board._is_free(self.state.board._groups[0], held.micro_batch)
             assert free or held.micro_batch in others
 
     def offer(self, push: Push) -> PushOutcome:
@@ -112,7 +112,7 @@ def test_the_bound_is_exact_whatever_the_schedule(seed: int, bound: int, workers
     hall = Hall(state_of(bound, records, epochs=2), workers)
     chance = random.Random(seed)
     for step in range(40_000):
-        if hall.state.board.training.over:
+        if hall.state.board.over:
             break
         hand = chance.choice(hall.hands)
         # Later on it is fair; before, the first workers are as good as stopped, and the master hardly commits.
@@ -129,7 +129,7 @@ def test_the_bound_is_exact_whatever_the_schedule(seed: int, bound: int, workers
             if hall.offer(late) is PushOutcome.ACCEPTED:
                 pytest.fail(f"{late} counted twice") if late.id.micro_batch in waiting else None
             assert hall.state.version == version
-    assert hall.state.board.training.over, "it never ended"
+    assert hall.state.board.over, "it never ended"
     assert sorted(hall.trained) == list(range(2 * records))
     assert max(hall.ages) <= bound
     # Every push that counts makes at most one of each other worker's too old: nobody is refused for ever.

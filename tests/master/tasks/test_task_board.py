@@ -61,7 +61,7 @@ def train(board: TaskBoard, micro_batches: Iterable[int]) -> None:
     """Completes the current group, which these are what is left of."""
     for number in micro_batches:
         board.complete(TaskKind.TRAIN, number)
-    board.training.advance()
+    board.advance()
 
 
 def test_the_first_to_ask_does_not_get_everything() -> None:
@@ -104,7 +104,7 @@ def test_a_stopped_workers_tasks_are_issued_again_after_the_lease() -> None:
     assert numbers(board.lease("b", 9, 0)) == [1]
     assert board.complete(TaskKind.TRAIN, 1)[0]
     assert board.complete(TaskKind.TRAIN, 0) == (False, None)
-    assert board.training.current_done
+    assert board.current_done
 
 
 def test_leases_of_fetched_tasks_do_not_run_before_their_version_is_open() -> None:
@@ -115,7 +115,7 @@ def test_leases_of_fetched_tasks_do_not_run_before_their_version_is_open() -> No
     board.complete(TaskKind.TRAIN, 0)
     board.lease("b", 9, 0)
     board.complete(TaskKind.TRAIN, 1)
-    board.training.advance()
+    board.advance()
     board.open()
     clock.seconds += 5
     assert board.lease("b", 9, 1) == ()
@@ -135,14 +135,14 @@ def test_async_tasks_come_in_order_and_stop_at_the_epochs_end() -> None:
     assert numbers(board.lease("a", 9, 0)) == [0, 1, 2]
     for number in (2, 0, 1):
         board.complete(TaskKind.TRAIN, number)
-    assert board.training.current_done
-    board.training.advance()
-    assert board.training.ends_epoch
+    assert board.current_done
+    board.advance()
+    assert board.ends_epoch
     assert board.lease("a", 9, 3) == ()
     board.open()
     assert numbers(board.lease("a", 1, 3)) == [3]
-    assert board.training.was_trained(1)
-    assert not board.training.was_trained(4)
+    assert board.was_trained(1)
+    assert not board.was_trained(4)
 
 
 def test_evaluation_comes_before_training() -> None:
@@ -154,9 +154,9 @@ def test_evaluation_comes_before_training() -> None:
     assert [(task.kind, task.micro_batch) for task in tasks] == [(TaskKind.EVALUATE, 0), (TaskKind.EVALUATE, 1)]
     assert board.complete(TaskKind.EVALUATE, 1, 1)[0]
     assert not board.complete(TaskKind.EVALUATE, 1, 1)[0]
-    assert board.evaluations.complete is None
+    assert board.evaluated is None
     board.complete(TaskKind.EVALUATE, 0, 1)
-    assert board.evaluations.complete == 1
+    assert board.evaluated == 1
     board.end_evaluation(1)
     assert board.lease("a", 3, 1) == ()
     board.open()
@@ -180,11 +180,11 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
     assert [(task.kind, task.version) for task in tasks] == [(TaskKind.TRAIN, 2)] * 3 + [(TaskKind.EVALUATE, 1)]
     assert not board.complete(TaskKind.EVALUATE, 0, 3)[0], "of no evaluation that is on"
     for number in range(3):
-        assert board.evaluations.complete is None
+        assert board.evaluated is None
         assert board.complete(TaskKind.EVALUATE, number, 1)[0]
-    assert board.evaluations.complete == 1
+    assert board.evaluated == 1
     board.end_evaluation(1)
-    assert board.evaluations.versions == (2,)
+    assert list(board.evaluations) == [2]
 
 
 def test_whoever_has_nothing_to_do_evaluates_whatever_it_has_fetched_ahead() -> None:
@@ -304,18 +304,18 @@ def test_the_job_always_ends_with_every_micro_batch_counted_once(
     board.open()
     begun = 0
     for _ in range(20_000):
-        if board.training.over and not board.evaluations.versions:
+        if board.over and not board.evaluations:
             break
         crowd.move()
-        if board.training.current_done and board.evaluations.awaited is None:
-            board.training.advance()
+        if board.current_done and board.awaited is None:
+            board.advance()
             crowd.version += 1
-            if validation and (board.training.ends_epoch or (beside and crowd.version % beside == 0)):
+            if validation and (board.ends_epoch or (beside and crowd.version % beside == 0)):
                 begun += 1
-                board.begin_evaluation(crowd.version, concurrent=not board.training.ends_epoch)
-        if (evaluated := board.evaluations.complete) is not None:
+                board.begin_evaluation(crowd.version, concurrent=not board.ends_epoch)
+        if (evaluated := board.evaluated) is not None:
             board.end_evaluation(evaluated)
-        if board.evaluations.awaited is None:
+        if board.awaited is None:
             board.open()
     counted = [entry for entry in crowd.counted if entry[0] is TaskKind.EVALUATE]
     assert crowd.trained() == list(range(2 * records))
@@ -431,7 +431,7 @@ def test_an_idle_worker_backs_a_slow_one_up(mode: str) -> None:
     # Whoever is first counts, and it is known who.
     assert board.complete(TaskKind.TRAIN, 0, by="slow") == (True, "slow")
     assert board.complete(TaskKind.TRAIN, 0, by="idle") == (False, None)
-    assert board.training.current_done
+    assert board.current_done
 
 
 def test_no_backup_before_its_time_nor_for_a_worker_that_makes_progress() -> None:
@@ -465,7 +465,7 @@ def test_an_evaluation_that_training_waits_for_is_backed_up() -> None:
     board = board_of(clock, backup_after=3.0, train_records=1, validation_records=1, workers="slow")
     board.lease("slow", 1, 0)
     board.complete(TaskKind.TRAIN, 0)
-    board.training.advance()
+    board.advance()
     board.begin_evaluation(1)
     assert [task.kind for task in board.lease("slow", 1, 1)] == [TaskKind.EVALUATE]
     board.join("idle")
@@ -482,21 +482,21 @@ def test_micro_batches_count_once_without_time(seed: int, mode: str, group: int,
     crowd = Crowd(new_board(job, Clock()), random.Random(seed), None)
     crowd.board.open()
     for step in range(20_000):
-        if crowd.board.training.over:
+        if crowd.board.over:
             break
         crowd.move(faults=step < 2_000)
         if restart and step == 40:
             # Another master takes over at the current version; its workers join it with all that they hold.
-            done = crowd.board.training.done() if mode == "async" else ()
-            crowd.board = new_board(job, Clock(), position=crowd.board.training.position, done=done)
+            done = crowd.board.done() if mode == "async" else ()
+            crowd.board = new_board(job, Clock(), position=crowd.board.position, done=done)
             if mode == "sync":
                 now = schedule.micro_batches(crowd.version) if crowd.version < schedule.versions_total else range(0)
                 crowd.counted = [entry for entry in crowd.counted if entry[2] not in now]
             for worker in crowd.held:
                 crowd.board.join(worker)
             crowd.board.open()
-        while crowd.board.training.current_done:
-            crowd.board.training.advance()
+        while crowd.board.current_done:
+            crowd.board.advance()
             crowd.version += 1
             crowd.board.open()
     assert crowd.trained() == list(range(2 * records))
