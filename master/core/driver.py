@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -188,7 +189,8 @@ class Driver:
         if ended or self._hooks.stops_epoch():
             self._end_epoch(epoch)
         else:
-            self._evaluate_if_due()
+            if self._evaluations.is_due():
+                self._evaluate_due()
             self._open()
 
     def _commit(self, tickets: tuple[Ticket, ...]) -> bool:
@@ -204,7 +206,7 @@ class Driver:
             with self._waits.changing:
                 ended = self._state.committed(tickets, made)
                 sums = self._state.epoch_metrics
-            self._hooks.on_version(self._state.version, self._logs(sums))
+            self._hooks.on_version(self._state.version, LazyLogs(partial(self._metrics.results, sums)))
             if self._hooks.may_assign():
                 self._committer.forget()
         self._publish(tickets)
@@ -223,11 +225,10 @@ class Driver:
         with self._waits.changing:
             return self._state.progress_after(made)
 
-    def _evaluate_if_due(self) -> None:
-        if self._evaluations.is_due():
-            self._committer.settle()
-            self._evaluations.begin_due()
-            self._committer.forget()
+    def _evaluate_due(self) -> None:
+        self._committer.settle()
+        self._evaluations.begin_due()
+        self._committer.forget()
 
     def _end_epoch(self, epoch: int) -> None:
         self._committer.settle()
@@ -250,8 +251,8 @@ class Driver:
             self._committer.forget()
             # Hooks may have set weights, and what is trained: no worker has begun the epoch.
             self._publish()
-            if due:
-                self._evaluate_if_due()
+            if due and self._evaluations.is_due():
+                self._evaluate_due()
             self._open()
 
     def _open(self) -> None:
@@ -268,9 +269,6 @@ class Driver:
         with self._waits.changing:
             self._state.snapshot = snapshot
             self._waits.published(tickets)
-
-    def _logs(self, sums: tuple[Tensor, ...]) -> LazyLogs:
-        return LazyLogs(lambda: self._metrics.results(sums))
 
     def _next_work(self) -> Work:
         """Waits for something to do.
