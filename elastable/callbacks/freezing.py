@@ -34,7 +34,7 @@ class Freezing:
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)
         self._sources = [layer.source for layer in self._layers]
-        self._hyperparameters = [Hyperparameters(each) for each in dense.optimizers]
+        self._hyperparameters = list(map(Hyperparameters, dense.optimizers))
         self._held: object = None
         self._function: object = None
         self._warned = b""
@@ -118,7 +118,7 @@ class Freezing:
     def _hold(self, trainable: bytes) -> None:
         with imposed(self._model, trainable):
             frozen = frozen_tables(self._model, self._layers)
-            any_table = len(frozen) < len({layer.table_name for layer in self._layers})
+            any_table = any(layer.table_name not in frozen for layer in self._layers)
             variables = variables_of(self._model.trainable_weights)
             self._dense.hold(variables, frozen, trainable, any_table)
             if not any_table and not variables:

@@ -52,7 +52,7 @@ class OptimizerSpec:
 
     def same_but_rate(self, other: OptimizerSpec) -> bool:
         """Whether both train alike but for the learning rate, which every commit of a job names anew."""
-        return self._without_rate() == other._without_rate()
+        return self == other or self._without_rate() == other._without_rate()
 
     def _without_rate(self) -> tuple[object, ...]:
         pairs = tuple(pair for pair in self.hyperparameters if pair[0] != "learning_rate")
@@ -259,8 +259,8 @@ class TableSpec:
 
 def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
     """Raises `SpecConflict` where a table is declared again with another spec."""
-    differences = ours.differences(theirs)
-    if differences:
+    if ours != theirs:
+        differences = ours.differences(theirs)
         found = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
         raise SpecConflict(f"table {ours.name!r} already exists with another spec: {found}")
 

@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import JobFailed
 from elastable.embedding_store.measures import Counts, Durations, Total, VersionTrace
 from elastable.embedding_store.support.retry import retry
-from elastable.master.api import DenseSnapshot, PushReply, Tensor, WorkerIdentity
+from elastable.master.api import DenseSnapshot, Push, PushReply, Tensor, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
@@ -56,10 +56,10 @@ class JobMeasures:
         self.left.add(1)
         _log.info("worker %s left or died; %d of its micro-batches go to others", worker, held, extra=field)
 
-    def counted(self, report: Callable[[], Future[PushReply]]) -> Future[PushReply]:
+    def counted(self, report: Callable[[Push], Future[PushReply]], push: Push) -> Future[PushReply]:
         """The reply to a push; its outcome, or what refuses it, is counted."""
         try:
-            reply = report()
+            reply = report(push)
         except Exception as error:
             self.refused.add(type(error).__name__)
             raise

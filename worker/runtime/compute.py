@@ -253,8 +253,8 @@ class DenseMirror:
             ModelError: the master's model has different variables.
         """
         values = (*snapshot.variables, *snapshot.states)
-        if [tuple(value.shape) for value in values] != self._shapes:
-            theirs = [tuple(value.shape) for value in values]
+        theirs = [tuple(value.shape) for value in values]
+        if theirs != self._shapes:
             raise ModelError(
                 f"the master's model differs from this worker's: its dense variables have shapes {theirs}, "
                 f"here {dict(zip(self._paths, self._shapes, strict=True))}; run the same model file everywhere"

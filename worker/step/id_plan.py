@@ -61,9 +61,9 @@ class IdPlan:
         """
         if self._function is None:
             return []
-        flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch, expand_composites=True)]
+        flat = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))
         try:
-            return [np.ascontiguousarray(ids.numpy()) for ids in self._function(*flat)]
+            return list(map(np.ascontiguousarray, self._function(*flat)))
         except tf.errors.InvalidArgumentError as error:
             message = assertion_of(error) or str(error.message).splitlines()[-1]
             record = _RECORD.search(message)

@@ -13,8 +13,7 @@ from elastable.worker.rows.store_layer import StoreLayer
 
 def read_trainable(model: keras.Model) -> bytes:
     """A byte, 0 or 1, for each layer of the model and then for each of its variables, in model order."""
-    flags = [layer.trainable for layer in layers_of(model)]
-    return bytes([*flags, *(weight.trainable for weight in variables_of(model.weights))])
+    return bytes(each.trainable for each in (*layers_of(model), *variables_of(model.weights)))
 
 
 @contextmanager
