@@ -33,7 +33,7 @@ class Freezing:
         self._model, self._dense, self._of = model, dense, of
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)
-        self._sources = [layer.source for layer in self._layers]
+        self._sources = [(layer, layer.source) for layer in self._layers]
         self._hyperparameters = list(map(Hyperparameters, dense.optimizers))
         self._held: object = None
         self._function: object = None
@@ -108,7 +108,7 @@ class Freezing:
         return found
 
     def _require_tables(self) -> None:
-        for layer, source in zip(self._layers, self._sources, strict=True):
+        for layer, source in self._sources:
             if layer.source is not source:
                 raise Unsupported(
                     f"embedding layer {layer.name!r}: a callback put its table into another store while model "

@@ -197,7 +197,10 @@ class Driver:
         """The phases of one version; True if it ends its epoch."""
         phases = self._measures.phases
         phases.add("wait", time.monotonic() - self._opened)
-        pushes = [ticket.push for ticket in tickets if ticket.push is not None]
+        pushes = []
+        for ticket in tickets:
+            if ticket.push is not None:
+                pushes.append(ticket.push)
         made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
         with phases.timing("callbacks"):
             if self._hooks.waits_for_log(self._state.version + 1):

@@ -81,10 +81,6 @@ class Schedule:
         """The first group behind the epoch that `group` belongs to."""
         return group + 1 if self.by_epoch else self.first_version(self.epoch(group) + 1)
 
-    def starts_epoch(self, group: int) -> bool:
-        """Whether the group, which is not the first one, begins an epoch."""
-        return self.by_epoch or self.ends_epoch(group)
-
     def task(self, version: int, micro_batch: int) -> Task:
         """The training task of micro-batch `micro_batch` (its number within the job) on `version`."""
         number, place = divmod(micro_batch, self.micro_batches_per_pass)

@@ -123,7 +123,7 @@ class TaskBoard:
         """Whether an epoch has just ended and nothing of the next one is done."""
         if self.position == 0 or (self._groups and self._groups[0].done):
             return False
-        return self._schedule.starts_epoch(self.position)
+        return self._schedule.by_epoch or self._schedule.ends_epoch(self.position)
 
     def done(self) -> tuple[int, ...]:
         """Micro-batches of the current group that are done, in order."""

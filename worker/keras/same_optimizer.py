@@ -210,7 +210,7 @@ def _values(optimizer: keras.Optimizer) -> dict[str, str]:
         "exclude_from_weight_decay(var_names)": getattr(inner, "_exclude_from_weight_decay_pattern", None),
         "exclude_from_weight_decay(var_list)": getattr(inner, "_exclude_from_weight_decay", None),
     }
-    scaling = {name: getattr(optimizer, name) for name in ("dynamic_growth_steps",) if optimizer is not inner}
+    scaling = {} if optimizer is inner else {"dynamic_growth_steps": optimizer.dynamic_growth_steps}
     return {name: repr(value) for name, value in {**config, **changing, **excluded, **scaling}.items()}
 
 
