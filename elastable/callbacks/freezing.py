@@ -33,7 +33,10 @@ class Freezing:
         self._model, self._dense, self._of = model, dense, of
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)
-        self._sources = [(layer, layer.source) for layer in self._layers]
+        self._sources, self._tables = [], set()
+        for layer in self._layers:
+            self._sources.append((layer, layer.source))
+            self._tables.add(layer.table_name)
         self._hyperparameters = list(map(Hyperparameters, dense.optimizers))
         self._held: object = None
         self._function: object = None
@@ -118,7 +121,7 @@ class Freezing:
     def _hold(self, trainable: bytes) -> None:
         with imposed(self._model, trainable):
             frozen = frozen_tables(self._model, self._layers)
-            any_table = any(layer.table_name not in frozen for layer in self._layers)
+            any_table = len(frozen) < len(self._tables)
             variables = variables_of(self._model.trainable_weights)
             self._dense.hold(variables, frozen, trainable, any_table)
             if not any_table and not variables:

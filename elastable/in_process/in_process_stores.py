@@ -195,7 +195,7 @@ def _discovered(
     kept = {} if optimizers else kept_traces(model)
     form = ("tables", seed, lazy)
     rates, found = kept.get(form, ((), {}))
-    if rates and rates == [learning_rate_of(each) for each in optimizers_of(model)]:
+    if rates and rates == list(map(learning_rate_of, optimizers_of(model))):
         return dict(found)
     try:
         found = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
@@ -206,5 +206,5 @@ def _discovered(
             f"{error}. model.fit takes lazy=False for a table with input_dim, so that rows which no batch touches have "
             "Keras' numbers; with lazy=True on the layer, and in et.fit, touched rows alone are trained"
         ) from error
-    kept[form] = [learning_rate_of(each) for each in optimizers_of(model)], found
+    kept[form] = list(map(learning_rate_of, optimizers_of(model))), found
     return found

@@ -33,7 +33,7 @@ def seeded_as_read(tables: Mapping[str, TableSpec], model: keras.Model, keras: b
         spec = tables.get(layer.table_name)
         there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
         if spec is not None and there is not None:
-            found[spec.name] = replace(spec, seed=there.seed)
+            found[spec.name] = spec if spec.seed == there.seed else replace(spec, seed=there.seed)
         elif spec is not None and keras and layer.source is None:
             found[spec.name] = replace(spec, seed=layer.table_spec().seed)
     return found
@@ -129,7 +129,7 @@ def optimizer_of_layer(
 
 def as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
     """The spec, with the learning rate that the table in the store was made with."""
-    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
+    if there is None or there.optimizer == spec.optimizer or not there.optimizer.same_but_rate(spec.optimizer):
         return spec
     return replace(spec, optimizer=there.optimizer)
 

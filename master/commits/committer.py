@@ -106,16 +106,20 @@ class Committer:
                 gradient = replace(gradient, dense=_clipped(gradient.dense, rows, steps))
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
         rates = _rates([*rows.tables, *self._followers], steps, share)
-        number = next((step.number for step in steps if step.tables != ()), steps[0].number)
+        number = steps[0].number
+        for step in steps:
+            if step.tables != ():
+                number = step.number
+                break
         number = version - 1 if number is None else number
         ends = self._ends_replay_epoch(version)
-        step = PushedCommit(rows.sums, number, rates, ends_replay_epoch=ends, time=self._clock())
+        commit = PushedCommit(rows.sums, number, rates, ends_replay_epoch=ends, time=self._clock())
         if self._store.keeps_records:
-            self._commit_with_record(rows, step, gradient, share, progress(gradient))
+            self._commit_with_record(rows, commit, gradient, share, progress(gradient))
         else:
             # Rows first: the dense part cannot fail, and needs no way back then.
             with self._phases.timing("rows"):
-                rows.commit(step, self._deadline_s)
+                rows.commit(commit, self._deadline_s)
             self._apply(gradient, share)
         updates = {} if self._embedded is None else self._embedded.updates
         return replace(gradient, updates=updates, changed=tuple(rows.changed), frozen=frozen)
@@ -164,7 +168,9 @@ class Committer:
         if self._tables is None:
             specs = self._store.specs()
             self._tables = tuple(specs)
-            self._followers = [name for name, spec in specs.items() if follows_steps(spec.optimizer)]
+            for name, spec in specs.items():
+                if follows_steps(spec.optimizer):
+                    self._followers.append(name)
         return gradient, RowGradients(self._shard, sums, self._tables, self._deadline_s)
 
     def _commit_with_record(

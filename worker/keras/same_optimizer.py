@@ -211,7 +211,8 @@ def _values(optimizer: keras.Optimizer) -> dict[str, str]:
         "exclude_from_weight_decay(var_list)": getattr(inner, "_exclude_from_weight_decay", None),
     }
     scaling = {} if optimizer is inner else {"dynamic_growth_steps": optimizer.dynamic_growth_steps}
-    return {name: repr(value) for name, value in {**config, **changing, **excluded, **scaling}.items()}
+    values = {**config, **changing, **excluded, **scaling}
+    return dict(zip(values, map(repr, values.values()), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,9 @@ class MicroBatchComputer:
         require_same_records(job, readers)
         self._model = model
         self._job = job
-        self._readers = {kind: for_model(reader, model) for kind, reader in readers.items()}
+        self._readers: dict[TaskKind, Reader] = {}
+        for kind, reader in readers.items():
+            self._readers[kind] = for_model(reader, model)
         self._specs = specs
         self.spec = batch_spec(sample)
         self._likes = {TaskKind.TRAIN: self.spec}

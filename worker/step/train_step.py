@@ -185,8 +185,10 @@ def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
 
 
 def _arrays(tensors: Iterable[tf.Tensor]) -> tuple[Tensor, ...]:
-    # numpy() of a scalar tensor is not an array.
-    return tuple(np.asarray(tensor.numpy()) for tensor in tensors)
+    found = []
+    for tensor in tensors:
+        found.append(np.asarray(tensor.numpy()))  # numpy() of a scalar tensor is not an array
+    return tuple(found)
 
 
 # Training

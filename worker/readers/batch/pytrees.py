@@ -127,7 +127,9 @@ def records_of(arrays: list[tuple[str, Leaf]], source: str) -> int:
     Raises:
         BadInput: lengths that differ (all are named), or no records.
     """
-    lengths = {name: len(array) for name, array in arrays}
+    lengths = {}
+    for name, array in arrays:
+        lengths[name] = len(array)
     if len(set(lengths.values())) > 1:
         message = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise BadInput(f"{source}: arrays must have one length, but {message} records")
