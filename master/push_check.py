@@ -139,8 +139,11 @@ def check_finite(push: Push, expected: Expected) -> None:
         for place, tensor in part.dense.items():
             if not np.isfinite(tensor).all():
                 raise NotFinite(f"gradient of variable {expected.variables[place].name!r} holds NaN or Inf")
-    for every in (push.slices, *(part.slices for part in push.parts)):
-        for table, slices in every.items():
+    every = [push.slices]
+    for part in push.parts:
+        every.append(part.slices)
+    for of_part in every:
+        for table, slices in of_part.items():
             require_finite(expected.tables[table], slices.indices, slices.values)
 
 

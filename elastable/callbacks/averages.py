@@ -30,7 +30,7 @@ def finalize_averages(
         rows_changed: Called with rows that were written.
     """
     dense.finalize_averages()
-    trained = [name for name in tables if name not in dense.frozen_tables]
+    trained = sorted(set(tables) - set(dense.frozen_tables))
     rows_become_averages(store, trained, report_rows(rows_changed))
 
 
@@ -46,7 +46,9 @@ def refuse_averages(optimizer: keras.Optimizer, store: EmbeddingStore, tables: M
         Unsupported: the store keeps a record of its last version, which holds the variables as they were trained.
     """
     having = ["the model's optimizer"] if inner_optimizer(optimizer).use_ema else []
-    having += [f"table {name!r}" for name, spec in tables.items() if keeps_averages(spec.optimizer)]
+    for name, spec in tables.items():
+        if keeps_averages(spec.optimizer):
+            having.append(f"table {name!r}")
     if having and store.keeps_records:
         raise Unsupported(
             f"use_ema=True ({', '.join(having)}): at the end of training weights become their averages, and the store "

@@ -49,11 +49,10 @@ class BestVersions:
         directory: str | Path | None = None,
         rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
     ) -> None:
-        self._followed = {
-            name: callback
-            for name, callback in named(callbacks)
-            if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights
-        }
+        self._followed = {}
+        for name, callback in named(callbacks):
+            if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
+                self._followed[name] = callback
         if self._followed and directory is not None and store.keeps_records:
             raise Unsupported(
                 f"callback {next(iter(self._followed))}(restore_best_weights=True): the store keeps a record of its "
@@ -112,10 +111,11 @@ class BestVersions:
         Raises:
             CheckpointError: the best version cannot be read.
         """
-        # Each restores over the one before.
-        best = [name for name, callback in self._followed.items() if callback.best_weights is not None]
-        if best:
-            restore_weights(self._open(best[-1], self._noted[best[-1]]), self._store, report_rows(self._rows_changed))
+        # Each restores over the one before: the last counts.
+        for name, callback in reversed(self._followed.items()):
+            if callback.best_weights is not None:
+                restore_weights(self._open(name, self._noted[name]), self._store, report_rows(self._rows_changed))
+                return
 
     def close(self) -> None:
         """Takes temporary files away, and lets the callbacks see all weights again."""

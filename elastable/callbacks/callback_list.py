@@ -28,6 +28,11 @@ class JobCallbacks:
 
     A step is what Keras calls a batch: one version, or as many as `steps_per_execution`.
 
+    Attributes:
+        model: The model that is trained.
+        sees_versions: Whether a callback hears of every version.
+        history: Keras' `History` of the job.
+
     Args:
         model: The master's model; it holds the dense variables of the version.
         freezing: Notified whenever callbacks may have frozen layers.
@@ -54,13 +59,13 @@ class JobCallbacks:
     ) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback, model, in_job)
-        self._model, self._given = model, tuple(callbacks)
+        self.model, self._given = model, tuple(callbacks)
         self._freezing, self._best, self._dense = freezing, best, dense
         self._warned = False
         self._epoch: object = None
         self._step: object = None
         # Metrics of every version are computed only if somebody looks at them.
-        self._sees_versions = sees_batches(callbacks)
+        self.sees_versions = sees_batches(callbacks)
         self._list = keras.callbacks.CallbackList(
             list(callbacks),
             add_history=True,
@@ -70,26 +75,12 @@ class JobCallbacks:
             steps=steps_per_epoch,
             verbose=verbose,
         )
-
-    @property
-    def history(self) -> keras.callbacks.History:
-        """Keras' `History` of the job."""
-        return history_of(self._list)
-
-    @property
-    def model(self) -> keras.Model:
-        """The model that is trained."""
-        return self._model
-
-    @property
-    def sees_versions(self) -> bool:
-        """Whether a callback hears of every version."""
-        return self._sees_versions
+        self.history = history_of(self._list)
 
     def begin(self, states: DocumentFields | None = None) -> None:
         """Training begins, or goes on with what callbacks remembered (`states`)."""
         states = dict(states or {})
-        self._model.stop_training = False
+        self.model.stop_training = False
         self._freezing.begin(states.pop(_TRAINABLE, ""))
         best = states.pop(_BEST, {})
         self._epoch, self._step = states.pop(_EPOCH, None), states.pop(_STEP, None)
@@ -116,7 +107,7 @@ class JobCallbacks:
 
         With `compile(steps_per_execution=)` only the first of so many is a batch that begins, as in Keras.
         """
-        if not self._sees_versions or step % self._together:
+        if not self.sees_versions or step % self._together:
             return
         with self._only_once(again=step == self._step):
             self._list.on_train_batch_begin(step)
@@ -131,18 +122,18 @@ class JobCallbacks:
             logs: Metrics of the epoch so far.
             last: Whether it ends its epoch.
         """
-        if not self._sees_versions:
-            return bool(self._model.stop_training)
+        if not self.sees_versions:
+            return bool(self.model.stop_training)
         place = step % self._together
         if place < self._together - 1 and not last:
             return False
         self._list.on_train_batch_end(step - place + self._together - 1, logs)
         self._freezing.look()
-        return bool(self._model.stop_training)
+        return bool(self.model.stop_training)
 
     def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """An epoch is over and evaluated; True if training is to stop."""
-        if not self._warned and any(name.startswith("val_") for name in logs):
+        if self._given and not self._warned and any(name.startswith("val_") for name in logs):
             self._warned = True
             for callback in self._given:
                 if names := test_hooks(callback):
@@ -154,7 +145,7 @@ class JobCallbacks:
                     )
         self._list.on_epoch_end(epoch, dict(logs))
         self._best.look()
-        return bool(self._model.stop_training)
+        return bool(self.model.stop_training)
 
     def end(self, logs: Mapping[str, float]) -> None:
         """Training is over."""
@@ -164,7 +155,7 @@ class JobCallbacks:
     @property
     def _together(self) -> int:
         """Steps that callbacks see as one."""
-        return int(getattr(self._model, "steps_per_execution", 1))
+        return int(getattr(self.model, "steps_per_execution", 1))
 
     @contextmanager
     def _only_once(self, again: bool) -> Iterator[None]:

@@ -33,8 +33,11 @@ class Freezing:
         self._model, self._dense, self._of = model, dense, of
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)
-        self._sources = [layer.source for layer in self._layers]
-        self._hyperparameters = [Hyperparameters(each) for each in dense.optimizers]
+        self._sources, self._tables = [], set()
+        for layer in self._layers:
+            self._sources.append((layer, layer.source))
+            self._tables.add(layer.table_name)
+        self._hyperparameters = list(map(Hyperparameters, dense.optimizers))
         self._held: object = None
         self._function: object = None
         self._warned = b""
@@ -108,7 +111,7 @@ class Freezing:
         return found
 
     def _require_tables(self) -> None:
-        for layer, source in zip(self._layers, self._sources, strict=True):
+        for layer, source in self._sources:
             if layer.source is not source:
                 raise Unsupported(
                     f"embedding layer {layer.name!r}: a callback put its table into another store while model "
@@ -118,7 +121,7 @@ class Freezing:
     def _hold(self, trainable: bytes) -> None:
         with imposed(self._model, trainable):
             frozen = frozen_tables(self._model, self._layers)
-            any_table = len(frozen) < len({layer.table_name for layer in self._layers})
+            any_table = len(frozen) < len(self._tables)
             variables = variables_of(self._model.trainable_weights)
             self._dense.hold(variables, frozen, trainable, any_table)
             if not any_table and not variables:

@@ -281,11 +281,13 @@ def refuse_backup_of_slots(
     callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, tables: dict[str, TableSpec]
 ) -> None:
     """Raises `Unsupported` where a backup would lack the slots of a table: the file holds a plain Keras embedding."""
-    if not any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
-        return
-    for layer in layers_of(model):
-        spec = tables.get(layer.name) if isinstance(layer, OffloadedEmbedding) else None
-        if spec is not None and row_optimizer(spec.optimizer).slots:
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.BackupAndRestore):
+            continue
+        for layer in layers_of(model):
+            spec = tables.get(layer.name) if isinstance(layer, OffloadedEmbedding) else None
+            if spec is None or not row_optimizer(spec.optimizer).slots:
+                continue
             raise Unsupported(
                 f"callback BackupAndRestore: embedding layer {layer.name!r} is offloaded, and Keras' file has no place "
                 "for the slots of its optimizer; use et.Embedding, or a job with --checkpoint-dir and --resume"

@@ -70,7 +70,9 @@ def _refuse_rows_of_others(
 
     A store that was opened by its URL for this model is closed then, so that it can be opened and attached.
     """
-    read = {layer.table_name: layer.source for layer in store_layers(model)}
+    read = {}
+    for layer in store_layers(model):
+        read[layer.table_name] = layer.source
     for storage, store in stores.items():
         there = store.specs()
         for name in tables:
@@ -87,7 +89,9 @@ def _refuse_rows_of_others(
                 f"store; to begin anew call store.drop_table({name!r})"
             )
     with _lock:
-        _read.update(url for url, store in _opened.items() if store in stores.values())
+        for url, store in _opened.items():
+            if store in stores.values():
+                _read.add(url)
 
 
 def _store(given: object) -> EmbeddingStore:
@@ -111,12 +115,18 @@ def _memory() -> MemoryStore:
 
 def _memory_of(model: keras.Model, tables: Mapping[str, TableSpec]) -> MemoryStore | None:
     """The store that an earlier call made, where it holds the tables of the model as they are to be."""
-    sources = {id(layer.source): layer.source for layer in store_layers(model)}
-    only = next(iter(sources.values())) if len(sources) == 1 else None
+    layers = store_layers(model)
+    only = layers[0].source if layers else None
     if not isinstance(only, MemoryStore) or only not in _own:
         return None
+    for layer in layers:
+        if layer.source is not only:
+            return None
     there = only.specs()
-    return only if all(as_there(spec, there.get(name)) == there.get(name) for name, spec in tables.items()) else None
+    for name, spec in tables.items():
+        if as_there(spec, there.get(name)) != there.get(name):
+            return None
+    return only
 
 
 @atexit.register
@@ -169,8 +179,9 @@ class FitTables:
         _refuse_rows_of_others(model, tables, stores)
         given = {**pretrained_rows(store_layers(model), unseeded=seeds.keras), **(moved or {})}
         self.on_worker = on_worker(places)
-        keep_on_worker(model, {name: tables[name] for name in self.on_worker}, given)
-        self.specs = {name: spec for name, spec in tables.items() if places[name] != "worker"}
+        self.specs = dict(tables)
+        if self.on_worker:
+            keep_on_worker(model, {name: self.specs.pop(name) for name in self.on_worker}, given)
         held = join_stores(stores, places)
         refuse_averages(model.optimizer, held, self.specs)
         begin = held.version() if version is None else version
@@ -184,7 +195,7 @@ def _discovered(
     kept = {} if optimizers else kept_traces(model)
     form = ("tables", seed, lazy)
     rates, found = kept.get(form, ((), {}))
-    if rates and rates == [learning_rate_of(each) for each in optimizers_of(model)]:
+    if rates and rates == list(map(learning_rate_of, optimizers_of(model))):
         return dict(found)
     try:
         found = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
@@ -195,5 +206,5 @@ def _discovered(
             f"{error}. model.fit takes lazy=False for a table with input_dim, so that rows which no batch touches have "
             "Keras' numbers; with lazy=True on the layer, and in et.fit, touched rows alone are trained"
         ) from error
-    kept[form] = [learning_rate_of(each) for each in optimizers_of(model)], found
+    kept[form] = list(map(learning_rate_of, optimizers_of(model))), found
     return found

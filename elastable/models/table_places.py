@@ -110,4 +110,8 @@ def join_stores(stores: Mapping[str, EmbeddingStore], places: Places) -> Embeddi
 
 def on_worker(places: Places) -> tuple[str, ...]:
     """Names of the tables that stay on the workers, sorted."""
-    return tuple(sorted(table for table, place in places.items() if place == "worker"))
+    found = []
+    for table, place in places.items():
+        if place == "worker":
+            found.append(table)
+    return tuple(sorted(found))

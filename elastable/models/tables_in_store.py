@@ -13,7 +13,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import decays_untouched_rows, same_slots
 from elastable.embedding_store.tables.row_blocks import fresh_rows
-from elastable.master.model.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.user_model.keras_slots import keras_slots
 
@@ -34,7 +33,7 @@ def seeded_as_read(tables: Mapping[str, TableSpec], model: keras.Model, keras: b
         spec = tables.get(layer.table_name)
         there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
         if spec is not None and there is not None:
-            found[spec.name] = replace(spec, seed=there.seed)
+            found[spec.name] = spec if spec.seed == there.seed else replace(spec, seed=there.seed)
         elif spec is not None and keras and layer.source is None:
             found[spec.name] = replace(spec, seed=layer.table_spec().seed)
     return found
@@ -71,13 +70,16 @@ def tables_in_store(
         Unsupported: see `_state`, and `StoreBacked.require_trainable_by`.
     """
     layers = store_layers(model)
-    before = {layer.table_name: (layer, layer.source) for layer in layers if isinstance(layer.source, EmbeddingStore)}
+    before = {}
     for layer in layers:
+        if isinstance(layer.source, EmbeddingStore):
+            before[layer.table_name] = layer, layer.source
         if layer.table_name in tables:
             layer.require_trainable_by(optimizer_of_layer(layer, model, optimizers), tables[layer.table_name])
     there = held.specs()
     # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
-    create_tables(held, {name: as_there(spec, there.get(name)) for name, spec in tables.items()})
+    for name, spec in tables.items():
+        held.create_table(as_there(spec, there.get(name)))
     for name, spec in tables.items():
         if name in before:
             layer, source = before[name]
@@ -127,7 +129,7 @@ def optimizer_of_layer(
 
 def as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
     """The spec, with the learning rate that the table in the store was made with."""
-    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
+    if there is None or there.optimizer == spec.optimizer or not there.optimizer.same_but_rate(spec.optimizer):
         return spec
     return replace(spec, optimizer=there.optimizer)
 

@@ -259,8 +259,8 @@ class TableSpec:
 
 def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
     """Raises `SpecConflict` where a table is declared again with another spec."""
-    differences = ours.differences(theirs)
-    if differences:
+    if ours != theirs:
+        differences = ours.differences(theirs)
         found = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
         raise SpecConflict(f"table {ours.name!r} already exists with another spec: {found}")
 

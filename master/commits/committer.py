@@ -7,7 +7,6 @@ from typing import cast
 
 import numpy as np
 
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.measures import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
@@ -64,7 +63,9 @@ class Committer:
         # Those of the version that was recorded last, while nothing has changed them: reading all takes a millisecond.
         self._recorded: dict[str, Tensor] | None = None
         self._prepared: tuple[OptimizerStep, ...] | None = None
-        self._known_specs: dict[str, TableSpec] | None = None
+        # The job's tables stay what they are: a store elsewhere is asked once.
+        self._tables: tuple[str, ...] | None = None
+        self._followers: list[str] = []  # those whose rows follow every step
 
     def forget(self) -> None:
         """To be called where the dense part may have been changed since the last commit by somebody else."""
@@ -104,17 +105,21 @@ class Committer:
             if gradient.records and not gradient.overflowed:
                 gradient = replace(gradient, dense=_clipped(gradient.dense, rows, steps))
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
-        rates = {table: _times(rate, share) for table, rate in _rates(self._tables(rows), steps).items()}
-        number = next((step.number for step in steps if step.tables != ()), steps[0].number)
+        rates = _rates([*rows.tables, *self._followers], steps, share)
+        number = steps[0].number
+        for step in steps:
+            if step.tables != ():
+                number = step.number
+                break
         number = version - 1 if number is None else number
         ends = self._ends_replay_epoch(version)
-        step = PushedCommit(rows.sums, number, rates, ends_replay_epoch=ends, time=self._clock())
+        commit = PushedCommit(rows.sums, number, rates, ends_replay_epoch=ends, time=self._clock())
         if self._store.keeps_records:
-            self._commit_with_record(rows, step, gradient, share, progress(gradient))
+            self._commit_with_record(rows, commit, gradient, share, progress(gradient))
         else:
             # Rows first: the dense part cannot fail, and needs no way back then.
             with self._phases.timing("rows"):
-                rows.commit(step, self._deadline_s)
+                rows.commit(commit, self._deadline_s)
             self._apply(gradient, share)
         updates = {} if self._embedded is None else self._embedded.updates
         return replace(gradient, updates=updates, changed=tuple(rows.changed), frozen=frozen)
@@ -160,18 +165,13 @@ class Committer:
         gradient, sums = accumulate(pushes, self._average), row_sums(version - 1, pushes, self._average, frozen)
         if self._embedded is not None:
             self._embedded.take(sums, row_parts(pushes))
-        return gradient, RowGradients(self._shard, sums, tuple(self._specs()), self._deadline_s)
-
-    def _tables(self, rows: RowGradients) -> Iterable[str]:
-        """Those that a step has a learning rate for: those it updates, and those whose rows follow every step."""
-        followers = [name for name, spec in self._specs().items() if follows_steps(spec.optimizer)]
-        return [*rows.tables, *followers]
-
-    def _specs(self) -> dict[str, TableSpec]:
-        """Of the job's tables, which stay what they are: a store elsewhere is asked once."""
-        if self._known_specs is None:
-            self._known_specs = self._store.specs()
-        return self._known_specs
+        if self._tables is None:
+            specs = self._store.specs()
+            self._tables = tuple(specs)
+            for name, spec in specs.items():
+                if follows_steps(spec.optimizer):
+                    self._followers.append(name)
+        return gradient, RowGradients(self._shard, sums, self._tables, self._deadline_s)
 
     def _commit_with_record(
         self, rows: RowGradients, step: PushedCommit, gradient: Accumulated, share: float, progress: Progress
@@ -207,13 +207,20 @@ class Committer:
 
 def _clipped(dense: tuple[Tensor, ...], rows: RowGradients, steps: Sequence[OptimizerStep]) -> tuple[Tensor, ...]:
     """Dense gradients, clipped by every optimizer as it clips what it trains; rows likewise, where they are."""
-    by_norm = any(clipping.by_norm for step in steps for clipping in (step.clipping, *_own(step).values()))
+    clippings = []
+    for step in steps:
+        clippings.append(step.clipping)
+        for each in step.own.values():
+            clippings.append(each.clipping)
+    if clippings.count(Clipping()) == len(clippings):
+        return dense
+    by_norm, clips = any(clipping.by_norm for clipping in clippings), dict[str, TableClip]()
     squares = rows.squares() if by_norm else dict.fromkeys(rows.tables, 0.0)
-    clips: dict[str, TableClip] = {}
     for step in steps:
         places = range(len(dense)) if step.places is None else step.places
         of_step = {table: square for table, square in squares.items() if step.tables is None or table in step.tables}
-        clipped, of_tables = clip([dense[place] for place in places], of_step, step.clipping, _own(step))
+        own = {table: its.clipping for table, its in step.own.items()}
+        clipped, of_tables = clip([dense[place] for place in places], of_step, step.clipping, own)
         of_place = dict(zip(places, clipped, strict=True))
         dense = tuple(of_place.get(place, values) for place, values in enumerate(dense))
         clips.update(of_tables)
@@ -221,24 +228,15 @@ def _clipped(dense: tuple[Tensor, ...], rows: RowGradients, steps: Sequence[Opti
     return dense
 
 
-def _own(step: OptimizerStep) -> dict[str, Clipping]:
-    return {table: its.clipping for table, its in step.own.items()}
-
-
-def _rates(tables: Iterable[str], steps: Sequence[OptimizerStep]) -> dict[str, float]:
-    """The learning rate of every table that an optimizer has one for."""
+def _rates(tables: Iterable[str], steps: Sequence[OptimizerStep], share: float) -> dict[str, float]:
+    """The learning rate of every table that an optimizer has one for: its share, as that of the dense part is taken."""
     rates = {}
     for table in tables:
         for step in steps:
             rate = step.own.get(table, step).rate
             if rate is not None and (step.tables is None or table in step.tables):
-                rates[table] = rate
+                rates[table] = rate if share == 1.0 else float(np.float32(rate) * np.float32(share))
     return rates
-
-
-def _times(rate: float, share: float) -> float:
-    # As the optimizer of the dense part multiplies.
-    return rate if share == 1.0 else float(np.float32(rate) * np.float32(share))
 
 
 def _behind(pushes: Sequence[Push], version: int) -> int:

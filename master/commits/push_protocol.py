@@ -252,12 +252,15 @@ class SyncPushes(PushProtocol):
     def _refuse_unlike(self, push: Push) -> None:
         """Raises `BadGradient` where the loss is divided otherwise than in the version's other micro-batches."""
         # They are all alike: any of them represents all.
-        other = next((ticket.push for ticket in self._tickets.values() if ticket.push is not None), None)
-        if other is not None and _divisor_kinds(other) != _divisor_kinds(push):
-            raise BadGradient(
-                f"micro-batch {push.id.micro_batch} divides its loss by {_described(push)}, and another one of its "
-                f"version by {_described(other)}: run the same model everywhere"
-            )
+        for ticket in self._tickets.values():
+            if ticket.push is None:
+                continue
+            if _divisor_kinds(ticket.push) != _divisor_kinds(push):
+                raise BadGradient(
+                    f"micro-batch {push.id.micro_batch} divides its loss by {_described(push)}, and another one of its "
+                    f"version by {_described(ticket.push)}: run the same model everywhere"
+                )
+            return
 
     def take(self, push: Push, skipped: bool) -> Ticket:
         _, worker = self.board.complete(TaskKind.TRAIN, push.id.micro_batch, by=push.incarnation)
@@ -268,7 +271,7 @@ class SyncPushes(PushProtocol):
     def ready(self) -> list[Ticket] | None:
         if not (self.board.is_open and self.board.current_done):
             return None
-        return [self._tickets[number] for number in sorted(self._tickets)]
+        return list(map(self._tickets.__getitem__, sorted(self._tickets)))
 
     def forget(self, numbers: Collection[int]) -> list[Ticket]:
         lost = [self._tickets.pop(number) for number in numbers if number in self._tickets]

@@ -5,13 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import JobFailed
 from elastable.embedding_store.measures import Counts, Durations, Total, VersionTrace
 from elastable.embedding_store.support.retry import retry
-from elastable.master.api import DenseSnapshot, PushReply, Tensor, WorkerIdentity
+from elastable.master.api import DenseSnapshot, Push, PushReply, Tensor, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
@@ -55,10 +56,10 @@ class JobMeasures:
         self.left.add(1)
         _log.info("worker %s left or died; %d of its micro-batches go to others", worker, held, extra=field)
 
-    def counted(self, report: Callable[[], Future[PushReply]]) -> Future[PushReply]:
+    def counted(self, report: Callable[[Push], Future[PushReply]], push: Push) -> Future[PushReply]:
         """The reply to a push; its outcome, or what refuses it, is counted."""
         try:
-            reply = report()
+            reply = report(push)
         except Exception as error:
             self.refused.add(type(error).__name__)
             raise
@@ -188,14 +189,18 @@ class Driver:
         if ended or self._hooks.stops_epoch():
             self._end_epoch(epoch)
         else:
-            self._evaluate_if_due()
+            if self._evaluations.is_due():
+                self._evaluate_due()
             self._open()
 
     def _commit(self, tickets: tuple[Ticket, ...]) -> bool:
         """The phases of one version; True if it ends its epoch."""
         phases = self._measures.phases
         phases.add("wait", time.monotonic() - self._opened)
-        pushes = [ticket.push for ticket in tickets if ticket.push is not None]
+        pushes = []
+        for ticket in tickets:
+            if ticket.push is not None:
+                pushes.append(ticket.push)
         made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
         with phases.timing("callbacks"):
             if self._hooks.waits_for_log(self._state.version + 1):
@@ -204,7 +209,7 @@ class Driver:
             with self._waits.changing:
                 ended = self._state.committed(tickets, made)
                 sums = self._state.epoch_metrics
-            self._hooks.on_version(self._state.version, self._logs(sums))
+            self._hooks.on_version(self._state.version, LazyLogs(partial(self._metrics.results, sums)))
             if self._hooks.may_assign():
                 self._committer.forget()
         self._publish(tickets)
@@ -223,11 +228,10 @@ class Driver:
         with self._waits.changing:
             return self._state.progress_after(made)
 
-    def _evaluate_if_due(self) -> None:
-        if self._evaluations.is_due():
-            self._committer.settle()
-            self._evaluations.begin_due()
-            self._committer.forget()
+    def _evaluate_due(self) -> None:
+        self._committer.settle()
+        self._evaluations.begin_due()
+        self._committer.forget()
 
     def _end_epoch(self, epoch: int) -> None:
         self._committer.settle()
@@ -250,8 +254,8 @@ class Driver:
             self._committer.forget()
             # Hooks may have set weights, and what is trained: no worker has begun the epoch.
             self._publish()
-            if due:
-                self._evaluate_if_due()
+            if due and self._evaluations.is_due():
+                self._evaluate_due()
             self._open()
 
     def _open(self) -> None:
@@ -268,9 +272,6 @@ class Driver:
         with self._waits.changing:
             self._state.snapshot = snapshot
             self._waits.published(tickets)
-
-    def _logs(self, sums: tuple[Tensor, ...]) -> LazyLogs:
-        return LazyLogs(lambda: self._metrics.results(sums))
 
     def _next_work(self) -> Work:
         """Waits for something to do.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -144,7 +145,7 @@ class Master(ServedMaster):
             self._state.refuse_failed()
             self._state.join(worker)
         self.measures.worker_joined(worker)
-        return LocalSession(self.job, lambda: self._leave(worker.incarnation), lambda: True)
+        return LocalSession(self.job, partial(self._leave, worker.incarnation), lambda: True)
 
     def _leave(self, incarnation: str) -> None:
         with self._waits.changing:
@@ -183,7 +184,7 @@ class Master(ServedMaster):
         return self.report_gradient_later(push).result(self._options.push_deadline_s + _SETTLED_S)
 
     def report_gradient_later(self, push: Push) -> Future[PushReply]:
-        return self.measures.counted(lambda: self._report_gradient(push))
+        return self.measures.counted(self._report_gradient, push)
 
     def _report_gradient(self, push: Push) -> Future[PushReply]:
         with self._waits.changing:

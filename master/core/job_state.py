@@ -141,10 +141,6 @@ class JobState:
         self.board.release(incarnation)
         return worker, held
 
-    def offers(self) -> bool:
-        """Whether a worker that asks for tasks now may get an answer other than none."""
-        return self.ending or self.board.offers()
-
     def lease(self, incarnation: str, want: int, holding: Collection[Task] | None) -> Lease:
         """Tasks for a worker that has joined; see `MasterApi.lease_tasks`."""
         if self.ending:

@@ -123,7 +123,7 @@ class Waits:
         """There may be tasks for somebody; whoever has waited longest is first."""
         answered: list[str] = []  # of a thousand that wait, a few are: the others are not even looked at
         for worker, asker in self._askers.items():
-            if not self._state.offers():
+            if not self._state.ending and not self._state.board.offers():
                 break
             if asker.result.done():
                 answered.append(worker)

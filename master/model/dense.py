@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Protocol
 
 import keras
@@ -56,6 +57,7 @@ class DenseTensors(DensePart, ABC):
         self._reported = [*self._states, *reported]
         self._table_optimizers = table_optimizers(model)
         self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._reported)
+        self._names = tuple(spec.name for spec in self.variables), tuple(spec.name for spec in self.states)
         self.frozen_tables: tuple[str, ...] = ()
         self._flags = b""
         # States of the last snapshot; None: they have changed since.
@@ -65,7 +67,7 @@ class DenseTensors(DensePart, ABC):
     def optimizers(self) -> list[keras.Optimizer]:
         """All that train the model, each once."""
         found = (*self._optimizers(), *self._table_optimizers.values())
-        return list({id(each): each for each in found}.values())
+        return list(dict(zip(map(id, found), found, strict=True)).values())
 
     def finalize_averages(self) -> None:
         """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
@@ -81,17 +83,11 @@ class DenseTensors(DensePart, ABC):
     def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         known = tensors or {}
         trained, states, *_ = _KINDS
-        self._snapshot_states = _values(states, self._reported[: len(self._states)], known) + tuple(
-            copied(variable) for variable in self._reported[len(self._states) :]
-        )
-        return DenseSnapshot(
-            version,
-            _values(trained, self.trained, known),
-            self._snapshot_states,
-            tuple(spec.name for spec in self.variables),
-            tuple(spec.name for spec in self.states),
-            self._flags,
-        )
+        self._snapshot_states = (
+            *_values(states, self._states, known), *map(copied, self._reported[len(self._states) :])
+        )  # fmt: skip
+        values = _values(trained, self.trained, known)
+        return DenseSnapshot(version, values, self._snapshot_states, *self._names, self._flags)
 
     def begin(self) -> None:
         """Another training begins: nothing goes back to the states that an earlier one knew."""
@@ -169,6 +165,8 @@ def _key(kind: str, position: int) -> str:
 
 def _values(kind: str, variables: Sequence[keras.Variable], known: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     """Of all variables of a kind, read where they are not known."""
+    if not known:
+        return tuple(map(copied, variables))
     keys = [_key(kind, position) for position in range(len(variables))]
     return tuple(
         known[key] if key in known else copied(variable) for key, variable in zip(keys, variables, strict=True)
@@ -240,14 +238,18 @@ class DenseState(DenseTensors):
         Raises:
             Unsupported: variables that the optimizer was not built for.
         """
-        wanted, known = {id(variable) for variable in trainable}, {id(variable) for variable in self.trained}
-        strangers = [variable.path for variable in trainable if id(variable) not in known]
+        places, active, strangers = dict(zip(map(id, self.trained), count(), strict=False)), set[int](), []
+        for variable in trainable:
+            if id(variable) in places:
+                active.add(places[id(variable)])
+            else:
+                strangers.append(variable.path)
         if strangers:
             raise Unsupported(
                 f"the optimizer {self._optimizer.name!r} was built while {', '.join(strangers)} could not be trained: "
                 "call model.compile(...) with a new optimizer after you set trainable=True, as in Keras"
             )
-        self._active = [number for number, variable in enumerate(self.trained) if id(variable) in wanted]
+        self._active = sorted(active)
         self.frozen_tables, self._flags = frozen_tables, flags
         self._counts = any_table or bool(self._active)
 
@@ -264,7 +266,7 @@ class DenseState(DenseTensors):
         if form not in self._traces:
             self._traces[form] = self._compiled(whole)
         share = () if whole else (np.float32(rate_share),)
-        self._traces[form](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
+        self._traces[form](*map(tf.constant, (*gradients, *states, *share)))
         self._snapshot_states = None
 
     def overflow(self, states: Sequence[Tensor]) -> None:
@@ -290,14 +292,15 @@ class DenseState(DenseTensors):
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
         specs = (*self.variables, *self.states)
         signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in specs]
-        count, active, counts = len(self.trained), self._active, self._counts
+        variables, active, counts = len(self.trained), self._active, self._counts
 
         def apply(*tensors: tf.Tensor) -> None:
             if active:
                 self._update.apply([tensors[at] for at in active], [self.trained[at] for at in active])
             elif counts:
                 self._update.update_tables_only()
-            for state, value in zip(self._states, tensors[count : count + len(self._states)], strict=True):
+            values = tensors[variables : variables + len(self._states)]
+            for state, value in zip(self._states, values, strict=True):
                 state.assign(value)
 
         def traced(*tensors: tf.Tensor) -> None:

@@ -52,9 +52,12 @@ class StoreBackedLayer(Protocol):
 def store_backed_layers(model: keras.Model) -> tuple[StoreBackedLayer, ...]:
     """Every store-backed layer of a Keras model, however nested, each object once."""
     # Keras' own walk: it sees layers in lists, dicts, wrappers and submodels, which `model.layers` does not.
-    layers = (layer for layer in model._flatten_layers() if isinstance(layer, StoreBackedLayer))
-    # A table may have been kept on the worker: then it is a variable as any other.
-    return tuple(layer for layer in layers if not getattr(layer, "on_worker", False))
+    found = []
+    for layer in model._flatten_layers():
+        # A table may have been kept on the worker: then it is a variable as any other.
+        if isinstance(layer, StoreBackedLayer) and not getattr(layer, "on_worker", False):
+            found.append(layer)
+    return tuple(found)
 
 
 def discover_tables(

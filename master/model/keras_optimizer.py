@@ -41,13 +41,10 @@ _COMMON = {
 
 def clipping_of(optimizer: keras.Optimizer) -> Clipping:
     """How the optimizer clips; values that are not positive clip nothing, as in Keras."""
-
-    def positive(value: float | None) -> float | None:
-        return float(value) if value and value > 0 else None
-
-    optimizer = inner_optimizer(optimizer)
-    clipnorm, global_clipnorm = positive(optimizer.clipnorm), positive(optimizer.global_clipnorm)
-    return Clipping(clipnorm, global_clipnorm, positive(optimizer.clipvalue))
+    optimizer, limits = inner_optimizer(optimizer), []
+    for limit in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue):
+        limits.append(float(limit) if limit and limit > 0 else None)
+    return Clipping(*limits)
 
 
 def sees_occurrences(optimizer: keras.Optimizer | None, of_model: keras.Optimizer | None) -> str:

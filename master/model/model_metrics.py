@@ -57,13 +57,19 @@ class ModelMetrics:
         """
         if not total or self._model is None:
             return {}
-        values = (tf.constant(value.astype(spec.dtype)) for value, spec in zip(total, self.specs, strict=True))
+        values = []
+        for variable, value, spec in zip(self._variables, total, self.specs, strict=True):
+            values.append((variable, tf.constant(value.astype(spec.dtype))))
         # The variables themselves are left alone: any thread may ask, and a worker in this process may be using them.
-        with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
+        with keras.StatelessScope(state_mapping=values):
             named = self._model.get_metrics_result()
         if self._loss_count is not None and not total[self._loss_count]:
             named.pop("loss", None)  # a train_step of the model's own counts its loss elsewhere, or not at all
-        return {prefix + name: value for key, result in named.items() for name, value in _scalars(key, result)}
+        found = {}
+        for key, result in named.items():
+            for name, number in _scalars(key, result):
+                found[prefix + name] = number
+        return found
 
 
 class LazyLogs(Mapping[str, float]):

@@ -22,6 +22,7 @@ class Schedule:
 
     Attributes:
         by_epoch: Whether groups are epochs; if not, workers may fetch the micro-batches of one before it is open.
+        group_count: How many groups the job has.
 
     Raises:
         BadInput: the job has no training records.
@@ -33,16 +34,14 @@ class Schedule:
         self.job = job
         self.group = job.micro_batches_per_version
         self.by_epoch = job.mode == "async"
-        self.micro_batches_per_pass = _ceil(job.train_records, job.micro_batch_size)
-        self.versions_per_pass = _ceil(self.micro_batches_per_pass, self.group)
+        self.micro_batches_per_pass = -(-job.train_records // job.micro_batch_size)
+        self.versions_per_pass = -(-self.micro_batches_per_pass // self.group)
         self.steps_per_epoch = min(job.steps_per_epoch or self.versions_per_pass, self.versions_per_pass)
-        self._epochs_per_pass = _ceil(self.versions_per_pass, self.steps_per_epoch)
+        self._epochs_per_pass = -(-self.versions_per_pass // self.steps_per_epoch)
         self.versions_total = self.first_version(job.epochs)
-        self.evaluation_tasks = _ceil(job.validation_records, self._evaluated_together)
-
-    @property
-    def _evaluated_together(self) -> int:
-        return self.job.evaluation_batch_size or self.job.micro_batch_size
+        self.group_count = job.epochs if self.by_epoch else self.versions_total
+        self._evaluated_together = job.evaluation_batch_size or job.micro_batch_size
+        self.evaluation_tasks = -(-job.validation_records // self._evaluated_together)
 
     def epoch(self, version: int) -> int:
         """The epoch, counted from 0, that trains on `version`."""
@@ -67,11 +66,6 @@ class Schedule:
         first = number * self.micro_batches_per_pass + start
         return range(first, first + min(self.group, self.micro_batches_per_pass - start))
 
-    @property
-    def group_count(self) -> int:
-        """How many groups the job has."""
-        return self.job.epochs if self.by_epoch else self.versions_total
-
     def of_group(self, group: int) -> range:
         """Numbers within the job of the micro-batches of a group."""
         if not self.by_epoch:
@@ -87,14 +81,11 @@ class Schedule:
         """The first group behind the epoch that `group` belongs to."""
         return group + 1 if self.by_epoch else self.first_version(self.epoch(group) + 1)
 
-    def starts_epoch(self, group: int) -> bool:
-        """Whether the group, which is not the first one, begins an epoch."""
-        return self.by_epoch or self.ends_epoch(group)
-
     def task(self, version: int, micro_batch: int) -> Task:
         """The training task of micro-batch `micro_batch` (its number within the job) on `version`."""
         number, place = divmod(micro_batch, self.micro_batches_per_pass)
-        start, stop = _slice(place, self.job.micro_batch_size, self.job.train_records)
+        start = place * self.job.micro_batch_size
+        stop = min(start + self.job.micro_batch_size, self.job.train_records)
         return Task(version, TaskKind.TRAIN, micro_batch, number, start, stop)
 
     def tasks(self, version: int) -> tuple[Task, ...]:
@@ -103,7 +94,8 @@ class Schedule:
 
     def evaluation(self, version: int, micro_batch: int) -> Task:
         """The task that evaluates micro-batch `micro_batch` of the validation split on `version`."""
-        start, stop = _slice(micro_batch, self._evaluated_together, self.job.validation_records)
+        start = micro_batch * self._evaluated_together
+        stop = min(start + self._evaluated_together, self.job.validation_records)
         return Task(version, TaskKind.EVALUATE, micro_batch, self.epoch(version - 1), start, stop)
 
     def ends_epoch(self, version: int) -> bool:
@@ -115,11 +107,3 @@ class Schedule:
         number, place = divmod(version, self.versions_per_pass)
         within = min(place * self.group * self.job.micro_batch_size, self.job.train_records)
         return number * self.job.train_records + within
-
-
-def _slice(place: int, size: int, records: int) -> tuple[int, int]:
-    return place * size, min((place + 1) * size, records)
-
-
-def _ceil(count: int, size: int) -> int:
-    return -(-count // size)

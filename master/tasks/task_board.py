@@ -123,7 +123,7 @@ class TaskBoard:
         """Whether an epoch has just ended and nothing of the next one is done."""
         if self.position == 0 or (self._groups and self._groups[0].done):
             return False
-        return self._schedule.starts_epoch(self.position)
+        return self._schedule.by_epoch or self._schedule.ends_epoch(self.position)
 
     def done(self) -> tuple[int, ...]:
         """Micro-batches of the current group that are done, in order."""
@@ -159,8 +159,13 @@ class TaskBoard:
     @property
     def evaluated(self) -> int | None:
         """The oldest version whose evaluation is complete, if any; the awaited one first."""
-        done = [version for version, group in self.evaluations.items() if len(group.done) == len(group.numbers)]
-        return self.awaited if self.awaited in done else min(done, default=None)
+        oldest = None
+        for version, group in self.evaluations.items():
+            if len(group.done) == len(group.numbers):
+                if version == self.awaited:
+                    return version
+                oldest = version if oldest is None else min(oldest, version)
+        return oldest
 
     def begin_evaluation(self, version: int, concurrent: bool = False) -> None:
         """Opens the validation split on `version`; training waits for it unless `concurrent` is set."""
@@ -320,7 +325,10 @@ class TaskBoard:
             groups = [self.evaluations[version]] if version in self.evaluations else []
         else:
             groups = self._in_training()
-        return next((group for group in groups if micro_batch in group.numbers), None)
+        for group in groups:
+            if micro_batch in group.numbers:
+                return group
+        return None
 
     def _leasable(self) -> list[TaskGroup]:
         """The groups that tasks may be leased of now, the most urgent first."""

@@ -46,7 +46,10 @@ def traced_values(model: keras.Model) -> dict[str, object]:
 def changed_value(model: keras.Model, before: Mapping[str, object]) -> str | None:
     """The name of a value that is not what it was."""
     now = traced_values(model) if before else {}
-    return next((name for name, value in before.items() if name in now and now[name] != value), None)
+    for name, value in before.items():
+        if name in now and now[name] != value:
+            return name
+    return None
 
 
 def _parts(model: keras.Model) -> Iterator[tuple[str, object]]:
@@ -55,7 +58,8 @@ def _parts(model: keras.Model) -> Iterator[tuple[str, object]]:
         name = f"layer {layer.name!r}" if layer.name not in names else f"layer {layer.name!r} (layer {number})"
         names.add(layer.name)
         yield f"{name}.dtype", layer.dtype_policy.name
-        yield from ((f"{name}.{attribute}", value) for attribute, value in _of_own_classes(layer))
+        for attribute, value in _of_own_classes(layer):
+            yield f"{name}.{attribute}", value
         if isinstance(layer, keras.Model) and _of_library(type(layer)):
             continue  # what a program keeps on it is not read by it
         own = hasattr(layer, "table_spec")
@@ -68,7 +72,8 @@ def _parts(model: keras.Model) -> Iterator[tuple[str, object]]:
             yield f"weight {weight.path!r}.constraint", weight.constraint
     yield "loss", model.loss
     config = getattr(model._compile_config, "config", {})
-    yield from ((key, config.get(key)) for key in ("loss_weights", "metrics", "weighted_metrics"))
+    for key in ("loss_weights", "metrics", "weighted_metrics"):
+        yield key, config.get(key)
 
 
 def _of_own_classes(layer: keras.Layer) -> Iterator[tuple[str, object]]:
@@ -158,8 +163,13 @@ _COMPILE_AGAIN = "call model.compile(...) again, with this optimizer or a new on
 
 def optimizers_of(model: keras.Model, planned: Iterable[keras.Optimizer] = ()) -> list[keras.Optimizer]:
     """The optimizers that train a model, each once: of `compile()`, of its tables, and of its own `train_step`."""
-    own = (getattr(layer, "optimizer", None) for layer in layers_of(model) if hasattr(layer, "table_spec"))
-    found = {id(each): each for each in (model.optimizer, *own, *planned) if each is not None}
+    found = {id(model.optimizer): model.optimizer}
+    for layer in layers_of(model):
+        if hasattr(layer, "table_spec") and (own := getattr(layer, "optimizer", None)) is not None:
+            found[id(own)] = own
+    for each in planned:
+        found[id(each)] = each
+    found.pop(id(None), None)
     return list(found.values())
 
 
@@ -200,8 +210,9 @@ def _values(optimizer: keras.Optimizer) -> dict[str, str]:
         "exclude_from_weight_decay(var_names)": getattr(inner, "_exclude_from_weight_decay_pattern", None),
         "exclude_from_weight_decay(var_list)": getattr(inner, "_exclude_from_weight_decay", None),
     }
-    scaling = {name: getattr(optimizer, name) for name in ("dynamic_growth_steps",) if optimizer is not inner}
-    return {name: repr(value) for name, value in {**config, **changing, **excluded, **scaling}.items()}
+    scaling = {} if optimizer is inner else {"dynamic_growth_steps": optimizer.dynamic_growth_steps}
+    values = {**config, **changing, **excluded, **scaling}
+    return dict(zip(values, map(repr, values.values()), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

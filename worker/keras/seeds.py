@@ -60,7 +60,10 @@ def same_keras_state(work: Callable[[], None]) -> Callable[[], None]:
     this thread's generator, unless this thread has been seeded again.
     """
     ours = vars(global_state.GLOBAL_STATE_TRACKER)
-    kept = {name: ours[name] for name in _OF_A_THREAD if ours.get(name) is not None}
+    kept = {}
+    for name in _OF_A_THREAD:
+        if ours.get(name) is not None:
+            kept[name] = ours[name]
 
     def working() -> None:
         theirs = vars(global_state.GLOBAL_STATE_TRACKER)

@@ -14,7 +14,11 @@ from elastable.worker.rows.store_backed import StoreBacked
 
 def store_layers(model: keras.Model) -> list[StoreBacked]:
     """Every layer of the model whose table lives in a store."""
-    return [layer for layer in layers_of(model) if hasattr(layer, "table_spec") and not layer.on_worker]
+    found = []
+    for layer in layers_of(model):
+        if hasattr(layer, "table_spec") and not layer.on_worker:
+            found.append(layer)
+    return found
 
 
 def pretrained_rows(layers: Sequence[StoreBacked], unseeded: bool = False) -> dict[str, Float32]:
@@ -31,8 +35,11 @@ def pretrained_rows(layers: Sequence[StoreBacked], unseeded: bool = False) -> di
     new = [layer for layer in reversed(layers) if layer.source is None]
     new.sort(key=lambda layer: layer.pretrained is not None)
     _refuse_different(new[::-1])
-    found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
-    return {name: rows for name, rows in found if rows is not None}
+    found = {}
+    for layer in new:
+        if (rows := first_rows(layer, unseeded)) is not None:
+            found[layer.table_name] = rows
+    return found
 
 
 def _refuse_different(layers: Sequence[StoreBacked]) -> None:

@@ -1,6 +1,7 @@
 """Records in NumPy arrays, in memory or memory-mapped; any data as a Reader."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -31,7 +32,10 @@ class NumpyReader(Reader):
     def __init__(self, x: object, y: object = None, sample_weight: object = None, *, name: str = "arrays") -> None:
         if sample_weight is not None and y is None:
             raise BadInput(f"{name}: sample_weight without y; weights belong to targets")
-        self._parts: Batch = batch_arrays([x, *(part for part in (y, sample_weight) if part is not None)])
+        parts = [x, y, sample_weight]
+        while len(parts) > 1 and parts[-1] is None:
+            parts.pop()
+        self._parts: Batch = batch_arrays(parts)
         self._records = records_of(named_parts(self._parts), name)
         self._name = name
 
@@ -47,7 +51,7 @@ class NumpyReader(Reader):
                 return picked
             return refuse_large_ids(picked, self._name)
 
-        return tuple(map_arrays(pick, part) for part in self._parts)
+        return tuple(map(partial(map_arrays, pick), self._parts))
 
 
 # The data of `et.fit`, or of a model file's `data()`, as a Reader

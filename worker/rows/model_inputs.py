@@ -175,7 +175,7 @@ def exact_leaf(
         return leaf
     if not isinstance(leaf, np.ndarray | RaggedArray | SparseArray):
         return _exact(leaf, given)
-    where, values = f"{source}: {called(name)}", _values_of(leaf)
+    where, values = f"{source}: {called(name)}", leaf if isinstance(leaf, np.ndarray) else _values_of(leaf)
     if values.dtype.kind in "SUOc" or values.dtype.itemsize > _WIDEST:
         values = _plain_numbers(where, leaf, values, dtype, numbers)
         leaf = map_values(lambda _: values, leaf)
@@ -197,7 +197,8 @@ def exact_leaf(
         record = _record_of(leaf, place)
         number = record if numbers is None else numbers[record]
         raise BadIds(f"{where}: record {number}: {reason}; {BELONGS.format(dtype)}")
-    return map_values(lambda _: exact.astype(dtype, copy=False), leaf)
+    exact = exact.astype(dtype, copy=False)
+    return exact if isinstance(leaf, np.ndarray) else map_values(lambda _: exact, leaf)
 
 
 def _plain_numbers(where: str, leaf: Leaf, values: Array, dtype: str, numbers: Sequence[int] | Int64 | None) -> Array:

@@ -248,7 +248,7 @@ class StoreBacked:
         there = self._source.specs().get(self.table_name) if isinstance(self._source, EmbeddingStore) else None
         if there is None or self._steps is not None or not self.trained_by(optimizer):
             return
-        if not same_slots(there.optimizer, spec.optimizer):
+        if there.optimizer != spec.optimizer and not same_slots(there.optimizer, spec.optimizer):
             raise Unsupported(
                 f"embedding layer {self.name!r}: the optimizer {optimizer.name!r} has other hyperparameters than when "
                 "it trained the table, with which it needs slots that it does not have; compile the model with a new "

@@ -92,7 +92,9 @@ class MicroBatchComputer:
         require_same_records(job, readers)
         self._model = model
         self._job = job
-        self._readers = {kind: for_model(reader, model) for kind, reader in readers.items()}
+        self._readers: dict[TaskKind, Reader] = {}
+        for kind, reader in readers.items():
+            self._readers[kind] = for_model(reader, model)
         self._specs = specs
         self.spec = batch_spec(sample)
         self._likes = {TaskKind.TRAIN: self.spec}
@@ -253,8 +255,8 @@ class DenseMirror:
             ModelError: the master's model has different variables.
         """
         values = (*snapshot.variables, *snapshot.states)
-        if [tuple(value.shape) for value in values] != self._shapes:
-            theirs = [tuple(value.shape) for value in values]
+        theirs = [tuple(value.shape) for value in values]
+        if theirs != self._shapes:
             raise ModelError(
                 f"the master's model differs from this worker's: its dense variables have shapes {theirs}, "
                 f"here {dict(zip(self._paths, self._shapes, strict=True))}; run the same model file everywhere"

@@ -183,8 +183,10 @@ class TaskFeed:
     def following(self, prepared: Prepared) -> Prepared | None:
         """The earliest prepared task after `prepared`, if there is one."""
         with self._changed:
-            behind = [task for task in self._ready if task > prepared.task]
-            return self._ready[min(behind)] if behind else None
+            for task in sorted(self._ready):
+                if task > prepared.task:
+                    return self._ready[task]
+        return None
 
     def idle(self) -> None:
         """Records that no prepared task can be computed yet: the master may have one that can."""

@@ -36,18 +36,15 @@ class IdPlan:
     Attributes:
         layers: The layer of every call, in call order.
         planned: For every call, whether its ids can be computed before the step.
+        tables: The table of every planned call, in call order.
         columns: The columns of the batch that planned ids are computed from.
     """
 
     layers: tuple[StoreLayer, ...]
     planned: tuple[bool, ...]
+    tables: tuple[str, ...]
     columns: tuple[str, ...]
     _function: Callable[..., list[tf.Tensor]] | None
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """The table of every planned call, in call order."""
-        return tuple(layer.table_name for layer, known in zip(self.layers, self.planned, strict=True) if known)
 
     def ids(self, batch: TensorBatch, numbers: Sequence[int] | Int64 | None = None) -> list[Int64]:
         """int64 `[n]` ids of every planned call.
@@ -61,9 +58,12 @@ class IdPlan:
         """
         if self._function is None:
             return []
-        flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch, expand_composites=True)]
+        flat = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))
         try:
-            return [np.ascontiguousarray(ids.numpy()) for ids in self._function(*flat)]
+            found = []
+            for ids in self._function(*flat):
+                found.append(np.ascontiguousarray(ids.numpy()))
+            return found
         except tf.errors.InvalidArgumentError as error:
             message = assertion_of(error) or str(error.message).splitlines()[-1]
             record = _RECORD.search(message)
@@ -102,14 +102,15 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
                 layer.name,
             )
     fetched = [ids for (_, ids), known in zip(calls, planned, strict=True) if known]
+    tables = tuple(layer.table_name for layer, known in zip(layers, planned, strict=True) if known)
     if not fetched:
-        return IdPlan(layers, planned, (), None)
+        return IdPlan(layers, planned, tables, (), None)
     feeds = wrapped.inputs[: len(flat_spec(spec))]
     names = [name for name, part in named_parts(spec) for _ in flat_spec((part,))]
     needed = {operation for ids in fetched for operation in ancestors(ids)}
     columns = dict.fromkeys(name for name, feed in zip(names, feeds, strict=True) if feed.op in needed)
     # Only what the ids need survives: no dropout, no moving averages, no rows.
-    return IdPlan(layers, planned, tuple(columns), wrapped.prune(list(feeds), fetched))
+    return IdPlan(layers, planned, tables, tuple(columns), wrapped.prune(list(feeds), fetched))
 
 
 def _traced(model: keras.Model, spec: BatchSpec, training: bool) -> tuple[PlanScope, Any]:

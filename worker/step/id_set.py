@@ -47,7 +47,6 @@ def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[s
         ids = calls[of_table[0]] if len(of_table) == 1 else np.concatenate([calls[call] for call in of_table])
         require_ids(specs[table], ids)
         unique[table], inverse = unique_ids(ids)
-        ends = np.cumsum([len(calls[call]) for call in of_table])
-        for call, part in zip(of_table, np.split(inverse, ends[:-1]), strict=True):
-            inverses[call] = part
+        for call in of_table:
+            inverses[call], inverse = np.split(inverse, [len(calls[call])])
     return IdSets(unique, inverses)

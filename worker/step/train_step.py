@@ -2,7 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -105,7 +105,7 @@ class ModelStep(ABC):
             # A concrete function: calls skip the search for a matching trace.
             self._function = self._traced().get_concrete_function()
         flat = tf.nest.flatten(batch, expand_composites=True)
-        arrays = [*(bets[table] for table in self._tables), *ids.inverses, np.int64(micro_batch)]
+        arrays = [*map(bets.__getitem__, self._tables), *ids.inverses, np.int64(micro_batch)]
         return self._function(*flat, *map(tf.convert_to_tensor, arrays))
 
     def _traced(self) -> tf.types.experimental.PolymorphicFunction:
@@ -184,9 +184,11 @@ def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
-def _arrays(tensors: Sequence[tf.Tensor]) -> tuple[Tensor, ...]:
-    # numpy() of a scalar tensor is not an array.
-    return tuple(np.asarray(tensor.numpy()) for tensor in tensors)
+def _arrays(tensors: Iterable[tf.Tensor]) -> tuple[Tensor, ...]:
+    found = []
+    for tensor in tensors:
+        found.append(np.asarray(tensor.numpy()))  # numpy() of a scalar tensor is not an array
+    return tuple(found)
 
 
 # Training
@@ -270,8 +272,9 @@ class TrainStep(ModelStep):
         """
         with imposed(self._model, self._trainable):  # it may be traced, or run, within this call
             loss, parts, states, metrics = self._call(batch, bets, ids, micro_batch)
-        kinds = self._kinds[self._trainable]
-        gradients = [self._as_part(kind, part, ids) for kind, part in zip(kinds, parts, strict=True)]
+        kinds, gradients = self._kinds[self._trainable], []
+        for kind, part in zip(kinds, parts, strict=True):
+            gradients.append(self._as_part(kind, part, ids))
         first = gradients[0]
         return StepResult(
             loss=float(np.mean(loss)),
@@ -288,9 +291,10 @@ class TrainStep(ModelStep):
 
     def _division_by_0(self, parts: Sequence[GradientPart]) -> str:
         for part, where in zip(parts, self._divisions[self._trainable], strict=True):
+            if part.divisor.kind is not DivisorKind.AMOUNT or part.divisor.amount != 0:
+                continue
             tensors = (*part.dense.values(), *(slices.values for slices in part.slices.values()))
-            zero = part.divisor.kind is DivisorKind.AMOUNT and part.divisor.amount == 0
-            if zero and not all(np.isfinite(tensor).all() for tensor in tensors):
+            if not all(np.isfinite(tensor).all() for tensor in tensors):
                 return (
                     f"model {self._model.name!r}: a gradient holds NaN or Inf: operation {where} divides a term of the "
                     "loss by what this micro-batch alone adds to its divisor, and that is 0 here (records without "
@@ -301,23 +305,23 @@ class TrainStep(ModelStep):
 
     def _as_part(self, kind: DivisorKind | None, part: _PartTensors, ids: IdSets) -> GradientPart:
         amount, losses, penalties, dense, planned, unplanned = part
-        gathered: dict[str, list[Slices]] = {}
+        gathered: dict[str, Slices] = {}
         for table, (values, positions) in planned.items():
             unique = ids.unique[table]
             present, sums = sum_by_position(np.asarray(positions), np.asarray(values), len(unique))
-            indices = unique if len(present) == len(unique) else unique[present]
-            gathered.setdefault(table, []).append(Slices(indices, sums))
+            gathered[table] = Slices(unique if len(present) == len(unique) else unique[present], sums)
         for number, (values, unique) in unplanned.items():
-            gathered.setdefault(self._unplanned[number], []).append(Slices(unique.numpy(), values.numpy()))
+            table, found = self._unplanned[number], Slices(unique.numpy(), values.numpy())
+            gathered[table] = _joined(gathered[table], found) if table in gathered else found
+        of_rows = {}
+        for table, values in penalties.items():
+            of_rows[table] = Slices(ids.unique[table], np.asarray(values)[:, np.newaxis])
         return GradientPart(
             divisor=Divisor(kind or DivisorKind.RECORDS, float(amount)),
-            dense={place: np.asarray(gradient.numpy()) for place, gradient in dense.items()},
-            slices={table: _joined(parts) for table, parts in gathered.items()},
-            losses={place: float(value) for place, value in losses.items()},
-            penalties={
-                table: Slices(ids.unique[table], np.asarray(values)[:, np.newaxis])
-                for table, values in penalties.items()
-            },
+            dense=dict(zip(dense, _arrays(dense.values()), strict=True)),
+            slices=gathered,
+            losses=dict(zip(losses, map(float, losses.values()), strict=True)),
+            penalties=of_rows,
         )
 
     def _body(self, *flat: tf.Tensor) -> _StepTensors:
@@ -504,10 +508,8 @@ def _as_slices(gradient: Gradient, bet: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
     return gradient, tf.range(tf.shape(bet)[0])
 
 
-def _joined(parts: Sequence[Slices]) -> Slices:
-    if len(parts) == 1:
-        return parts[0]
-    return Slices(np.concatenate([part.indices for part in parts]), np.concatenate([part.values for part in parts]))
+def _joined(one: Slices, other: Slices) -> Slices:
+    return Slices(np.concatenate([one.indices, other.indices]), np.concatenate([one.values, other.values]))
 
 
 # Loss scaling: the gradient of the scaled loss, divided by the scale, so that float16 does not lose small gradients

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 
 import keras
 
@@ -13,8 +14,7 @@ from elastable.worker.rows.store_layer import StoreLayer
 
 def read_trainable(model: keras.Model) -> bytes:
     """A byte, 0 or 1, for each layer of the model and then for each of its variables, in model order."""
-    flags = [layer.trainable for layer in layers_of(model)]
-    return bytes([*flags, *(weight.trainable for weight in variables_of(model.weights))])
+    return bytes(map(attrgetter("trainable"), (*layers_of(model), *variables_of(model.weights))))
 
 
 @contextmanager
@@ -77,4 +77,8 @@ def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str
                 f"layers {both} share the table {layer.table_name!r}, which is either trained or frozen: set "
                 "trainable alike on both, or use a separate table for one of them"
             )
-    return tuple(sorted(name for name, layer in trained.items() if not is_trained(model, layer)))
+    frozen = []
+    for name, layer in trained.items():
+        if not is_trained(model, layer):
+            frozen.append(name)
+    return tuple(sorted(frozen))

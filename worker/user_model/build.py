@@ -90,9 +90,12 @@ def for_model(reader: Reader, model: keras.Model) -> Reader:
     if inputs is None:
         return reader
     named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
-    made = {name: each for name, each in named.items() if isinstance(each, keras.KerasTensor)}
-    dtypes = {name: str(each.dtype) for name, each in made.items()}
-    lengths = {name: length for name, each in made.items() if (length := list_length(each)) is not None}
+    dtypes, lengths = {}, {}
+    for name, each in named.items():
+        if isinstance(each, keras.KerasTensor):
+            dtypes[name] = str(each.dtype)
+            if (length := list_length(each)) is not None:
+                lengths[name] = length
     return reader.for_inputs(ModelInputs(dtypes, lengths, overrides(model, "train_step")))
 
 

@@ -87,7 +87,7 @@ def gathered(blocks: Int64, rows: Int64, read: Callable[[int], Structure[Leaf]],
 
 def batch_arrays(parts: Sequence[object]) -> tuple[Structure[Leaf], ...]:
     """`as_arrays` of x, y and sample_weight."""
-    return tuple(as_arrays(part, name) for part, name in zip(parts, _PARTS, strict=False))
+    return tuple(map(as_arrays, parts, _PARTS))
 
 
 def map_arrays(function: Callable[[T], U], tree: Structure[T]) -> Structure[U]:
@@ -115,7 +115,10 @@ def named_arrays(tree: Structure[T], name: str) -> Iterator[tuple[str, T]]:
 
 def named_parts(parts: Sequence[Structure[T]]) -> list[tuple[str, T]]:
     """All leaves of x, y and sample_weight, with names such as x['user'] or y."""
-    return [leaf for part, name in zip(parts, _PARTS, strict=False) for leaf in named_arrays(part, name)]
+    found: list[tuple[str, T]] = []
+    for part, name in zip(parts, _PARTS, strict=False):
+        found += named_arrays(part, name)
+    return found
 
 
 def records_of(arrays: list[tuple[str, Leaf]], source: str) -> int:
@@ -124,7 +127,9 @@ def records_of(arrays: list[tuple[str, Leaf]], source: str) -> int:
     Raises:
         BadInput: lengths that differ (all are named), or no records.
     """
-    lengths = {name: len(array) for name, array in arrays}
+    lengths = {}
+    for name, array in arrays:
+        lengths[name] = len(array)
     if len(set(lengths.values())) > 1:
         message = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise BadInput(f"{source}: arrays must have one length, but {message} records")
