@@ -119,8 +119,13 @@ class _IndexedIds:
         if self._waiting:
             ids = np.unique(np.concatenate(self._waiting))
             self._waiting, self._waiting_ids = [], 0
-            self._index.reserve(len(ids))
-            self._index.claim(ids, np.empty(len(ids), np.int64))
+            add_ids(self._index, ids)
+
+
+def add_ids(index: IdIndex, ids: Int64) -> None:
+    """Adds ids int64 `[n]`, each once; they may be there."""
+    index.reserve(len(ids))
+    index.claim(ids, np.empty(len(ids), np.int64))
 
 
 _Ids = IdBitmap | _IndexedIds
