@@ -4,11 +4,10 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from elastable.commands.command_line import AS_JSON, takes
+from elastable.commands.command_line import AS_JSON, takes, wide_console
 from elastable.commands.model_commands import CHECKPOINT
 from elastable.commands.plan import readable_size
 from elastable.embedding_store.contract.spec import WEIGHT_DTYPES
@@ -20,7 +19,6 @@ from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.checkpoint import Checkpoint, ListedCheckpoint, list_checkpoints, open_checkpoint
 from elastable.master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
 from elastable.master.checkpoints.restoring import require_tables, restore_tables
-from elastable.process.stopping import OutputConsole
 
 checkpoint = typer.Typer(
     name="checkpoint", help="List, check, restore and compare checkpoints.", no_args_is_help=True, add_completion=False
@@ -55,7 +53,7 @@ def list_all(options: _ListOptions) -> None:
         it = listed.checkpoint.manifest
         about = f"{it.version:,}", escape(str(it.job.get("job", ""))), it.written or "unknown", it.kind
         shown.add_row(name, *about, readable_size(it.size), f"{it.rows:,}", "whole")
-    _console().print(shown)
+    wide_console().print(shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def show(options: _OneCheckpoint) -> None:
     if options.as_json:
         typer.echo(json.dumps({**_as_json(ListedCheckpoint(found.address, found)), **_details(found)}, indent=2))
         return
-    console, manifest, progress = _console(), found.manifest, found.progress()
+    console, manifest, progress = wide_console(), found.manifest, found.progress()
     about = Table(title=escape(found.address), show_header=False, title_justify="left")
     about.add_row("version", f"{found.version:,}")
     about.add_row("written", manifest.written or "unknown")
@@ -172,7 +170,7 @@ def diff(options: _DiffOptions) -> None:
 def _show_difference(
     ours: Checkpoint, theirs: Checkpoint, tables: list[TableDifference], dense: list[TensorDifference]
 ) -> None:
-    console = _console()
+    console = wide_console()
     console.print(f"A: {ours.address} (version {ours.version})", markup=False, highlight=False, soft_wrap=True)
     console.print(f"B: {theirs.address} (version {theirs.version})", markup=False, highlight=False, soft_wrap=True)
     shown = Table("table", "only in A", "only in B", "weights differ", "largest", "slots differ", "largest", "spec")
@@ -248,8 +246,3 @@ def _details(found: Checkpoint) -> dict[str, object]:
             for name, entry in found.manifest.tables.items()
         },
     }
-
-
-def _console() -> Console:
-    console = OutputConsole()
-    return console if console.is_terminal else OutputConsole(width=200)

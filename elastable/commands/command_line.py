@@ -12,11 +12,14 @@ from rich.markup import escape
 
 from elastable.embedding_store.option import Option, OptionField, option_fields
 from elastable.process.settings import CONFIG_VARIABLE, load_settings, take_variables, variable_of, words_of
-from elastable.process.stopping import end_without_reader
+from elastable.process.stopping import OutputConsole, end_without_reader
 
 _CONFIG = "config_file"
 
 AS_JSON = Option("Print JSON.", flags=("--json",))
+DEADLINE = Option(
+    "Give up on an unreachable server after this time.", flags=("--deadline",), above=0, metavar="SECONDS"
+)
 
 Config = TypeVar("Config")
 
@@ -163,6 +166,12 @@ def _value(field: OptionField, parsed: object) -> object:
     if isinstance(parsed, list):
         return tuple(parsed)
     return tuple(name.strip() for name in str(parsed or "").split(",") if name.strip())
+
+
+def wide_console() -> OutputConsole:
+    """For tables: wide where it is no terminal, whose lines would be cut."""
+    console = OutputConsole()
+    return console if console.is_terminal else OutputConsole(width=200)
 
 
 def _checked(field: OptionField, parsed: object) -> object:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import OutputConsole
@@ -76,7 +76,6 @@ class _KgEvaluateOptions:
     as_json: bool = setting(False, AS_JSON)
 
     def __post_init__(self) -> None:
-        check_options(self)
         if self.of_type + (self.among is not None) + (self.listed is not None) > 1:
             raise BadInput("--of-type, --among and --listed all restrict the candidates; give one of them")
 
@@ -323,7 +322,6 @@ class _KgPredictOptions:
     as_json: bool = setting(False, AS_JSON)
 
     def __post_init__(self) -> None:
-        check_options(self)
         if (self.relation is None) == (self.queries is None):
             raise BadInput("give --relation with --head or --tail, or a file of --queries")
         if self.queries is not None and (self.head is not None or self.tail is not None):

@@ -20,16 +20,19 @@ log = typer.Typer(
     name="log", help="Show, check and cut the write-ahead log of a store.", no_args_is_help=True, add_completion=False
 )
 
-_PLACE = Option(
-    "Folder of the log, as in --store memory?log=FOLDER, or the redis:// or rediss:// URL of a store.",
-    metavar="PLACE",
-    positional=True,
-)
+
+@dataclass(frozen=True, slots=True)
+class _PlaceOption:
+    place: str = required(
+        Option(
+            "Folder of the log, as in --store memory?log=FOLDER, or the redis:// or rediss:// URL of a store.",
+            metavar="PLACE", positional=True,
+        )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class _LogOptions:
-    place: str = required(_PLACE)
+class _LogOptions(_PlaceOption):
     as_json: bool = setting(False, AS_JSON)
 
 
@@ -55,11 +58,6 @@ def show(options: _LogOptions) -> None:
     OutputConsole().print(about)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlaceOption:
-    place: str = required(_PLACE)
-
-
 @log.command()
 @takes(_PlaceOption)
 def verify(options: _PlaceOption) -> None:
@@ -70,8 +68,7 @@ def verify(options: _PlaceOption) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _TruncateOptions:
-    place: str = required(_PLACE)
+class _TruncateOptions(_PlaceOption):
     version: int = required(Option("The version to go back to.", flags=("--version",), at_least=0))
 
 

@@ -3,22 +3,17 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
-from elastable.commands.command_line import AS_JSON, takes
+from elastable.commands.command_line import AS_JSON, takes, wide_console
 from elastable.embedding_store.composite.locations import plan_tables
 from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.option import Option, required, setting
 from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
 from elastable.models.table_places import locations_of
 from elastable.process.quiet import import_tensorflow
-from elastable.process.stopping import OutputConsole
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +23,6 @@ class _PlanOptions:
     store: str = setting("memory", Option("The store of tables that have no other location.", metavar="URL"))
     offload_above: int = setting(0, replace(OFFLOAD_ABOVE, group=None))
     as_json: bool = setting(False, AS_JSON)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @takes(_PlanOptions)
@@ -64,9 +56,7 @@ def plan(options: _PlanOptions) -> None:
         elements = "grows" if line.elements is None else f"{line.elements:,}"
         size = f"{line.row_bytes:,} B a row" if line.bytes is None else readable_size(line.bytes)
         shown.add_row(line.table, line.kind, f"{rows} x {line.row}", elements, size, line.location.storage, line.reason)
-    console = OutputConsole()
-    if not console.is_terminal:
-        console = OutputConsole(width=160)
+    console = wide_console()
     console.print(shown)
     total = sum(it["bytes"] for it in dense)
     console.print(

@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from elastable.commands.command_line import takes, without_subcommand
 from elastable.embedding_store.composite.moving import move_job
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.jobs.options import StoreServerOptions, deadline
 from elastable.master.model.wrapping_optimizers import register_job_optimizers
@@ -33,9 +33,6 @@ class _RescaleOptions:
     )
     take_over: bool = setting(False, Option("Take the servers from a job that is using them; it ends with an error."))
     deadline_s: float = setting(60.0, deadline("How long a call is repeated while a server cannot be reached."))
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @takes(_RescaleOptions)

@@ -9,28 +9,20 @@ from pathlib import Path
 import keras
 
 from elastable.callbacks.averages import refuse_averages
-from elastable.embedding_store.broken_store import BrokenStore, OnBroken
 from elastable.embedding_store.composite.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, ModelError, NotReady, StoreBroken, Unsupported
+from elastable.embedding_store.errors import BadInput, ModelError, NotReady, Unsupported
 from elastable.embedding_store.open_store import check_store_url, operation_deadline
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
-from elastable.jobs.resuming.resume import (
-    Beginning,
-    fill_store,
-    is_finished,
-    refuse_anothers_record,
-    refuse_live_owner,
-    refuse_other_job,
-)
+from elastable.jobs.resuming.resume import Beginning, JobStart
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from elastable.master.checkpoints.restoring import refuse_other_model, warm_start
+from elastable.master.checkpoints.restoring import warm_start
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
 from elastable.master.model.dense import DenseModel, dense_part
 from elastable.master.model.discovery import discover_tables
@@ -53,42 +45,6 @@ from elastable.worker.user_model.build import (
 )
 from elastable.worker.user_model.model_file import ModelFile, load_model_file
 from elastable.worker.user_model.offload import keep_on_worker, refuse_slots_left_out
-
-
-def giving_way_to(
-    checkpoint: Checkpoint, tables: Mapping[str, TableSpec], job: JobSpec, options: JobOptions
-) -> OnBroken:
-    """Decides for `open_store` whether what is left of a broken store may be deleted, since the job has a checkpoint.
-
-    Everything that could keep the checkpoint from being restored is checked before.
-
-    Args:
-        checkpoint: That the job goes on from.
-
-    Returns:
-        What raises `BadInput` where another process uses the store, or where it is another job's; `CheckpointError`
-        for a checkpoint that is damaged or another model's; `Unsupported` where the job had other options.
-    """
-
-    def give_way(error: StoreBroken, broken: BrokenStore) -> None:
-        if not options.take_over:
-            refuse_live_owner(broken.other_writer)
-        if options.rerun and is_finished(checkpoint.job, checkpoint.progress(), job):
-            _log.warning("the store cannot go on: %s; what is left of it is deleted, and a new job begins", error)
-            return
-        refuse_anothers_record(broken.record(), checkpoint, options.overwrite)
-        refuse_other_job(checkpoint.address, checkpoint.job, job)
-        refuse_other_model(checkpoint, tables)
-        checkpoint.verify()
-        _log.warning(
-            "the store cannot go on: %s; what is left of it is deleted, and the job goes on from %s, version %d",
-            error,
-            checkpoint.address,
-            checkpoint.version,
-        )
-
-    return give_way
-
 
 _log = logging.getLogger(__name__)
 
@@ -147,20 +103,18 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     job = _described(options, file, train, model, steps, here)
     warn_of_other_numbers(model, job)
     dense = dense_part(model, steps)
-    shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
-    on_broken = None if checkpoint is None else giving_way_to(checkpoint, tables, job, options)
+    start = JobStart(options, job, tables, checkpoint)
     store = open_places(
         locations,
         places,
         options.store,
-        shared=shared,
-        deadline_s=deadline_s,
-        on_broken=on_broken,
+        shared=options.transport != "grpc",
+        deadline_s=operation_deadline(options.deadline_s),
+        on_broken=None if checkpoint is None else start.give_way,
         credentials=credentials,
     )
-    optimizers = {} if steps is None else steps.optimizers()
     try:
-        beginning = _filled(options, store, tables, model, dense, job, checkpoint, warm, optimizers)
+        beginning = _filled(start, store, model, dense, warm, {} if steps is None else steps.optimizers())
     except BaseException:
         store.close()
         raise
@@ -208,21 +162,19 @@ def _described(
 
 
 def _filled(
-    options: JobOptions,
+    start: JobStart,
     store: EmbeddingStore,
-    tables: Mapping[str, TableSpec],
     model: keras.Model,
     dense: DenseModel,
-    job: JobSpec,
-    checkpoint: Checkpoint | None,
     warm: Checkpoint | None,
     optimizers: Mapping[str, keras.Optimizer],
 ) -> Beginning:
-    """Fills the store with the tables that the job begins with (see `fill_store`), and attaches the model's layers."""
+    """Fills the store with the tables that the job begins with, and attaches the model's layers."""
+    options, tables = start.options, start.tables
     # An address where nobody answers is refused at once: it may be a typo. A server that loads its data is awaited.
     retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
     refuse_averages(model.optimizer, store, tables)
-    beginning = fill_store(store, tables, dense, job, options, checkpoint)
+    beginning = start.fill(store, dense)
     if beginning.job is not None:
         if given := tables_given(store_layers(model)):
             _log.warning(

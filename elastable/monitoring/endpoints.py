@@ -6,10 +6,9 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import resources
 from itertools import accumulate
 from typing import TypeVar
@@ -22,9 +21,9 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.measures import BOUNDS_S, Histogram
@@ -77,7 +76,7 @@ class Endpoints:
     async def _index(self, request: Request) -> Response:
         if self._watched.view is None:
             return PlainTextResponse("/metrics, /healthz and /readyz are served here; the page is the master's\n")
-        return Response(PAGE.html, media_type="text/html", headers={"Content-Security-Policy": PAGE.policy})
+        return Response(PAGE, media_type="text/html", headers={"Content-Security-Policy": _POLICY})
 
     async def _state_once(self, request: Request) -> Response:
         return Response(await self._state(), media_type="application/json")
@@ -132,75 +131,44 @@ class EventStream:
             message = f"{MOST_STREAMS} pages are open already\n"
             await PlainTextResponse(message, 503, {"Retry-After": "10"})(scope, receive, send)
             return
+
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), _UNREAD_S)
+
         self._streams += 1
-        gone = asyncio.ensure_future(_gone(receive))
         try:
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._events(gone, send)
+            with suppress(TimeoutError):
+                await StreamingResponse(self._events(), media_type="text/event-stream")(scope, receive, send_in_time)
         finally:
             self._streams -= 1
-            gone.cancel()
 
-    async def _events(self, gone: asyncio.Future[None], send: Send) -> None:
+    async def _events(self) -> AsyncIterator[str]:
         last = False
-        while not gone.done():
-            body = f"retry: 2000\ndata: {await self._state()}\n\n".encode()
-            with suppress(TimeoutError):
-                sent = send({"type": "http.response.body", "body": body, "more_body": not last})
-                await asyncio.wait_for(sent, _UNREAD_S)
-                if not last:
-                    last = await self._ends_meanwhile(gone)
-                    continue
-            return
-
-    async def _ends_meanwhile(self, gone: asyncio.Future[None]) -> bool:
-        """Waits for the next event; whether it is the last one."""
-        for _ in range(round(_EVERY_S / _LOOK_S)):
-            if self._ended:
-                return True
-            await asyncio.wait((gone,), timeout=_LOOK_S)
-        return self._ended
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        while not last:
+            last = self._ended
+            yield f"retry: 2000\ndata: {await self._state()}\n\n"
+            for _ in range(0 if last else round(_EVERY_S / _LOOK_S)):
+                if not self._ended:
+                    await asyncio.sleep(_LOOK_S)
 
 
 # The live page: one file, and what a browser may do with it
 
 
-@dataclass(frozen=True, slots=True)
-class LivePage:
-    """A page that loads nothing.
-
-    Attributes:
-        html: All of it.
-        policy: Its Content-Security-Policy: its own script and style, its own events, and nothing else.
-    """
-
-    html: str
-    policy: str
-
-    @classmethod
-    def of(cls, html: str) -> "LivePage":
-        """With the policy that fits its script and style."""
-        script, style = (_hash(html, tag) for tag in ("script", "style"))
-        rules = (
-            *("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
-            *("connect-src 'self'", f"script-src {script}", f"style-src {style}", "img-src data:"),
-        )
-        return cls(html, "; ".join(rules))
+PAGE = resources.files("elastable.monitoring.page").joinpath("live_page.html").read_text("utf-8")
+"""Of a master, a parameter server or a store server. It loads nothing."""
 
 
-def _hash(html: str, tag: str) -> str:
-    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+def _hash(tag: str) -> str:
+    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-PAGE = LivePage.of(resources.files("elastable.monitoring.page").joinpath("live_page.html").read_text("utf-8"))
-"""Of a master, a parameter server or a store server."""
+# Its Content-Security-Policy: its own script and style, its own events, and nothing else.
+_POLICY = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'; "
+    f"script-src {_hash('script')}; style-src {_hash('style')}; img-src data:"
+)
 
 
 # Sources of metrics as a collector of prometheus_client: everything is read when Prometheus asks

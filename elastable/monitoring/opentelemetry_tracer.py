@@ -61,21 +61,19 @@ class OpenTelemetryTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
-    def exporting(cls, url: str, service: str, timeout_s: float) -> Self:
-        """Exports by OTLP over gRPC.
+    def exporting(cls, url: str, service: str, timeout_s: float, posting: bool) -> Self:
+        """Exports by OTLP.
 
         Args:
             url: Of the collector; http: without TLS.
             service: As of the class.
             timeout_s: Of one export, repeats included, unless the environment says how long that may take.
+            posting: Over HTTP, to a URL with its path; else over gRPC.
         """
-        plain = url.startswith("http:")
-        return cls(OTLPSpanExporter(endpoint=url, insecure=plain, timeout=_timeout(timeout_s)), service)
-
-    @classmethod
-    def posting(cls, url: str, service: str, timeout_s: float) -> Self:
-        """Exports by OTLP over HTTP, to a URL with its path; else as `exporting`."""
-        return cls(PostingExporter(endpoint=url, timeout=_timeout(timeout_s)), service)
+        timeout = None if any(os.environ.get(name) for name in _TIMEOUT_VARIABLES) else timeout_s
+        if posting:
+            return cls(PostingExporter(endpoint=url, timeout=timeout), service)
+        return cls(OTLPSpanExporter(endpoint=url, insecure=url.startswith("http:"), timeout=timeout), service)
 
     def close(self) -> None:
         """Exports what waits, and ends."""
@@ -142,11 +140,6 @@ class OpenTelemetryTracer:
         flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
         of = SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
         return trace.set_span_in_context(NonRecordingSpan(of), Context())
-
-
-def _timeout(seconds: float) -> float | None:
-    """None where the environment says it."""
-    return None if any(os.environ.get(name) for name in _TIMEOUT_VARIABLES) else seconds
 
 
 class _TraceIds(IdGenerator):

@@ -47,9 +47,8 @@ def exporting_traces(url: str, service: str = "elastable") -> Iterator[None]:
         # As OpenTelemetry says, the variable for all signals is a base, and others are whole.
         is_base = not os.environ.get(_OF_TRACES) and os.environ.get(_OF_ALL) == url
         whole = urlsplit(url).path.rstrip("/") and not is_base
-        tracer = OpenTelemetryTracer.posting(url if whole else url.rstrip("/") + _HTTP_PATH, service, _EXPORT_S)
-    else:
-        tracer = OpenTelemetryTracer.exporting(url, service, _EXPORT_S)
+        url = url if whole else url.rstrip("/") + _HTTP_PATH
+    tracer = OpenTelemetryTracer.exporting(url, service, _EXPORT_S, protocol == _HTTP)
     try:
         with traced_by(tracer):
             yield

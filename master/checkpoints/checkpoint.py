@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.errors import CheckpointError
@@ -18,6 +15,7 @@ from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.tables.row_blocks import chosen_rows
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import Tensor
+from elastable.master.checkpoints.dirty_rows import add_ids
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at, located, version_named
 from elastable.master.checkpoints.storage.manifest import AgedTouches, Manifest
@@ -335,44 +333,27 @@ def chained_rows(chain: Sequence[Checkpoint], table: str) -> Iterator[RowBlock]:
         chain: Checkpoints, the newest first; the last holds the table whole.
         table: Its name; every checkpoint of the chain has it, down to the first that is whole.
     """
-    newer = _IdSet()
-    live: _IdSet | None = None  # the newest list holds all that older ones could say
+    newer = IdIndex()
+    live: IdIndex | None = None  # the newest list holds all that older ones could say
     aged = AgedTouches()  # from this checkpoint to the newest
     for place, checkpoint in enumerate(chain):
         entry = checkpoint.manifest.tables[table]
         last = entry.whole or place == len(chain) - 1
         for tensors in in_order(partial(_tensors_of, checkpoint, names=_ROWS), entry.files):
             block = RowBlock(tensors["ids"], tensors["weights"], tensors["slots"], tensors.get("touches"), trained=True)
-            counts = ~newer.hold(block.ids)
+            counts = newer.positions_of(block.ids) < 0
             if live is not None:
-                counts &= live.hold(block.ids)
+                counts &= live.positions_of(block.ids) >= 0
             if not last:
-                newer.add(block.ids)
+                add_ids(newer, block.ids)
             block = block if counts.all() else chosen_rows(block, counts)
             if len(block.ids):
                 yield aged.age(block)
         if last:
             return
         if entry.live is not None and live is None:
-            live = _IdSet()
+            live = IdIndex()
             for tensors in in_order(partial(_tensors_of, checkpoint, names=_IDS), entry.live):
-                live.add(tensors["ids"])
+                add_ids(live, tensors["ids"])
         before = chain[place + 1].version
         aged = (entry.aged or AgedTouches.of_trained(entry.spec, before, checkpoint.version)).then(aged)
-
-
-class _IdSet:
-    def __init__(self) -> None:
-        self._index = IdIndex()
-
-    def add(self, ids: Int64) -> None:
-        """Ids int64 `[n]`, each once; they may be there."""
-        self._index.reserve(len(ids))
-        self._index.claim(ids, np.empty(len(ids), np.int64))
-
-    def hold(self, ids: Int64) -> npt.NDArray[np.bool_]:
-        """bool `[n]`: which of them were added."""
-        positions = np.empty(len(ids), np.int64)
-        self._index.find(ids, positions)
-        held: npt.NDArray[np.bool_] = positions >= 0
-        return held

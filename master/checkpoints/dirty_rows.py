@@ -6,89 +6,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64, UInt64
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableStatistics, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.shards.server_contract import ChangedTable
-
-
-class IdBitmap:
-    """Ids from 0 to `size` - 1 that were added. Words without an id take no memory until one is added near them."""
-
-    def __init__(self, size: int) -> None:
-        self._words: UInt64 = np.zeros((size + 63) // 64, np.uint64)
-        self._count = 0
-
-    @property
-    def bytes(self) -> int:
-        """Of memory, at most."""
-        return self._words.nbytes
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, ids: Int64) -> None:
-        """Ids int64 `[n]`; they may be there."""
-        self._count += int(_mark(self._words, ids))
-
-    def blocks(self, most: int) -> Iterator[Int64]:
-        """All ids, in their order, at most so many at a time (and at least one)."""
-        found = np.empty(most, np.int64)
-        following = 0
-        while True:
-            count, following = _marked(self._words, following, found)
-            if not count:
-                return
-            yield found[:count].copy()
-
-
-@kernel
-def _mark(words: UInt64, ids: Int64) -> int:
-    added = 0
-    for one in ids:
-        bit = np.uint64(1) << np.uint64(one & 63)
-        word = words[one >> 6]
-        if not word & bit:
-            words[one >> 6] = word | bit
-            added += 1
-    return added
-
-
-@kernel
-def _marked(words: UInt64, following: int, found: Int64) -> tuple[int, int]:
-    """Ids from `following` on, until `found` is full; their number, and where to go on."""
-    count = 0
-    place = following >> 6
-    while place < len(words):
-        word = words[place]
-        if word:
-            for bit in range(following & 63 if place == following >> 6 else 0, 64):
-                if word >> np.uint64(bit) & np.uint64(1):
-                    if count == len(found):
-                        return count, (place << 6) + bit
-                    found[count] = (place << 6) + bit
-                    count += 1
-        place += 1
-    return count, place << 6
-
 
 _MOST_BYTES = 1 << 30
 _MOST_WAITING = 1 << 20  # ids of a table
 
 
-class _IndexedIds:
-    """Ids of any kind, in first-come order, with an index: at most 33 bytes each.
+class _Ids:
+    """Ids that were added: of a fixed table a bit for every id, else an index, at most 33 bytes each.
 
-    They are only appended at first, 8 bytes each, and deduplicated when there are
-    many, or when they are read: mostly by the thread that writes a checkpoint.
+    Those of an index are only appended at first, 8 bytes each, and go there when there are many, or when they are
+    read: mostly by the thread that writes a checkpoint.
     """
 
-    def __init__(self) -> None:
-        self._index = IdIndex()
+    def __init__(self, held: RowDirectory, most_waiting: int) -> None:
+        self._held, self._most_waiting = held, most_waiting
         self._waiting: list[Int64] = []
         self._waiting_ids = 0
 
@@ -96,34 +35,36 @@ class _IndexedIds:
         """Ids int64 `[n]`; they may be there."""
         self._waiting.append(ids.copy())
         self._waiting_ids += len(ids)
-        if self._waiting_ids > _MOST_WAITING:
-            self._deduplicate()
+        if self._waiting_ids > self._most_waiting:
+            self._take_in()
 
     @property
     def bytes(self) -> int:
         """Of memory."""
-        return self._index.bytes + 8 * self._waiting_ids
+        return self._held.bytes + 8 * self._waiting_ids
 
     def __len__(self) -> int:
-        self._deduplicate()
-        return self._index.count
+        self._take_in()
+        return self._held.count
 
     def blocks(self, most: int) -> Iterator[Int64]:
         """All ids, at most so many at a time."""
-        self._deduplicate()
-        ids = self._index.row_ids
-        for start in range(0, len(ids), most):
-            yield ids[start : start + most].copy()
+        self._take_in()
+        ids, _, cursor = self._held.scan(0, most)
+        while len(ids):
+            yield ids
+            ids, _, cursor = self._held.scan(cursor, most)
 
-    def _deduplicate(self) -> None:
+    def _take_in(self) -> None:
         if self._waiting:
-            ids = np.unique(np.concatenate(self._waiting))
+            add_ids(self._held, np.concatenate(self._waiting))
             self._waiting, self._waiting_ids = [], 0
-            self._index.reserve(len(ids))
-            self._index.claim(ids, np.empty(len(ids), np.int64))
 
 
-_Ids = IdBitmap | _IndexedIds
+def add_ids(held: RowDirectory, ids: Int64) -> None:
+    """Adds ids int64 `[n]`; they may be there."""
+    held.reserve(len(ids))
+    held.claim(ids, np.empty(len(ids), np.int64))
 
 
 @dataclass(slots=True)
@@ -247,7 +188,9 @@ class DirtyRows:
         if follows_steps(spec.optimizer):
             return None  # every step moves every row
         size = spec.vocabulary_size
-        return IdBitmap(size) if size is not None and size // 8 <= self._most_bytes // 4 else _IndexedIds()
+        if size is not None and size // 8 <= self._most_bytes // 4:
+            return _Ids(DirectRows(size), 0)
+        return _Ids(IdIndex(), _MOST_WAITING)
 
 
 def _joined(older: Changes, newer: Changes) -> Changes:

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
@@ -14,7 +14,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
 from elastable.embedding_store.shards.server_contract import ChangedTable, RowSave, RowSaver, SavedRows, TakenChanges
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.row_files import write_blocks
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
@@ -133,25 +132,12 @@ class _Attempt:
         if self._files.sizes(save.draft).get(save.known) != save.known_bytes:
             raise FileNotFoundError("it is not the folder that the master writes to")
         tables = {}
-        with _Writer(self._files, save, self._source.pinned, self._stopped) as out:
+        with FileWriter(self._files, save.draft, save.note, self._source.pinned, self._stopped.is_set) as out:
             if save.probe:
                 out.put(f"{save.probe}.safetensors", {"probe": [np.zeros(1, np.uint8)]})
             for of in save.tables:
                 tables[of.table] = write_blocks(out, of, self._source, self._source.specs()[of.table], self._changes)
             return SavedRows(tables, out.entries())
-
-
-class _Writer(FileWriter):
-    """Begins no file once it is stopped."""
-
-    def __init__(self, files: CheckpointFiles, save: RowSave, background: bool, stopped: threading.Event) -> None:
-        super().__init__(files, save.draft, save.note, background)
-        self._stopped = stopped
-
-    def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
-        if self._stopped.is_set():
-            raise CheckpointError("another attempt has taken the place of this one")
-        super().put(name, tensors)
 
 
 def _files(save: RowSave) -> CheckpointFiles:

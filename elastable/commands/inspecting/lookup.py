@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import typer
 
-from elastable.commands.command_line import takes
+from elastable.commands.command_line import DEADLINE, takes
 from elastable.commands.model_commands import CHECKPOINT
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_source import RowSource
@@ -20,10 +20,6 @@ from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
-
-_DEADLINE = Option(
-    "Give up on an unreachable server after this time.", flags=("--deadline",), above=0, metavar="SECONDS"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class _LookupOptions:
     newest: bool = setting(
         False, Option("With --store in Redis: exactly the newest version, by the store's log, not the last flush.")
     )
-    deadline_s: float = setting(5.0, _DEADLINE)
+    deadline_s: float = setting(5.0, DEADLINE)
 
     def __post_init__(self) -> None:
         if sum(source is not None for source in (self.master, self.store, self.checkpoint)) != 1:

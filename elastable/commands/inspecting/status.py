@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from elastable.commands.command_line import AS_JSON, takes
+from elastable.commands.command_line import AS_JSON, DEADLINE, takes
 from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.snapshot import PinStatistics
 from elastable.embedding_store.errors import Unavailable, Unsupported
-from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.shards.server_contract import ServerStatus, ShardStatus
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.master.api import JobStatus, Refusal, WorkerIdentity
@@ -32,13 +32,7 @@ class _StatusOptions:
     as_json: bool = setting(False, AS_JSON)
     watch: bool = setting(False, Option("Show it until the job has ended; with --json a line each time."))
     every_s: float = setting(2.0, Option("With --watch: how often.", flags=("--every",), above=0, metavar="SECONDS"))
-    deadline_s: float = setting(
-        5.0,
-        Option("Give up on an unreachable server after this time.", flags=("--deadline",), above=0, metavar="SECONDS"),
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
+    deadline_s: float = setting(5.0, DEADLINE)
 
 
 _Reported = tuple[JobStatus, Sequence[PinStatistics]]

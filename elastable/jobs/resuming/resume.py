@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from elastable.embedding_store.broken_store import BrokenStore
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
@@ -84,112 +85,146 @@ class Beginning:
     checkpoint: Checkpoint | None = None
 
 
-def fill_store(
-    store: EmbeddingStore,
-    tables: Mapping[str, TableSpec],
-    dense: DenseModel,
-    job: JobSpec,
-    options: JobOptions,
-    checkpoint: Checkpoint | None,
-) -> Beginning:
-    """Makes the tables and the dense part those that the job begins with.
+@dataclass(frozen=True, slots=True)
+class JobStart:
+    """Decides where a job begins.
 
-    With `options.resume`, a store that keeps records is brought to the last version that was committed to it; the job
-    goes on there, unless the checkpoint is newer. Nothing is copied then: the rows are where they were.
-
-    Args:
-        tables: That the model needs.
-        dense: The dense part of the model; changed where the job goes on.
+    Attributes:
         options: Whether an earlier job goes on (`resume`) or makes room for a new one when it has finished (`rerun`),
             its tables are dropped (`overwrite`), and the store is taken from a process that uses it (`take_over`).
+        job: The new job, as the options describe it.
+        tables: That its model needs.
         checkpoint: The newest one to resume from; None: there is none.
-
-    Raises:
-        BadInput: the store holds what is not to be dropped, another process is using it, or its rows have moved.
-        Unsupported: the job that was saved had other options.
-        CheckpointError: what was saved is of another model.
-        SpecConflict: a table in the store has another spec.
     """
-    overwrite = options.overwrite
-    if not options.take_over:
-        refuse_live_owner(store.other_writer)
-    if isinstance(store, StoreServers) and not overwrite:
-        store.refuse_moved()
-    if options.resume:
-        beginning, overwrite = _resumed(store, tables, dense, job, options, checkpoint)
-        if beginning is not None:
-            return beginning
-    _claim(store, overwrite)
-    _create(store, tables, overwrite)
-    return Beginning(Progress())
 
+    options: JobOptions
+    job: JobSpec
+    tables: Mapping[str, TableSpec]
+    checkpoint: Checkpoint | None
 
-def _resumed(
-    store: EmbeddingStore,
-    tables: Mapping[str, TableSpec],
-    dense: DenseModel,
-    job: JobSpec,
-    options: JobOptions,
-    checkpoint: Checkpoint | None,
-) -> tuple[Beginning | None, bool]:
-    """Where an earlier job goes on (None: there is none), and whether tables in the store may be dropped."""
-    overwrite, rerun = options.overwrite, options.rerun
-    recorded = _last_record(store, checkpoint, overwrite)
-    if rerun and recorded is not None and is_finished(recorded.job, recorded.progress, job):
-        _log.warning("job %s in the store is finished: its tables make room for a new job", recorded.job["job"])
-        recorded, overwrite = None, True
-    if rerun and checkpoint is not None and is_finished(checkpoint.job, checkpoint.progress(), job):
-        checkpoint = None
-    if recorded is not None and _goes_on(recorded, checkpoint, overwrite):
-        progress = recorded.progress
-        refuse_other_job("the job in the store", recorded.job, job)
-        if progress.version != store.version():
-            raise BadInput(
-                f"the store is at version {store.version()} and its record of version {progress.version}: who else "
-                "writes there?"
-            )
-        create_tables(store, tables)  # they are there; one with another spec is refused
-        dense.restore(recorded.dense)
-        return Beginning(progress, str(recorded.job["job"])), overwrite
-    if checkpoint is not None:
-        refuse_other_job(checkpoint.address, checkpoint.job, job)
-        refuse_other_model(checkpoint, tables)
-        if store.specs():
-            checkpoint.verify()  # before anything in the store is dropped
-        dense.restore(checkpoint.dense())
-        _claim(store, overwrite=True)
-        _create(store, tables, overwrite=True)
-        restore_tables(checkpoint, store)
-        return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint), overwrite
-    # The first master may have died before its first commit: what it created there holds nothing yet.
-    return None, overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
+    def give_way(self, error: StoreBroken, broken: BrokenStore) -> None:
+        """Lets `open_store` delete what is left of a broken store, since the job has a checkpoint.
 
+        Everything that could keep the checkpoint from being restored is checked before.
 
-def _last_record(store: EmbeddingStore, checkpoint: Checkpoint | None, overwrite: bool) -> VersionRecord | None:
-    """The record of the store's version, if it can go on from there. Raises `StoreBroken` without a checkpoint."""
-    if not store.keeps_records:
-        return None
-    try:
-        if taken_back := store.recover():  # an interrupted commit
-            _log.warning("a commit had broken off in the store: %d rows are as they were before it", taken_back)
-        record = store.record()
-        return None if record is None else VersionRecord.from_bytes(record)
-    except StoreBroken as error:
-        if checkpoint is None:
-            raise
-        record = None
-        with suppress(StoreFailed):  # shards that are apart say nothing
+        Raises:
+            BadInput: another process uses the store, or it is another job's.
+            CheckpointError: the checkpoint is damaged, or another model's.
+            Unsupported: the job that was saved had other options.
+        """
+        checkpoint = self.checkpoint
+        assert checkpoint is not None
+        if not self.options.take_over:
+            refuse_live_owner(broken.other_writer)
+        if self._makes_room(checkpoint.job, checkpoint.progress()):
+            _log.warning("the store cannot go on: %s; what is left of it is deleted, and a new job begins", error)
+            return
+        self._refuse_anothers_record(broken.record(), checkpoint)
+        refuse_other_job(checkpoint.address, checkpoint.job, self.job)
+        refuse_other_model(checkpoint, self.tables)
+        checkpoint.verify()
+        _log.warning(
+            "the store cannot go on: %s; what is left of it is deleted, and the job goes on from %s, version %d",
+            error,
+            checkpoint.address,
+            checkpoint.version,
+        )
+
+    def fill(self, store: EmbeddingStore, dense: DenseModel) -> Beginning:
+        """Makes the tables and the dense part those that the job begins with.
+
+        With `options.resume`, a store that keeps records is brought to the last version that was committed to it; the
+        job goes on there, unless the checkpoint is newer. Nothing is copied then: the rows are where they were.
+
+        Args:
+            store: Holds the tables.
+            dense: The dense part of the model; changed where the job goes on.
+
+        Raises:
+            BadInput: the store holds what is not to be dropped, another process is using it, or its rows have moved.
+            Unsupported: the job that was saved had other options.
+            CheckpointError: what was saved is of another model.
+            SpecConflict: a table in the store has another spec.
+        """
+        overwrite = self.options.overwrite
+        if not self.options.take_over:
+            refuse_live_owner(store.other_writer)
+        if isinstance(store, StoreServers) and not overwrite:
+            store.refuse_moved()
+        if self.options.resume:
+            beginning, overwrite = self._resumed(store, dense)
+            if beginning is not None:
+                return beginning
+        _claim(store, overwrite)
+        _create(store, self.tables, overwrite)
+        return Beginning(Progress())
+
+    def _makes_room(self, saved: DocumentFields, progress: Progress) -> bool:
+        """Whether a saved job is done (`--rerun`): it has had its last version, and no more epochs are asked for."""
+        if not self.options.rerun:
+            return False
+        shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
+        earlier = replace(self.job, **{**shape, "staleness_bound": None, "staleness_modulation": "none"})
+        return progress.version >= Schedule(earlier).versions_total and self.job.epochs <= earlier.epochs
+
+    def _resumed(self, store: EmbeddingStore, dense: DenseModel) -> tuple[Beginning | None, bool]:
+        """Where an earlier job goes on (None: there is none), and whether tables in the store may be dropped."""
+        overwrite, checkpoint = self.options.overwrite, self.checkpoint
+        recorded = self._last_record(store)
+        if recorded is not None and self._makes_room(recorded.job, recorded.progress):
+            _log.warning("job %s in the store is finished: its tables make room for a new job", recorded.job["job"])
+            recorded, overwrite = None, True
+        if checkpoint is not None and self._makes_room(checkpoint.job, checkpoint.progress()):
+            checkpoint = None
+        if recorded is not None and _goes_on(recorded, checkpoint, overwrite):
+            progress = recorded.progress
+            refuse_other_job("the job in the store", recorded.job, self.job)
+            if progress.version != store.version():
+                raise BadInput(
+                    f"the store is at version {store.version()} and its record of version {progress.version}: who else "
+                    "writes there?"
+                )
+            create_tables(store, self.tables)  # they are there; one with another spec is refused
+            dense.restore(recorded.dense)
+            return Beginning(progress, str(recorded.job["job"])), overwrite
+        if checkpoint is not None:
+            refuse_other_job(checkpoint.address, checkpoint.job, self.job)
+            refuse_other_model(checkpoint, self.tables)
+            if store.specs():
+                checkpoint.verify()  # before anything in the store is dropped
+            dense.restore(checkpoint.dense())
+            _claim(store, overwrite=True)
+            _create(store, self.tables, overwrite=True)
+            restore_tables(checkpoint, store)
+            return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint), overwrite
+        # The first master may have died before its first commit: what it created there holds nothing yet.
+        empty = store.keeps_records and store.version() == 0 and set(store.specs()) <= set(self.tables)
+        return None, overwrite or empty
+
+    def _last_record(self, store: EmbeddingStore) -> VersionRecord | None:
+        """The record of the store's version, if it can go on there. Raises `StoreBroken` without a checkpoint."""
+        if not store.keeps_records:
+            return None
+        try:
+            if taken_back := store.recover():  # an interrupted commit
+                _log.warning("a commit had broken off in the store: %d rows are as they were before it", taken_back)
             record = store.record()
-        refuse_anothers_record(record, checkpoint, overwrite)
-        _log.warning("the store cannot go on: %s; the job goes on from %s instead", error, checkpoint.address)
-        return None
+            return None if record is None else VersionRecord.from_bytes(record)
+        except StoreBroken as error:
+            if self.checkpoint is None:
+                raise
+            record = None
+            with suppress(StoreFailed):  # shards that are apart say nothing
+                record = store.record()
+            self._refuse_anothers_record(record, self.checkpoint)
+            message = "the store cannot go on: %s; the job goes on from %s instead"
+            _log.warning(message, error, self.checkpoint.address)
+            return None
 
-
-def is_finished(saved: DocumentFields, progress: Progress, job: JobSpec) -> bool:
-    """Whether a saved job has reached its last version, and `job` asks for no more epochs than it had."""
-    shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
-    earlier = replace(job, **{**shape, "staleness_bound": None, "staleness_modulation": "none"})
-    return progress.version >= Schedule(earlier).versions_total and job.epochs <= earlier.epochs
+    def _refuse_anothers_record(self, record: bytes | None, checkpoint: Checkpoint) -> None:
+        """Raises `BadInput` where a version's record is not of the checkpoint's job, unless it may be dropped."""
+        if record is not None:
+            _goes_on(VersionRecord.from_bytes(record), checkpoint, self.options.overwrite)
 
 
 def refuse_live_owner(other_writer: Callable[[], str | None]) -> None:
@@ -227,23 +262,10 @@ def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: 
     )
 
 
-def refuse_anothers_record(record: bytes | None, checkpoint: Checkpoint, overwrite: bool) -> None:
-    """Raises `BadInput` where the record of a version is not of the job of the checkpoint, unless it may be dropped."""
-    if record is not None:
-        _goes_on(VersionRecord.from_bytes(record), checkpoint, overwrite)
-
-
 _SAME = (
-    "mode",
-    "micro_batch_size",
-    "grads_to_wait",
-    "seed",
-    "train_records",
-    "shuffle",
-    "average",
-    "intra_op_threads",
+    "mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads",
     "on_worker",
-)
+)  # fmt: skip
 
 
 def refuse_other_job(what: str, saved: DocumentFields, job: JobSpec) -> None:

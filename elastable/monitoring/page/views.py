@@ -16,7 +16,7 @@ from elastable.embedding_store.shards.server_contract import ServerStatus
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.master.api import GoneWorker, JobStatus, WorkerStatus
+from elastable.master.api import GoneWorker, JobStatus, WorkerIdentity, WorkerStatus
 from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.metrics import Source
 from elastable.output.curves import Curves
@@ -94,8 +94,7 @@ class JobView:
         }
 
     def _unjoined(self, worker: EndedChild) -> dict[str, object]:
-        who = {"id": "", "host": self.host, "pid": worker.pid, "leases": 0, "micro_batches": 0}
-        return {**who, "state": "gone", "records_per_s": 0.0, "silent_s": None}
+        return {**_worker(GoneWorker(WorkerIdentity("", self.host, worker.pid), 0, 0, 0.0)), "silent_s": None}
 
     def _unjoined_problem(self, worker: EndedChild) -> dict[str, object]:
         advice = "Look at its log; start another one at any time: elastable worker."
@@ -142,19 +141,12 @@ def _times(started: float) -> dict[str, object]:
 
 
 def _progress(status: JobStatus) -> dict[str, object]:
+    same = ("job", "state", "mode", "store", "version", "epochs", "records_total", "records_per_s", "seconds_left")
     return {
-        "job": status.job,
-        "state": status.state,
-        "mode": status.mode,
-        "store": status.store,
-        "version": status.version,
+        **{name: getattr(status, name) for name in same},
         "versions": status.versions_total,
         "epoch": min(status.epoch + 1, max(status.epochs, 1)),
-        "epochs": status.epochs,
         "records": status.records_trained,
-        "records_total": status.records_total,
-        "records_per_s": status.records_per_s,
-        "seconds_left": status.seconds_left,
         "metrics": {name: value if math.isfinite(value) else None for name, value in status.metrics.items()},
     }
 
@@ -182,16 +174,9 @@ def _worker(worker: WorkerStatus | GoneWorker) -> dict[str, object]:
         state, speed, silent_s = "working" if worker.leases else "idle", worker.records_per_s, worker.silent_s
     else:
         state, speed, silent_s = "gone", 0.0, worker.seconds_ago
-    return {
-        "id": worker.identity.incarnation,
-        "host": worker.identity.host,
-        "pid": worker.identity.pid,
-        "leases": worker.leases,
-        "micro_batches": worker.micro_batches,
-        "state": state,
-        "records_per_s": speed,
-        "silent_s": silent_s,
-    }
+    who = {"id": worker.identity.incarnation, "host": worker.identity.host, "pid": worker.identity.pid}
+    held = {"leases": worker.leases, "micro_batches": worker.micro_batches}
+    return {**who, **held, "state": state, "records_per_s": speed, "silent_s": silent_s}
 
 
 def _server(server: ServerStatus) -> dict[str, object]:

@@ -30,9 +30,18 @@ def files_at(place: str | Path | CheckpointFiles) -> CheckpointFiles:
     """
     if isinstance(place, CheckpointFiles):
         return place
-    if isinstance(place, str) and "://" in place:
-        return files_at_url(place)
-    return LocalFiles(Path(place))
+    if isinstance(place, Path) or "://" not in place:
+        return LocalFiles(Path(place))
+    try:
+        system, path = url_to_fs(place)
+    except ImportError as error:
+        raise BadInput(f"{redacted(place)}: its driver is not installed: {error}") from error
+    except ValueError as error:
+        known = ", ".join(sorted(fsspec.available_protocols()))
+        raise BadInput(f"{redacted(place)}: {error}; known kinds: {known}") from error
+    if isinstance(system, LocalFileSystem):
+        return LocalFiles(Path(path))
+    return RemoteFiles(system, path, redacted(place).rstrip("/"), place)
 
 
 def require_writable_checkpoints(place: str | Path) -> None:
@@ -151,20 +160,6 @@ def version_named(name: str) -> tuple[int, int] | None:
     """(version, which one of this version) that the name of a checkpoint says; None: it is none of ours."""
     found = _NAME.fullmatch(name)
     return None if found is None else (int(found[1]), int(found[2] or 1))
-
-
-def files_at_url(url: str) -> CheckpointFiles:
-    """The folder of checkpoints at a URL."""
-    try:
-        system, path = url_to_fs(url)
-    except ImportError as error:
-        raise BadInput(f"{redacted(url)}: its driver is not installed: {error}") from error
-    except ValueError as error:
-        known = ", ".join(sorted(fsspec.available_protocols()))
-        raise BadInput(f"{redacted(url)}: {error}; known kinds: {known}") from error
-    if isinstance(system, LocalFileSystem):
-        return LocalFiles(Path(path))
-    return RemoteFiles(system, path, redacted(url).rstrip("/"), url)
 
 
 class RemoteFiles(CheckpointFiles):

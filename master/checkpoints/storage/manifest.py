@@ -12,7 +12,7 @@ from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.shards.server_contract import SavedFile
 from elastable.master.tasks.progress import Progress
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,10 @@ class Manifest:
             "rows": self.rows,
             "job": dict(self.job),
             "progress": dict(self.progress),
-            "tables": {name: _table_fields(entry) for name, entry in self.tables.items()},
+            "tables": {
+                name: {**asdict(entry), "spec": json.loads(spec_to_json(entry.spec))}
+                for name, entry in self.tables.items()
+            },
             "files": {name: asdict(entry) for name, entry in self.files.items()},
         }
 
@@ -137,19 +140,6 @@ class Manifest:
 def _checksum(fields: Mapping[str, object]) -> str:
     plain = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode()).hexdigest()
-
-
-def _table_fields(entry: TableEntry) -> dict[str, object]:
-    return {
-        "spec": json.loads(spec_to_json(entry.spec)),
-        "rows": entry.rows,
-        "written": entry.written,
-        "files": list(entry.files),
-        "whole": entry.whole,
-        "live": None if entry.live is None else list(entry.live),
-        "sightings": entry.state,  # the name that the format has for it
-        **({} if entry.aged is None else {"aged": asdict(entry.aged)}),
-    }
 
 
 def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
@@ -161,8 +151,8 @@ def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
             tuple(entry["files"]),
             bool(entry["whole"]),
             None if entry["live"] is None else tuple(entry["live"]),
-            entry["sightings"],
-            _aged(entry.get("aged")),
+            entry["state"],
+            _aged(entry["aged"]),
         )
         for name, entry in fields["tables"].items()
     }

@@ -17,6 +17,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
+from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.embedding_store.shards.server_contract import SavedFile
 from elastable.master.api import Tensor
@@ -157,10 +158,19 @@ class FileWriter:
         note: Goes into every file.
         background: Whether training continues meanwhile: then it is one thread of low
             priority. Its work must not hold a lock that training needs.
+        superseded: Whether another attempt has taken the place of this one: then no more files are begun.
     """
 
-    def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str], background: bool = False) -> None:
+    def __init__(
+        self,
+        files: CheckpointFiles,
+        draft: str,
+        note: Mapping[str, str],
+        background: bool = False,
+        superseded: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._files = files
+        self._superseded = superseded
         self._draft = draft
         self.note = note
         self._throttle = Throttle() if background else None
@@ -176,7 +186,10 @@ class FileWriter:
 
         Raises:
             OSError: of a file submitted earlier.
+            CheckpointError: the attempt is superseded.
         """
+        if self._superseded():
+            raise CheckpointError("another attempt has taken the place of this one")
         if len(self._waiting) > self._threads:
             self._written.append(self._waiting.popleft().result())
         self._waiting.append(self._pool.submit(self._write, name, tensors))

@@ -73,7 +73,7 @@ class Tags(HTMLParser):
         return [attributes for name, attributes in self.found if name == tag]
 
 
-TAGS = Tags(PAGE.html)
+TAGS = Tags(PAGE)
 
 
 def test_the_page_loads_nothing_from_anywhere() -> None:
@@ -83,23 +83,23 @@ def test_the_page_loads_nothing_from_anywhere() -> None:
             assert value is None or value.startswith(("#", "data:")), (tag, value)
         assert not [name for name in attributes if name.startswith("on")], tag
         assert "style" not in attributes, tag
-    without_names = PAGE.html.replace("http://www.w3.org/2000/svg", "")
+    without_names = PAGE.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|@import|url\(|import\(|fetch\(|XMLHttpRequest|WebSocket", without_names)
 
 
 def test_what_the_server_says_is_never_markup() -> None:
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", PAGE.html)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", PAGE)
 
 
 def test_its_policy_lets_its_own_script_and_style_run_and_nothing_else() -> None:
     with shown(dict) as (server, _):
         answer = get(server.url)
-    assert answer.text == PAGE.html
+    assert answer.text == PAGE
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     for tag in ("script", "style"):
-        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE.html, re.DOTALL)
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
         assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
 
 
@@ -121,8 +121,8 @@ def test_a_screen_reader_finds_its_way() -> None:
 
 def test_it_fits_a_phone_and_both_themes() -> None:
     assert any(meta.get("content") == "width=device-width, initial-scale=1" for meta in TAGS.all("meta"))
-    assert "prefers-color-scheme: dark" in PAGE.html
-    assert set(re.findall(r"getElementById|at\(\"([\w-]+)\"\)", PAGE.html)) - {""} <= {
+    assert "prefers-color-scheme: dark" in PAGE
+    assert set(re.findall(r"getElementById|at\(\"([\w-]+)\"\)", PAGE)) - {""} <= {
         str(attributes["id"]) for _, attributes in TAGS.found if "id" in attributes
     }
 

@@ -140,7 +140,7 @@ def test_no_flipped_bit_of_a_manifest_is_taken_for_truth(home: Path, place: int)
 def test_another_format_is_refused_by_name(home: Path) -> None:
     file = home / "ckpt-0000000005" / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
-    with pytest.raises(CheckpointError, match="format 1; this version reads format 2"):
+    with pytest.raises(CheckpointError, match="format 1; this version reads format 3"):
         open_checkpoint(home)
 
 
@@ -233,7 +233,7 @@ def test_a_header_that_is_none_of_safetensors(header: str) -> None:
 
 
 def test_a_text_that_is_no_manifest() -> None:
-    for text in (b"", b"\xff", b"3", DEEP.encode(), b'{"format": 1}', b'{"format": 2, "checksum": []}'):
+    for text in (b"", b"\xff", b"3", DEEP.encode(), b'{"format": 1}', b'{"format": 3, "checksum": []}'):
         with pytest.raises(CheckpointError):
             Manifest.from_json(text)
 

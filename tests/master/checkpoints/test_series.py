@@ -23,7 +23,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows, IdBitmap
+from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
@@ -463,14 +463,6 @@ def test_every_id_once_also_of_checkpoints_that_failed(steps: list[tuple[list[in
                 assert ids_of(taken, "fixed", most) == sorted(expected)
                 assert ids_of(taken, "dynamic", most) == sorted(-one for one in expected)
                 expected.clear()
-
-
-def test_the_last_id_of_the_last_word() -> None:
-    bits = IdBitmap(129)
-    bits.add(np.array([128, 63, 64, 0]))
-    bits.add(np.array([128]))
-    assert [block.tolist() for block in bits.blocks(3)] == [[0, 63, 64], [128]]
-    assert len(bits) == 4
 
 
 def test_the_table_that_takes_the_most_memory_is_given_up() -> None:

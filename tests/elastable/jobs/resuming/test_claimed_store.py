@@ -14,7 +14,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
-from elastable.jobs.resuming.resume import fill_store
+from elastable.jobs.resuming.resume import JobStart
 from elastable.master.api import JobSpec
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.commits.version_record import VersionRecord, job_as_json
@@ -39,7 +39,7 @@ def left_behind() -> MemoryStore:
 
 def begin(store: MemoryStore) -> Progress:
     options = JobOptions(Path("job.py"), overwrite=True)
-    return fill_store(store, {"t": SPEC}, DensePart(), JobSpec(), options, None).progress  # type: ignore[arg-type]
+    return JobStart(options, JobSpec(), {"t": SPEC}, None).fill(store, DensePart()).progress  # type: ignore[arg-type]
 
 
 def test_leases_of_the_dead_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,8 +12,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, StoreBroken, StoreFailed, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.jobs.options import JobOptions
-from elastable.jobs.prepare import giving_way_to
-from elastable.jobs.resuming.resume import Beginning, fill_store
+from elastable.jobs.resuming.resume import Beginning, JobStart
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
@@ -47,10 +46,9 @@ class Dense(DensePart):
 
 
 def resumed(url: str, home: Path, job: JobSpec = JOB) -> tuple[EmbeddingStore, Beginning]:
-    tables = {spec.name: spec for spec in SPECS}
-    giving_way = giving_way_to(open_checkpoint(home), tables, job, RESUMING)
-    store = open_store(url, on_broken=giving_way)
-    return store, fill_store(store, tables, Dense(), job, RESUMING, open_checkpoint(home))  # type: ignore[arg-type]
+    start = JobStart(RESUMING, job, {spec.name: spec for spec in SPECS}, open_checkpoint(home))
+    store = open_store(url, on_broken=start.give_way)
+    return store, start.fill(store, Dense())  # type: ignore[arg-type]
 
 
 def trained_in(url: str, home: Path, midway: Callable[[], object] = lambda: None) -> Rows:
