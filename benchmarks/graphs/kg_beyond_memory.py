@@ -63,7 +63,7 @@ class StoredTrainer(GraphTrainer):
         found: Float32 = self._store.lookup({_TABLE: ids})[_TABLE]
         return found
 
-    def _gradients(self, batch: StepBatch, weight: Float32) -> tuple[float, StepGradients, int]:
+    def _gradients(self, batch: StepBatch, weight: Float32) -> tuple[float, StepGradients]:
         negatives = batch.negatives
         assert negatives is not None
         read = np.unique(np.concatenate([part.reshape(-1) for part in (batch.head, batch.tail, negatives.rows)]))
@@ -75,12 +75,12 @@ class StoredTrainer(GraphTrainer):
         asked = replace(batch, head=compact(batch.head), tail=compact(batch.tail), negatives=rows)
         ids = self.sharding.entity_at[self.group.rank, read].astype(np.int64)
         self.model.entities = self.rows(ids)
-        loss, gradients, gathered = super()._gradients(asked, weight)
+        loss, gradients = super()._gradients(asked, weight)
         update = TableUpdate(ids[gradients.rows], np.ascontiguousarray(gradients.entities))
         self._store.commit(Commit(self.step + 1, {_TABLE: update}, 1, {}))
         self.model.entities = self.model.entities[:0]
         nothing = np.empty(0, np.int64), np.empty((0, gradients.entities.shape[1]), np.float32)
-        return loss, StepGradients(*nothing, gradients.relations, gradients.dense), gathered
+        return loss, StepGradients(*nothing, gradients.relations, gradients.dense)
 
 
 def main() -> None:

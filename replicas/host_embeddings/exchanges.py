@@ -8,7 +8,13 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.composite.partitions import Partition, gather_rows, partition, split_ids
+from elastable.embedding_store.composite.partitions import (
+    Partition,
+    encoding_columns,
+    gather_rows,
+    partition,
+    split_ids,
+)
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
@@ -17,6 +23,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, FutureVersion, IdOutOfRange
 from elastable.embedding_store.native.intrinsics import copy_row
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_gather import scatter_rows
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import as_ids
@@ -231,13 +238,13 @@ class RemoteBuffers(RowExchange):
             mine = rows_with_slots(self._store, self._shard)
         weights = self.group.all_gather_uneven(mine.weights.reshape(-1))
         slots = self.group.all_gather_uneven(mine.slots.reshape(-1))
-        return self._joined_blocks(
-            [
-                self._block_of(rank, weights[rank], slots[rank])
-                for rank, shard in enumerate(self.partition.shards)
-                if shard is not None
-            ]
-        )
+        blocks = []
+        for rank, shard in enumerate(self.partition.shards):
+            if shard is not None:
+                ids = self.kept_ids(rank)
+                parts = weights[rank].reshape(len(ids), -1), slots[rank].reshape(len(ids), -1)
+                blocks.append(RowBlock(ids, *parts, trained=True))
+        return self._joined_blocks(blocks)
 
     def replace(self, block: RowBlock) -> None:
         for part in self.partition.parts(block.ids):
@@ -259,11 +266,6 @@ class RemoteBuffers(RowExchange):
     def _row_squares(self, update: TableUpdate) -> Float32 | None:
         return None
 
-    def _block_of(self, rank: int, weights: Float32, slots: Float32) -> RowBlock:
-        """One shard's rows, from its flat values."""
-        ids = self.kept_ids(rank)
-        return RowBlock(ids, weights.reshape(len(ids), -1), slots.reshape(len(ids), -1), trained=True)
-
     @abstractmethod
     def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
         """Whole rows of what all shards have of some ids."""
@@ -284,7 +286,7 @@ class TokenBuffers(RemoteBuffers):
         out = np.empty((len(places), dim), np.float32)
         start = 0
         for block in group.all_to_all_uneven(np.split(rows, ends[:-1]), lengths):
-            lay_rows(block, places[start : start + len(block)], out)
+            scatter_rows(block, places[start : start + len(block)], out)
             start += len(block)
         return out
 
@@ -314,7 +316,7 @@ class TokenSums(TokenBuffers):
         group, dim = self.group, self.spec.dim
         local, mine = own_ids(batch.ids, group.size, group.rank)
         found = np.zeros((group.size, batch.longest, dim), np.float32)
-        lay_rows(self._rows(local), batch.places()[mine], found.reshape(-1, dim))
+        scatter_rows(self._rows(local), batch.places()[mine], found.reshape(-1, dim))
         # Only one replica has a row: summed as integers, the zeros of others keep its bits, also those of -0.0.
         rows = group.reduce_scatter(found.view(np.uint32)).view(np.float32)
         return rows[: batch.counts[group.rank]]
@@ -391,11 +393,6 @@ def own_ids(ids: Int64, shards: int, shard: int) -> tuple[Int64, Int64]:
     return local[:count], places[:count]
 
 
-def lay_rows(rows: Float32, places: Int64, out: Float32) -> None:
-    """`out[places] = rows`, float32 `[m, dim]` into `[n, dim]`, C-contiguous; `places` is trusted."""
-    _put(np.ascontiguousarray(rows), places, out)
-
-
 def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
     """float32 `[count, dim]`: rows from their columns, without the padding.
 
@@ -405,7 +402,8 @@ def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
         dim: Number of columns, at most `n width`.
     """
     out = np.empty((count, dim), np.float32)
-    _join(pieces, out)
+    for columns, piece in zip(encoding_columns(dim, len(pieces)), pieces, strict=True):
+        _copy(piece[:count, : columns.stop - columns.start], out[:, columns])
     return out
 
 
@@ -414,7 +412,8 @@ def spread_columns(rows: Float32, shards: int, longest: int) -> Float32:
     width = -(-rows.shape[1] // shards)
     full = rows.shape == (longest, shards * width)
     pieces: Float32 = (np.empty if full else np.zeros)((shards, longest, width), np.float32)
-    _spread(np.ascontiguousarray(rows), pieces)
+    for columns, piece in zip(encoding_columns(rows.shape[1], shards), pieces, strict=True):
+        _copy(rows[:, columns], piece[: len(rows), : columns.stop - columns.start])
     return pieces
 
 
@@ -436,43 +435,9 @@ def _own(ids: Int64, shards: int, bits: int, shard: int, local: Int64, places: I
 
 
 @kernel
-def _put(rows: Float32, places: Int64, out: Float32) -> None:
-    for i in range(len(places)):
-        copy_row(out, places[i], rows, i)
-
-
-@kernel
-def _join(pieces: npt.NDArray[np.float32], out: Float32) -> None:
-    count, dim = out.shape
-    width = pieces.shape[2]
-    for j in range(len(pieces)):
-        first = j * width
-        last = min(dim, first + width)
-        if last - first == width:
-            target = out[:, first:last]
-            for i in range(count):
-                copy_row(target, i, pieces[j], i)
-        else:
-            for i in range(count):
-                for column in range(first, last):
-                    out[i, column] = pieces[j, i, column - first]
-
-
-@kernel
-def _spread(rows: Float32, pieces: npt.NDArray[np.float32]) -> None:
-    count, dim = rows.shape
-    width = pieces.shape[2]
-    for j in range(len(pieces)):
-        first = j * width
-        last = min(dim, first + width)
-        if last - first == width:
-            source = rows[:, first:last]
-            for i in range(count):
-                copy_row(pieces[j], i, source, i)
-        else:
-            for i in range(count):
-                for column in range(first, last):
-                    pieces[j, i, column - first] = rows[i, column]
+def _copy(rows: Float32, out: Float32) -> None:
+    for i in range(len(rows)):
+        copy_row(out, i, rows, i)
 
 
 _COMMITS = 0  # the rank that changes the store

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import require_gradients
@@ -152,21 +152,14 @@ class HostTable:
         Raises:
             BadInput: the name is registered already (StoreFailed with the rank, on other replicas).
         """
-        taken = False
-        try:
+        with ExitStack() as taken:
             with fail_together(self.group):
-                _take_name(self.group, self.spec.name)
-                taken = True
-        except ElastableError:
-            if taken:
-                _release_name(self.group, self.spec.name)
-            raise
-        self._registered = True
-        try:
-            yield self
-        finally:
-            self._registered = False
-            _release_name(self.group, self.spec.name)
+                taken.enter_context(_name_taken(self.group, self.spec.name))
+            self._registered = True
+            try:
+                yield self
+            finally:
+                self._registered = False
 
     def lookup(self, indices: npt.ArrayLike, clip_indices: bool = True) -> Array:
         """The rows of this replica's indices.
@@ -263,8 +256,9 @@ class HostTable:
             )
 
 
-def _take_name(group: ReplicaGroup, name: str) -> None:
-    """Takes the exclusive lease of a name, or raises BadInput."""
+@contextmanager
+def _name_taken(group: ReplicaGroup, name: str) -> Iterator[None]:
+    """Holds the exclusive lease of a name; raises BadInput if it is held."""
     with _lock:
         names = _held.setdefault(group.outermost, set())
         if name in names:
@@ -273,11 +267,11 @@ def _take_name(group: ReplicaGroup, name: str) -> None:
                 "with its `with` block"
             )
         names.add(name)
-
-
-def _release_name(group: ReplicaGroup, name: str) -> None:
-    with _lock:
-        _held[group.outermost].discard(name)
+    try:
+        yield
+    finally:
+        with _lock:
+            names.discard(name)
 
 
 class PendingSums:

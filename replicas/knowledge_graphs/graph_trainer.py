@@ -106,8 +106,8 @@ class GraphTrainer:
         """
         batch = self._sampler.batch(self.step, self.group.rank)
         weight = (batch.weight / np.float32(max(1, batch.present))).astype(np.float32)
-        loss, gradients, gathered = self._gradients(batch, weight)
-        everyones = self.group.all_gather(np.array([loss, gathered, wish]))
+        loss, gradients = self._gradients(batch, weight)
+        everyones = self.group.all_gather(np.array([loss, batch.gathered_rows, wish]))
         if (everyones[:, 1] != everyones[0, 1]).any():
             rows = everyones[:, 1].astype(int).tolist()
             raise BadInput(f"step {self.step}: workers read {rows} rows of their shards; balanced, they are equal")
@@ -141,20 +141,18 @@ class GraphTrainer:
         self.model.restore({name: value for name, value in state.items() if name != _STEP})
         self.step = int(state[_STEP][0])
 
-    def _gradients(self, batch: StepBatch, weight: Float32) -> tuple[float, StepGradients, int]:
+    def _gradients(self, batch: StepBatch, weight: Float32) -> tuple[float, StepGradients]:
         model, scaled = self.model, weight * self._loss_scale
         if self._whole is not None:
             loss, gradients = self._whole.step(batch, model.entities, model.relations, scaled)
-            gathered = batch.gathered_rows
         else:
             assert self._scheme is not None
             scored = self._scheme.forward(batch, model.entities, model.relations)
             value = self._loss(scored.positive, scored.negative, scaled.reshape(-1), scored.counted, self.pool)
-            loss, gathered = value.total, scored.gathered_rows
-            gradients = self._scheme.backward(scored, value.positive, value.negative)
+            loss, gradients = value.total, self._scheme.backward(scored, value.positive, value.negative)
         if self.settings.regularizer != "none" and self.settings.regularization > 0:
             gradients = self._regularized(batch, weight, gradients)
-        return loss, gradients, gathered
+        return loss, gradients
 
     def _regularized(self, batch: StepBatch, weight: Float32, gradients: StepGradients) -> StepGradients:
         """Adds the penalties of this shard's heads and tails, and of its triples' relations."""

@@ -237,13 +237,11 @@ def graph_of_parts(parts: GraphParts, unseen: Unseen = "keep") -> KnowledgeGraph
     triples = dict(parts.triples)
     if not len(triples["train"]):
         raise BadInput(f"{parts.name}: no training triple")
-    counts = _take_out_unseen(
-        triples,
-        parts.entities,
-        parts.relations,
-        unseen,
-        lambda split, record: f"{parts.name}, {split} triple {record} (from 0)",
-    )
+
+    def place(split: str, record: int) -> str:
+        return f"{parts.name}, {split} triple {record} (from 0)"
+
+    counts = _take_out_unseen(triples, parts.entities, parts.relations, unseen, place)
     return KnowledgeGraph(
         name=parts.name,
         entities=parts.entities,

@@ -2,8 +2,10 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -64,12 +66,8 @@ class Names(Sequence[str]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the names, one per line in the order of ids; replaces an existing file."""
-        draft = Path(path).with_name(f".{Path(path).name}.new")
-        with draft.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{name}\n" for name in self._names)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        with replaced(path) as file:
+            file.writelines(f"{name}\n".encode() for name in self._names)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], what: str = "entity") -> "Names":
@@ -81,6 +79,17 @@ class Names(Sequence[str]):
         if text and not text.endswith("\n"):
             raise BadInput(f"{path}: the last of the {what} names is cut off")
         return cls(text.split("\n")[:-1], what)
+
+
+@contextmanager
+def replaced(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write, which replaces that of this path once all of it is on disk."""
+    draft = Path(path).with_name(f".{Path(path).name}.new")
+    with draft.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
 
 
 def inverse_names(relations: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, Int32, Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.replicas.knowledge_graphs.graph.names import replaced
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
 from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 
@@ -28,9 +29,8 @@ class Sharding:
         entity_at: int64 `[n, rows]`: the entity of each row; -1 in the last row of a
             shard with one entity fewer than the others.
         counts: int64 `[n]`: entities of each shard; they differ by 1 at most.
-        entity_types: int32 `[E]`; 0 if there are no types.
-        type_counts: int64 `[n, T]`: entities of each type on each shard; those of a type differ by 1 at most.
-        type_offsets: int64 `[n, T]`: first of a type's contiguous rows on a shard.
+        entity_types: int32 `[E]`; 0 if there are no types. A shard has those of a type in contiguous rows, and their
+            numbers on two shards differ by 1 at most.
     """
 
     seed: int
@@ -39,8 +39,6 @@ class Sharding:
     entity_at: Int64
     counts: Int64
     entity_types: Int32
-    type_counts: Int64
-    type_offsets: Int64
 
     @classmethod
     def create(
@@ -76,22 +74,10 @@ class Sharding:
     @classmethod
     def _of(cls, seed: int, shards: int, shard_of: Int32, row_of: Int32, types: Int32) -> "Sharding":
         entities = len(shard_of)
-        kinds = int(types.max()) + 1
         counts = np.bincount(shard_of, minlength=shards)
         entity_at = np.full((shards, -(-entities // shards)), -1, np.int64)
         entity_at[shard_of, row_of] = np.arange(entities)
-        type_counts = np.bincount(shard_of.astype(np.int64) * kinds + types, minlength=shards * kinds)
-        type_counts = type_counts.reshape(shards, kinds)
-        return cls(
-            seed=seed,
-            shard_of=shard_of,
-            row_of=row_of,
-            entity_at=entity_at,
-            counts=counts,
-            entity_types=types,
-            type_counts=type_counts,
-            type_offsets=np.cumsum(type_counts, axis=1) - type_counts,
-        )
+        return cls(seed, shard_of, row_of, entity_at, counts, types)
 
     @property
     def shards(self) -> int:
@@ -130,20 +116,10 @@ class Sharding:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the sharding as a .npz file; replaces an existing one."""
-        draft = Path(path).with_name(f".{Path(path).name}.new")
-        with draft.open("wb") as file:
-            np.savez(
-                file,
-                format=np.int64(_FORMAT),
-                seed=np.int64(self.seed),
-                shards=np.int64(self.shards),
-                shard_of=self.shard_of,
-                row_of=self.row_of,
-                entity_types=self.entity_types,
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        form, seed, shards = np.array([_FORMAT, self.seed, self.shards], np.int64)
+        of, row, types = self.shard_of, self.row_of, self.entity_types
+        with replaced(path) as file:
+            np.savez(file, format=form, seed=seed, shards=shards, shard_of=of, row_of=row, entity_types=types)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Sharding":

@@ -69,6 +69,7 @@ class NegativeSampler(ABC):
     """
 
     _shareable = True
+    _pads = True  # any candidate may be padding
 
     def __init__(
         self,
@@ -116,11 +117,6 @@ class NegativeSampler(ABC):
         Returns:
             int32 `[k, B, m]`, rows of the shards; bool `[k, B, m]`, False at padding, or None if no step has padding.
         """
-
-    @property
-    @abstractmethod
-    def _pads(self) -> bool:
-        """Whether any candidate may be padding."""
 
     def check(self, partition: PartitionedTriples) -> None:
         """Raises BadInput for triples that do not match these candidates."""
@@ -229,10 +225,7 @@ class AllEntities(NegativeSampler):
         self, sharding: Sharding, *, corruption: Corruption = "t", exclude: Exclude = "answer", **settings: Any
     ) -> None:
         super().__init__(sharding, sharding.rows, corruption=corruption, shared=True, exclude=exclude, **settings)
-
-    @property
-    def _pads(self) -> bool:
-        return bool((self.sharding.counts < self.sharding.rows).any())
+        self._pads = bool((sharding.counts < sharding.rows).any())
 
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
         rows = np.broadcast_to(np.arange(self.count, dtype=np.int32), (len(shards), 1, self.count))
@@ -276,10 +269,6 @@ class TripleNegatives(NegativeSampler):
         nothing = np.zeros(sharding.shards, np.int64)
         count = max((_most(found, sharding.shard_of, nothing) for found in self._lists.values()), default=1)
         super().__init__(sharding, max(1, count), corruption=corruption, shared=shared, **settings)
-
-    @property
-    def _pads(self) -> bool:
-        return True
 
     def check(self, partition: PartitionedTriples) -> None:
         super().check(partition)

@@ -31,9 +31,7 @@ _STREAM = 0x7E9E  # of a sampler's seed: which of an entity's types
 class RandomNegatives(NegativeSampler):
     """Entities of a shard, drawn uniformly with replacement."""
 
-    @property
-    def _pads(self) -> bool:
-        return False
+    _pads = False
 
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
         ends = 2 if self.corruption == "ht" else 1
@@ -60,13 +58,10 @@ class TypedNegatives(NegativeSampler):
     def __init__(self, sharding: Sharding, count: int, *, further_types: Int32 | None = None, **settings: Any) -> None:
         super().__init__(sharding, count, **settings)
         self._members = TypeMembers.create(sharding, further_types)
+        self._pads = self._members.some_shard_lacks_a_type
 
     def settings(self) -> str:
         return f"{super().settings()} types={len(self._members.types)}"
-
-    @property
-    def _pads(self) -> bool:
-        return self._members.some_shard_lacks_a_type
 
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
         kinds = np.stack([self._types(step, int(worker)) for worker in workers])
@@ -97,13 +92,11 @@ class AugmentedNegatives(RandomNegatives):
         settings: The `seed`, `total` and `tell_entities` of `NegativeSampler`.
     """
 
+    _pads = True
+
     def __init__(self, sharding: Sharding, count: int, *, known: KnownTriples | None = None, **settings: Any) -> None:
         exclude: Exclude = "answer" if known is None else "known"
         super().__init__(sharding, count, corruption="t", shared=True, exclude=exclude, known=known, **settings)
-
-    @property
-    def _pads(self) -> bool:
-        return True
 
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
         drawn, _ = super()._draw(keys, shards, workers, step)
@@ -259,9 +252,9 @@ class ShardedSampler(ABC):
     def _present(self, step: int) -> int:
         """Number of all workers' triples in a step, without padding."""
 
-    @abstractmethod
     def _pair_weights(self) -> Float32:
         """float32 `[n * n]`: factor of the weights of each shardpair's triples."""
+        return np.ones(self._counts.size, np.float32)
 
     def batch(self, step: int, worker: int) -> StepBatch:
         """One worker's part of a step, counted from 0 through all epochs. Raises BadInput if there is none."""
@@ -355,9 +348,6 @@ class RigidSampler(ShardedSampler):
     def _present(self, step: int) -> int:
         part = step % self._steps
         return int((self._counts * (part + 1) // self._steps - self._counts * part // self._steps).sum())
-
-    def _pair_weights(self) -> Float32:
-        return np.ones(self._counts.size, np.float32)
 
     def _order(self, epoch: int) -> Int64:
         with self._making:

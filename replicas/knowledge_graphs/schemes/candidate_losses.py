@@ -27,13 +27,11 @@ class Scored:
         positive: float32 `[b]`: scores of the triples, b = n * p.
         negative: float32 `[b, c]`: scores of their candidates.
         counted: bool `[b, c]`: which candidates count; None: all.
-        gathered_rows: Rows of its own shard that the worker read.
     """
 
     positive: Float32
     negative: Float32
     counted: Bools | None
-    gathered_rows: int
     _kept: tuple[Any, ...]  # for the backward pass of the scheme
 
 
@@ -146,7 +144,7 @@ class EmbeddingMoving(Scheme):
         for part, scores in zip(triples.asked, found, strict=True):
             negative[part.triples] = scores
         kept = triples, batch, sent, candidates, ready, places, found
-        return Scored(triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, kept)
+        return Scored(triples.scores, negative, counted(negatives.mask, n * p), kept)
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
         triples, batch, sent, candidates, ready, places, found = scored._kept
@@ -218,7 +216,7 @@ class ScoreMoving(Scheme):
             negative[part.triples] = back.transpose(1, 0, 2).reshape(len(part.triples), -1)
         # `places` are positions among the unique rows, `read` in `ready`.
         kept = triples, batch, entities, unique, ready, everyone, places, read, found
-        return Scored(triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, kept)
+        return Scored(triples.scores, negative, counted(negatives.mask, n * p), kept)
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
         triples, batch, raw, unique, ready, everyone, places, reads, found = scored._kept

@@ -59,10 +59,8 @@ class ConvE(ScoreFunction):
         self._height = next((h for h in (10, 8, 4, 2) if dim % h == 0 and dim // h >= 2), 0)
         if not self._height:
             raise BadInput(f"ConvE of dim {dim}: dim must be even and at least 4, to be laid as an image")
-        self.dim = self.relation_width = self.query_width = dim
+        super().__init__(dim, Dot(bias=True), InitializerSpec("normal", 0.0, 0.05))
         self.entity_width = dim + 1
-        self.comparison = Dot(bias=True)
-        self.entities = self.relations = InitializerSpec("normal", 0.0, 0.05)
         self.dense = MappingProxyType(self._initial(dim, seed))
         self._steps: tuple[Callable[..., tf.Tensor], Compiled] | None = None
 

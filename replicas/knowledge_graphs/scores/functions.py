@@ -69,6 +69,14 @@ class ScoreFunction(ABC):
     as_they_are: bool = True
     dense: Mapping[str, Float32] = MappingProxyType({})
 
+    def __init__(
+        self, dim: int, comparison: Comparison, *initial: InitializerSpec, widths: tuple[int, int, int] = (1, 1, 1)
+    ) -> None:
+        """`initial`: of entities and of relations, or one of both; `widths`: how many times `dim` the three widths."""
+        self.dim, self.comparison = dim, comparison
+        self.entity_width, self.relation_width, self.query_width = (count * dim for count in widths)
+        self.entities, self.relations = initial[0], initial[-1]
+
     def prepared(self, rows: Float32) -> Float32:
         """float32 `[n, entity_width]`: entities as queries and comparisons take them; may be `rows` itself."""
         return rows
@@ -120,7 +128,7 @@ class ScoreFunction(ABC):
             )
 
 
-_SPREAD = 0.05
+_NORMAL = InitializerSpec("normal", 0.0, 0.05)
 
 
 class DistMult(ScoreFunction):
@@ -129,9 +137,7 @@ class DistMult(ScoreFunction):
     name = "DistMult"
 
     def __init__(self, dim: int) -> None:
-        self.dim = self.entity_width = self.relation_width = self.query_width = dim
-        self.comparison = Dot()
-        self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
+        super().__init__(dim, Dot(), _NORMAL)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         return given * relation
@@ -154,29 +160,40 @@ class ComplEx(ScoreFunction):
     entity_values = relation_values = "complex"
 
     def __init__(self, dim: int) -> None:
-        if dim % 2:
-            raise BadInput(f"ComplEx of dim {dim}: rows hold real and imaginary parts, so dim must be even")
-        self.dim = self.entity_width = self.relation_width = self.query_width = dim
-        self.comparison = Dot()
-        self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
+        _require_even(self.name, dim)
+        super().__init__(dim, Dot(), _NORMAL)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         """`h * r`, or `t * conj(r)`."""
-        (a, b), (c, d) = halves(given), halves(relation)
-        query = np.empty_like(given)
-        real, imaginary = halves(query)
-        if side == "tail":
-            real[:], imaginary[:] = a * c - b * d, a * d + b * c
-        else:
-            real[:], imaginary[:] = a * c + b * d, b * c - a * d
-        return query
+        return _times(given, *self._factor(relation, side))
 
     def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        (a, b), (c, d), (x, y) = halves(given), halves(relation), halves(gradients)
+        (a, b), (x, y) = halves(given), halves(gradients)
         sign = np.float32(1 if side == "tail" else -1)
-        to_given = np.concatenate([x * c + sign * (y * d), y * c - sign * (x * d)], axis=1)
         to_relation = np.concatenate([x * a + y * b, sign * (y * a - x * b)], axis=1)
-        return to_given, to_relation, {}
+        return _times_conjugate(gradients, *self._factor(relation, side)), to_relation, {}
+
+    @staticmethod
+    def _factor(relation: Float32, side: Side) -> tuple[Float32, Float32]:
+        real, imaginary = halves(relation)
+        return real, imaginary if side == "tail" else -imaginary
+
+
+def _require_even(name: str, dim: int) -> None:
+    if dim % 2:
+        raise BadInput(f"{name} of dim {dim}: rows hold real and imaginary parts, so dim must be even")
+
+
+def _times(rows: Float32, c: Float32, d: Float32) -> Float32:
+    """Complex rows times c + d i."""
+    a, b = halves(rows)
+    return np.concatenate([a * c - b * d, a * d + b * c], axis=1)
+
+
+def _times_conjugate(rows: Float32, c: Float32, d: Float32) -> Float32:
+    """Complex rows times c - d i."""
+    a, b = halves(rows)
+    return np.concatenate([a * c + b * d, b * c - a * d], axis=1)
 
 
 def halves(rows: Float32) -> tuple[Float32, Float32]:
@@ -191,10 +208,7 @@ class CP(ScoreFunction):
     name = "CP"
 
     def __init__(self, dim: int) -> None:
-        self.dim = self.relation_width = dim
-        self.entity_width = self.query_width = 2 * dim
-        self.comparison = Dot()
-        self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
+        super().__init__(dim, Dot(), _NORMAL, widths=(2, 1, 2))
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         """`[0, h_as_head * r]` for tails, `[t_as_tail * r, 0]` for heads: 0 where a candidate's other role lies."""
@@ -224,9 +238,7 @@ class TuckER(ScoreFunction):
     name = "TuckER"
 
     def __init__(self, dim: int, seed: int = 0) -> None:
-        self.dim = self.entity_width = self.relation_width = self.query_width = dim
-        self.comparison = Dot()
-        self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
+        super().__init__(dim, Dot(), _NORMAL)
         draw = np.random.Generator(np.random.Philox([dim, seed & (2**64 - 1)]))
         self.dense = MappingProxyType({"core": draw.uniform(-1, 1, (dim, dim, dim)).astype(np.float32)})
 
@@ -260,10 +272,8 @@ class TransE(ScoreFunction):
     norms = NORMS
 
     def __init__(self, dim: int, norm: int = 1) -> None:
-        self.dim = self.entity_width = self.relation_width = self.query_width = dim
-        self.comparison = distance(norm)
         bound = 6 / math.sqrt(dim)
-        self.entities = self.relations = InitializerSpec("uniform", -bound, bound)
+        super().__init__(dim, distance(norm), InitializerSpec("uniform", -bound, bound))
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         return given + relation if side == "tail" else given - relation
@@ -288,27 +298,20 @@ class RotatE(ScoreFunction):
     entity_values, relation_values = "complex", "phase"
 
     def __init__(self, dim: int) -> None:
-        if dim % 2:
-            raise BadInput(f"RotatE of dim {dim}: rows hold real and imaginary parts, so dim must be even")
-        self.dim = self.entity_width = self.query_width = dim
+        _require_even(self.name, dim)
+        bound, phases = 6 / math.sqrt(dim), InitializerSpec("uniform", -math.pi, math.pi)
+        super().__init__(dim, modulus(), InitializerSpec("uniform", -bound, bound), phases)
         self.relation_width = dim // 2
-        self.comparison = modulus()
-        bound = 6 / math.sqrt(dim)
-        self.entities = InitializerSpec("uniform", -bound, bound)
-        self.relations = InitializerSpec("uniform", -math.pi, math.pi)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         """Rotates back for heads."""
-        a, b = halves(given)
-        c, d = self._turn(relation, side)
-        return np.concatenate([a * c - b * d, a * d + b * c], axis=1)
+        return _times(given, *self._turn(relation, side))
 
     def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         (a, b), (x, y) = halves(given), halves(gradients)
         c, d = self._turn(relation, side)
-        to_given = np.concatenate([x * c + y * d, y * c - x * d], axis=1)
         to_angle = x * -(a * d + b * c) + y * (a * c - b * d)
-        return to_given, to_angle if side == "tail" else -to_angle, {}
+        return _times_conjugate(gradients, c, d), to_angle if side == "tail" else -to_angle, {}
 
     @staticmethod
     def _turn(relation: Float32, side: Side) -> tuple[Float32, Float32]:
@@ -326,12 +329,8 @@ class PairRE(ScoreFunction):
     _offset = np.float32(0)
 
     def __init__(self, dim: int, norm: int = 1) -> None:
-        self.dim = self.entity_width = dim
-        self.relation_width = (3 if self._middle else 2) * dim
-        self.query_width = 2 * dim
-        self.comparison = affine(norm)
-        self.entities = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim))
-        self.relations = InitializerSpec("uniform", -1.0, 1.0)
+        initial = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim)), InitializerSpec("uniform", -1.0, 1.0)
+        super().__init__(dim, affine(norm), *initial, widths=(1, 3 if self._middle else 2, 2))
 
     def prepared(self, rows: Float32) -> Float32:
         return to_unit_length(rows)
@@ -387,13 +386,8 @@ class InterHT(ScoreFunction):
     as_they_are = False
 
     def __init__(self, dim: int, norm: int = 1) -> None:
-        self.dim = dim
-        self.entity_width = 2 * dim
-        self.relation_width = dim
-        self.query_width = 3 * dim
-        self.comparison = affine_of_two(norm)
-        self.entities = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim))
-        self.relations = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim))
+        initial = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim))
+        super().__init__(dim, affine_of_two(norm), initial, widths=(2, 1, 3))
 
     def prepared(self, rows: Float32) -> Float32:
         return np.concatenate([to_unit_length(part) for part in halves(rows)], axis=1)
@@ -451,12 +445,8 @@ class BoxE(ScoreFunction):
     norms = NORMS
 
     def __init__(self, dim: int, norm: int = 2) -> None:
-        self.dim = dim
-        self.entity_width = 2 * dim
-        self.relation_width = self.query_width = 4 * dim
-        self.comparison = boxes(norm)
         bound = 0.5 / math.sqrt(dim)
-        self.entities = self.relations = InitializerSpec("uniform", -bound, bound)
+        super().__init__(dim, boxes(norm), InitializerSpec("uniform", -bound, bound), widths=(2, 4, 4))
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         """A candidate's point, moved by the given entity's bump, belongs in the box of its own end; its bump moves

@@ -209,8 +209,7 @@ class GradientClipping:
     def of(cls, optimizer: keras.optimizers.Optimizer) -> "GradientClipping":
         """The clipping options of a Keras optimizer, for gradients of the scaled loss, which Keras unscales first."""
         scale = float(getattr(optimizer, "loss_scale_factor", None) or 1.0)
-        names = ("clipnorm", "global_clipnorm", "clipvalue")
-        asked = {name: getattr(optimizer, name, None) for name in names}
+        asked = {name: getattr(optimizer, name, None) for name in _CLIPS}
         return cls(**{name: float(value) * scale for name, value in asked.items() if value and value > 0})
 
 
@@ -224,20 +223,19 @@ def squared_norms(group: ReplicaGroup, gradients: Sequence[Array], layouts: Sequ
         group: All replicas; each calls this.
         gradients: Summed over the replicas: whole, or this replica's buffer.
     """
-    mine = np.array(
-        [_sum_of_squares(_own(group, array, layout)) for array, layout in zip(gradients, layouts, strict=True)]
-    )
-    everyones = group.all_gather(mine)
-    norms = []
+    mine = [_sum_of_squares(_own(group, array, layout)) for array, layout in zip(gradients, layouts, strict=True)]
+    everyones = group.all_gather(np.array(mine))
+    norms = [0.0] * len(layouts)
     for place, layout in enumerate(layouts):
-        ranks: Sequence[int] = range(group.size)
-        if layout.domain is not None:
-            ranks = layout.domain.members(layout.domain.group_of(group.rank))
-        total = 0.0
-        for rank in ranks:
-            total += float(everyones[rank, place])
-        norms.append(total)
+        for rank in _sharers(group, layout):
+            norms[place] += float(everyones[rank, place])
     return norms
+
+
+def _sharers(group: ReplicaGroup, layout: Layout) -> Sequence[int]:
+    """The ranks that have the parts of a gradient together."""
+    domain = layout.domain
+    return range(group.size) if domain is None else domain.members(domain.group_of(group.rank))
 
 
 def clip_parts(
@@ -263,8 +261,7 @@ def _own(group: ReplicaGroup, array: Array, layout: Layout) -> Array:
     if layout.domain is None or layout.split is None:
         first, last = VariableSplit(array.size, group.size).bounds(group.rank)
         return array.reshape(-1)[first:last]
-    members = layout.domain.members(layout.domain.group_of(group.rank))
-    first, last = layout.split.bounds(members.index(group.rank))
+    first, last = layout.split.bounds(_sharers(group, layout).index(group.rank))
     return array[: last - first]
 
 

@@ -72,3 +72,10 @@ def scores_of(score: ScoreFunction, given: Float32, relations: Float32, candidat
     places = np.arange(len(rows)).reshape(1 if candidates.ndim == 2 else len(candidates), -1)
     queries = score.query(score.prepared(given), relations, side)
     return score.comparison.scores(queries, score.prepared(rows), places)
+
+
+def type_counts(sharding: Sharding) -> Int64:
+    """int64 `[shards, types]`: entities of each type on each shard."""
+    kinds = int(sharding.entity_types.max()) + 1
+    places = sharding.shard_of.astype(np.int64) * kinds + sharding.entity_types
+    return np.bincount(places, minlength=sharding.shards * kinds).reshape(-1, kinds)

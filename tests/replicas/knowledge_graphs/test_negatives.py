@@ -21,6 +21,7 @@ from tests.replicas.knowledge_graphs.graphs import (
     TYPE_OFFSETS,
     everyones,
     random_triples,
+    type_counts,
     typed_sharding,
 )
 
@@ -168,7 +169,7 @@ def test_typed_candidates_are_of_the_type_they_replace(local: bool) -> None:
             found = SHARDING.entity_types[received(batches, batch.worker)]
             np.testing.assert_array_equal((found == wanted)[negatives_of(batch).mask], True)
             shards = np.full(SHARDS, batch.worker) if local else np.arange(SHARDS)
-            has_type = SHARDING.type_counts[shards[None], wanted[:, 0]] > 0
+            has_type = type_counts(SHARDING)[shards[None], wanted[:, 0]] > 0
             np.testing.assert_array_equal(negatives_of(batch).mask, np.broadcast_to(has_type[..., None], found.shape))
             masked += int((~negatives_of(batch).mask).sum())
     assert masked  # one type has one entity: four shards have none of it

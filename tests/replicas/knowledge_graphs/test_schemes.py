@@ -48,7 +48,7 @@ class Graph:
             batch = self.sampler.batch(0, group.rank)
             made = scheme(group, score_function(self.score.name, self.score.dim))
             scored = made.forward(batch, self.sharding.shard_table(self.entities, group.rank), self.relations)
-            assert len(set(group.all_gather(np.array(scored.gathered_rows)))) == 1  # the same for every worker
+            assert len(set(group.all_gather(np.array(batch.gathered_rows)))) == 1  # the same for every worker
             loss = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, self.weight(batch), scored.counted)
             return batch, scored, made.backward(scored, loss.positive, loss.negative)
 

@@ -121,39 +121,86 @@ def length(terms: Float64, norm: int) -> Float64:
     return found
 
 
-PairScore = Callable[[Float32, Float32, int], np.float32]
-"""`score(query, row, norm)` of one pair."""
+Columns = tuple[Float32, ...]
+"""Equal parts of the columns of a query or a row, `[n]` each."""
 
-PairGradients = Callable[[Float32, Float32, Float32, Float32, np.float32, np.float32, int, int, int], None]
-"""`add(query, row, to_query, to_row, gradient, score, norm, start, stop)`: adds those of one pair in some columns.
+Term = Callable[[Columns, Columns, int], np.float32]
+"""`term(query, row, j)`: term j of what the norm is taken of."""
 
-`gradient` is that of the pair's score, and not 0.
-"""
+Spread = Callable[[Columns, Columns, Columns, Columns, int, np.float32], None]
+"""`spread(query, row, to_query, to_row, j, step)`: adds to gradients, given that of term j."""
 
 
-def pair_comparison(score: PairScore, add: PairGradients, size: Size, parts: int, norm: int = 1) -> Comparison:
-    """The comparison whose kernels compute `score` and `add`; the other arguments are as of `Comparison`.
+def distance_comparison(
+    term: Term, spread: Spread, query_parts: int, row_parts: int, size: Size, norm: int, blocks: int = 1
+) -> Comparison:
+    """Minus the norm 1 or 2 of the vector of `term`s of a pair.
+
+    Args:
+        term, spread: The same functions at each call, as kernels are compiled once for each.
+        query_parts, row_parts: Into how many equal parts queries and rows are cut for them.
+        size, norm: As of `Comparison`.
+        blocks: Queries and rows are first cut into as many blocks, whose norms are added.
 
     Raises:
         BadInput: another norm than 1 or 2.
     """
-    return Comparison(*pair_kernels(score, add), size, parts, norm)
+    kernels = _distance_kernels(term, spread, query_parts, row_parts, blocks)
+    return Comparison(*kernels, size, blocks * row_parts, norm)
+
+
+@summing_inlined
+def _one(row: Float32, width: int, start: int, stop: int) -> Columns:
+    return (row[start:stop],)
+
+
+@summing_inlined
+def _two(row: Float32, width: int, start: int, stop: int) -> Columns:
+    return row[start:stop], row[width + start : width + stop]
+
+
+@summing_inlined
+def _three(row: Float32, width: int, start: int, stop: int) -> Columns:
+    return row[start:stop], row[width + start : width + stop], row[2 * width + start : 2 * width + stop]
+
+
+_CUTS = {1: _one, 2: _two, 3: _three}
 
 
 @cache
-def pair_kernels(score: PairScore, add: PairGradients) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The kernels of `Comparison` that compute `score` and `add` of every pair, compiled once."""
-    score, add = summing_inlined(score), summing_inlined(add)
+def _distance_kernels(
+    term: Term, spread: Spread, query_parts: int, row_parts: int, blocks: int
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    term, spread = summing_inlined(term), summing_inlined(spread)
+    cut_query, cut_row = _CUTS[query_parts], _CUTS[row_parts]
+
+    @summing_inlined
+    def distance(query: Columns, row: Columns, width: int, norm: int) -> np.float32:
+        total = np.float32(0)
+        if norm == 1:
+            for j in range(width):
+                total += abs(term(query, row, j))
+        else:
+            for j in range(width):
+                x = term(query, row, j)
+                total += x * x
+            total = np.sqrt(total)
+        return total
 
     @summing_kernel
     def forward(
         queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
     ) -> None:
-        each = len(queries) // len(places)
+        each, columns = len(queries) // len(places), rows.shape[1] // blocks
+        width = columns // row_parts
         for q in range(start, stop):
-            query, group = queries[q], places[q // each]
-            for k in range(len(group)):
-                scores[q, k] = score(query, rows[group[k]], norm)
+            group = places[q // each]
+            for block in range(blocks):
+                query = cut_query(queries[q, block * query_parts * width :], width, 0, width)
+                for k in range(len(group)):
+                    row = cut_row(rows[group[k], block * columns :], width, 0, width)
+                    far = distance(query, row, width, norm)
+                    scores[q, k] = scores[q, k] - far if block else -far
 
     @summing_kernel
     def backward(
@@ -169,13 +216,30 @@ def pair_kernels(score: PairScore, add: PairGradients) -> tuple[Callable[..., No
         start: int,
         stop: int,
     ) -> None:
-        each = len(queries) // len(places)
+        each, columns, zero = len(queries) // len(places), rows.shape[1] // blocks, np.float32(0)
+        width = columns // row_parts
         for q in range(len(queries)):
-            query, to_query, group, targets = queries[q], query_gradients[q], places[q // each], row_places[q // each]
-            for k in range(len(group)):
-                g = score_gradients[q, k]
-                if g != np.float32(0):
-                    to_row = row_gradients[targets[k]]
-                    add(query, rows[group[k]], to_query, to_row, g, scores[q, k], norm, start, stop)
+            group, targets = places[q // each], row_places[q // each]
+            for block in range(blocks):
+                first = block * query_parts * width
+                query = cut_query(queries[q, first:], width, start, stop)
+                to_query = cut_query(query_gradients[q, first:], width, start, stop)
+                for k in range(len(group)):
+                    g, score, whole = score_gradients[q, k], scores[q, k], rows[group[k], block * columns :]
+                    if blocks > 1 and norm == 2 and g != zero:  # the score is the sum of several
+                        every = cut_query(queries[q, first:], width, 0, width)
+                        score = -distance(every, cut_row(whole, width, 0, width), width, norm)
+                    if g == zero or (norm == 2 and score == zero):
+                        continue
+                    row = cut_row(whole, width, start, stop)
+                    to_row = cut_row(row_gradients[targets[k], block * columns :], width, start, stop)
+                    if norm == 1:
+                        for j in range(stop - start):
+                            x = term(query, row, j)
+                            spread(query, row, to_query, to_row, j, -g if x > zero else (g if x < zero else zero))
+                    else:
+                        g = g / score
+                        for j in range(stop - start):
+                            spread(query, row, to_query, to_row, j, g * term(query, row, j))
 
     return forward, backward

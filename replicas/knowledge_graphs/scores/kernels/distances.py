@@ -2,54 +2,34 @@
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
-from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison, length, pair_comparison
+from elastable.embedding_store.contract.arrays import Float32, Float64
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import (
+    Columns,
+    Comparison,
+    distance_comparison,
+    length,
+)
 
 
 def distance(norm: int) -> Comparison:
     """`-|q - e|` by the norm 1 or 2; a query is as wide as a row."""
-    return pair_comparison(
-        _distance_score, _distance_add, lambda queries, highest, norm: length(np.abs(queries) + highest, norm), 1, norm
-    )
+    return distance_comparison(_difference, _spread_difference, 1, 1, _difference_size, norm)
 
 
-def _distance_score(query: Float32, row: Float32, norm: int) -> np.float32:
-    total = np.float32(0)
-    if norm == 1:
-        for j in range(len(row)):
-            total += abs(query[j] - row[j])
-    else:
-        for j in range(len(row)):
-            total += (query[j] - row[j]) * (query[j] - row[j])
-        total = np.sqrt(total)
-    return -total
+def _difference(query: Columns, row: Columns, j: int) -> np.float32:
+    x: np.float32 = query[0][j] - row[0][j]
+    return x
 
 
-def _distance_add(
-    query: Float32,
-    row: Float32,
-    to_query: Float32,
-    to_row: Float32,
-    g: np.float32,
-    score: np.float32,
-    norm: int,
-    start: int,
-    stop: int,
+def _spread_difference(
+    query: Columns, row: Columns, to_query: Columns, to_row: Columns, j: int, step: np.float32
 ) -> None:
-    zero, q, e, to_q, to_e = np.float32(0), query[start:stop], row[start:stop], to_query[start:stop], to_row[start:stop]
-    if norm == 1:
-        for j in range(stop - start):
-            x = q[j] - e[j]
-            step = g if x > zero else (-g if x < zero else zero)
-            to_q[j] -= step
-            to_e[j] += step
-    elif score != zero:
-        g = g / score
-        for j in range(stop - start):
-            step = g * (q[j] - e[j])
-            to_q[j] += step
-            to_e[j] -= step
+    to_query[0][j] += step
+    to_row[0][j] -= step
+
+
+def _difference_size(queries: Float64, highest: Float64, norm: int) -> Float64:
+    return length(np.abs(queries) + highest, norm)
 
 
 def modulus() -> Comparison:
@@ -58,7 +38,7 @@ def modulus() -> Comparison:
     The modulus of each complex difference, as in RotatE (Sun et al., 2019), not
     the sum of the absolute values of its two parts.
     """
-    return pair_comparison(_modulus_score, _modulus_add, _modulus_size, 2)
+    return distance_comparison(_modulus, _spread_modulus, 2, 2, _modulus_size, 1)
 
 
 def _modulus_size(queries: Float64, highest: Float64, norm: int) -> Float64:
@@ -67,51 +47,39 @@ def _modulus_size(queries: Float64, highest: Float64, norm: int) -> Float64:
     return found
 
 
-def _modulus_score(query: Float32, row: Float32, norm: int) -> np.float32:
-    half, total = len(row) // 2, np.float32(0)
-    real, imaginary, row_real, row_imaginary = query[:half], query[half:], row[:half], row[half:]
-    for j in range(half):
-        x = real[j] - row_real[j]
-        y = imaginary[j] - row_imaginary[j]
-        total += np.sqrt(x * x + y * y)
-    return -total
+def _modulus(query: Columns, row: Columns, j: int) -> np.float32:
+    x = query[0][j] - row[0][j]
+    y = query[1][j] - row[1][j]
+    size: np.float32 = np.sqrt(x * x + y * y)
+    return size
 
 
-def _modulus_add(
-    query: Float32,
-    row: Float32,
-    to_query: Float32,
-    to_row: Float32,
-    g: np.float32,
-    score: np.float32,
-    norm: int,
-    start: int,
-    stop: int,
-) -> None:
-    half, zero = len(row) // 2, np.float32(0)
-    real, imaginary = query[start:stop], query[half + start : half + stop]
-    to_real, to_imaginary = to_query[start:stop], to_query[half + start : half + stop]
-    row_real, row_imaginary = row[start:stop], row[half + start : half + stop]
-    to_row_real, to_row_imaginary = to_row[start:stop], to_row[half + start : half + stop]
-    for j in range(stop - start):
-        x = real[j] - row_real[j]
-        y = imaginary[j] - row_imaginary[j]
-        size = np.sqrt(x * x + y * y)
-        share = g / size if size > zero else zero
-        to_real[j] -= share * x
-        to_imaginary[j] -= share * y
-        to_row_real[j] += share * x
-        to_row_imaginary[j] += share * y
+def _spread_modulus(query: Columns, row: Columns, to_query: Columns, to_row: Columns, j: int, step: np.float32) -> None:
+    x = query[0][j] - row[0][j]
+    y = query[1][j] - row[1][j]
+    size = np.sqrt(x * x + y * y)
+    share = step / size if size > np.float32(0) else np.float32(0)
+    to_query[0][j] += share * x
+    to_query[1][j] += share * y
+    to_row[0][j] -= share * x
+    to_row[1][j] -= share * y
 
 
 def affine(norm: int) -> Comparison:
     """`-|a + b * e|`, elementwise; a query is `[a, b]`, twice as wide as a row."""
-    return pair_comparison(_affine_score, _affine_add, _affine_size, 1, norm)
+    return distance_comparison(_affine, _spread_affine, 2, 1, _affine_size, norm)
 
 
-def affine_of_two(norm: int) -> Comparison:
-    """`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`."""
-    return Comparison(_affine_forward_of_two, _affine_backward_of_two, _affine_size_of_two, 2, norm)
+def _affine(query: Columns, row: Columns, j: int) -> np.float32:
+    a, b = query
+    x: np.float32 = a[j] + b[j] * row[0][j]
+    return x
+
+
+def _spread_affine(query: Columns, row: Columns, to_query: Columns, to_row: Columns, j: int, step: np.float32) -> None:
+    to_query[0][j] += step
+    to_query[1][j] += step * row[0][j]
+    to_row[0][j] += step * query[1][j]
 
 
 def _affine_size(queries: Float64, highest: Float64, norm: int) -> Float64:
@@ -119,122 +87,30 @@ def _affine_size(queries: Float64, highest: Float64, norm: int) -> Float64:
     return length(a + b * highest, norm)
 
 
+def affine_of_two(norm: int) -> Comparison:
+    """`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`."""
+    return distance_comparison(_affine_of_two, _spread_affine_of_two, 3, 2, _affine_size_of_two, norm)
+
+
+def _affine_of_two(query: Columns, row: Columns, j: int) -> np.float32:
+    (a, b, c), (e, f) = query, row
+    x: np.float32 = a[j] + b[j] * e[j] + c[j] * f[j]
+    return x
+
+
+def _spread_affine_of_two(
+    query: Columns, row: Columns, to_query: Columns, to_row: Columns, j: int, step: np.float32
+) -> None:
+    to_query[0][j] += step
+    to_query[1][j] += step * row[0][j]
+    to_row[0][j] += step * query[1][j]
+    to_query[2][j] += step * row[1][j]
+    to_row[1][j] += step * query[2][j]
+
+
 def _affine_size_of_two(queries: Float64, highest: Float64, norm: int) -> Float64:
     (a, b, c), (e, f) = np.split(np.abs(queries), 3, axis=1), np.split(highest, 2)
     return length(a + b * e + c * f, norm)
-
-
-def _affine_score(query: Float32, row: Float32, norm: int) -> np.float32:
-    width, total = len(row), np.float32(0)
-    a, b = query[:width], query[width:]
-    if norm == 1:
-        for j in range(width):
-            total += abs(a[j] + b[j] * row[j])
-    else:
-        for j in range(width):
-            x = a[j] + b[j] * row[j]
-            total += x * x
-        total = np.sqrt(total)
-    return -total
-
-
-def _affine_add(
-    query: Float32,
-    row: Float32,
-    to_query: Float32,
-    to_row: Float32,
-    g: np.float32,
-    score: np.float32,
-    norm: int,
-    start: int,
-    stop: int,
-) -> None:
-    width, zero = len(row), np.float32(0)
-    a, b, e = query[start:stop], query[width + start : width + stop], row[start:stop]
-    to_a, to_b, to_e = to_query[start:stop], to_query[width + start : width + stop], to_row[start:stop]
-    if norm == 1:
-        for j in range(stop - start):
-            x = a[j] + b[j] * e[j]
-            step = -g if x > zero else (g if x < zero else zero)
-            to_a[j] += step
-            to_b[j] += step * e[j]
-            to_e[j] += step * b[j]
-    elif score != zero:
-        g = g / score
-        for j in range(stop - start):
-            step = g * (a[j] + b[j] * e[j])
-            to_a[j] += step
-            to_b[j] += step * e[j]
-            to_e[j] += step * b[j]
-
-
-# Separate loops: slicing the query anew for each candidate would cost three times the arithmetic.
-@summing_kernel
-def _affine_forward_of_two(
-    queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
-) -> None:
-    width = rows.shape[1] // 2
-    each = len(queries) // len(places)
-    for q in range(start, stop):
-        a, b, c = queries[q, :width], queries[q, width : 2 * width], queries[q, 2 * width :]
-        group = places[q // each]
-        for k in range(len(group)):
-            e, f = rows[group[k], :width], rows[group[k], width:]
-            total = np.float32(0)
-            if norm == 1:
-                for j in range(width):
-                    total += abs(a[j] + b[j] * e[j] + c[j] * f[j])
-            else:
-                for j in range(width):
-                    x = a[j] + b[j] * e[j] + c[j] * f[j]
-                    total += x * x
-                total = np.sqrt(total)
-            scores[q, k] = -total
-
-
-@summing_kernel
-def _affine_backward_of_two(
-    queries: Float32,
-    rows: Float32,
-    places: Int64,
-    scores: Float32,
-    score_gradients: Float32,
-    row_places: Int64,
-    row_gradients: Float32,
-    query_gradients: Float32,
-    norm: int,
-    start: int,
-    stop: int,
-) -> None:
-    width = rows.shape[1] // 2
-    each = len(queries) // len(places)
-    zero = np.float32(0)
-    for q in range(len(queries)):
-        a = queries[q, start:stop]
-        b = queries[q, width + start : width + stop]
-        c = queries[q, 2 * width + start : 2 * width + stop]
-        to_a = query_gradients[q, start:stop]
-        to_b = query_gradients[q, width + start : width + stop]
-        to_c = query_gradients[q, 2 * width + start : 2 * width + stop]
-        group = places[q // each]
-        targets = row_places[q // each]
-        for k in range(len(group)):
-            g = score_gradients[q, k]
-            if g == zero or (norm == 2 and scores[q, k] == zero):
-                continue
-            e, f = rows[group[k], start:stop], rows[group[k], width + start : width + stop]
-            to_e = row_gradients[targets[k], start:stop]
-            to_f = row_gradients[targets[k], width + start : width + stop]
-            share = g if norm == 1 else g / scores[q, k]
-            for j in range(stop - start):
-                x = a[j] + b[j] * e[j] + c[j] * f[j]
-                sign = -share if x > zero else (share if x < zero else zero)
-                step = sign if norm == 1 else share * x
-                to_a[j] += step
-                to_b[j] += step * e[j]
-                to_c[j] += step * f[j]
-                to_e[j] += step * b[j]
-                to_f[j] += step * c[j]
 
 
 _SMALLEST = np.float32(1e-12)  # a row of zeros stays one
@@ -266,7 +142,7 @@ def boxes(norm: int) -> Comparison:
     `D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a box of width w: `|z| / (w + 1)` inside,
     that is where `|z| <= w / 2`, and `|z| (w + 1) - w (w + 1 - 1 / (w + 1)) / 2` outside.
     """
-    return Comparison(_box_forward, _box_backward, _box_size, 2, norm)
+    return distance_comparison(_far, _spread_far, 2, 1, _box_size, norm, blocks=2)
 
 
 def _box_size(queries: Float64, highest: Float64, norm: int) -> Float64:
@@ -274,89 +150,26 @@ def _box_size(queries: Float64, highest: Float64, norm: int) -> Float64:
     return length((x + e + v) * (v + 1), norm) + length((y + f + w) * (w + 1), norm)
 
 
-@summing_inlined
-def _far(z: np.float32, width: np.float32) -> np.float32:
-    size = abs(z)
+def _far(query: Columns, row: Columns, j: int) -> np.float32:
+    size, width = abs(row[0][j] + query[0][j]), query[1][j]
     grown = width + np.float32(1)
     inside = size / grown
     outside = size * grown - np.float32(0.5) * width * (grown - np.float32(1) / grown)
-    return inside if size <= np.float32(0.5) * width else outside
+    far: np.float32 = inside if size <= np.float32(0.5) * width else outside
+    return far
 
 
-@summing_inlined
-def _box_length(points: Float32, middles: Float32, widths: Float32, norm: int) -> np.float32:
-    total = np.float32(0)
-    if norm == 1:
-        for j in range(len(points)):
-            total += _far(points[j] + middles[j], widths[j])
-    else:
-        for j in range(len(points)):
-            x = _far(points[j] + middles[j], widths[j])
-            total += x * x
-        total = np.sqrt(total)
-    return total
-
-
-@summing_kernel
-def _box_forward(
-    queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
-) -> None:
-    dim = rows.shape[1] // 2
-    each = len(queries) // len(places)
-    for q in range(start, stop):
-        x, v, y, w = queries[q, :dim], queries[q, dim : 2 * dim], queries[q, 2 * dim : 3 * dim], queries[q, 3 * dim :]
-        group = places[q // each]
-        for k in range(len(group)):
-            row = rows[group[k]]
-            scores[q, k] = -_box_length(row[:dim], x, v, norm) - _box_length(row[dim:], y, w, norm)
-
-
-@summing_kernel
-def _box_backward(
-    queries: Float32,
-    rows: Float32,
-    places: Int64,
-    scores: Float32,
-    score_gradients: Float32,
-    row_places: Int64,
-    row_gradients: Float32,
-    query_gradients: Float32,
-    norm: int,
-    start: int,
-    stop: int,
-) -> None:
-    dim = rows.shape[1] // 2
-    each = len(queries) // len(places)
+def _spread_far(query: Columns, row: Columns, to_query: Columns, to_row: Columns, j: int, step: np.float32) -> None:
     zero, half, one = np.float32(0), np.float32(0.5), np.float32(1)
-    for q in range(len(queries)):
-        group = places[q // each]
-        targets = row_places[q // each]
-        for k in range(len(group)):
-            g = score_gradients[q, k]
-            if g == zero:
-                continue
-            for part in range(2):
-                points = rows[group[k], part * dim : part * dim + dim]
-                middles = queries[q, 2 * part * dim : 2 * part * dim + dim]
-                widths = queries[q, (2 * part + 1) * dim : (2 * part + 2) * dim]
-                to_point = row_gradients[targets[k], part * dim : part * dim + dim]
-                to_middle = query_gradients[q, 2 * part * dim : 2 * part * dim + dim]
-                to_width = query_gradients[q, (2 * part + 1) * dim : (2 * part + 2) * dim]
-                share = -g
-                if norm == 2:
-                    length = _box_length(points, middles, widths, norm)
-                    share = -g / length if length > zero else zero
-                for j in range(start, stop):
-                    z, width = points[j] + middles[j], widths[j]
-                    size, grown = abs(z), width + one
-                    inside = size <= half * width
-                    step = share if norm == 1 else share * _far(z, width)
-                    slope = one / grown if inside else grown
-                    by_width = -size / (grown * grown)
-                    if not inside:
-                        # minus the derivative of w (w + 1 - 1 / (w + 1)) / 2
-                        by_width = size - half * (grown - one / grown + width + width / (grown * grown))
-                    along = slope if z > zero else (-slope if z < zero else zero)
-                    to_point[j] += step * along
-                    to_middle[j] += step * along
-                    to_width[j] += step * by_width
+    z, width = row[0][j] + query[0][j], query[1][j]
+    size, grown = abs(z), width + one
+    inside = size <= half * width
+    slope = one / grown if inside else grown
+    by_width = -size / (grown * grown)
+    if not inside:
+        # minus the derivative of w (w + 1 - 1 / (w + 1)) / 2
+        by_width = size - half * (grown - one / grown + width + width / (grown * grown))
+    along = slope if z > zero else (-slope if z < zero else zero)
+    to_row[0][j] += step * along
+    to_query[0][j] += step * along
+    to_query[1][j] += step * by_width

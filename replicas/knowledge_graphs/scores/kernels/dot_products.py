@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
-from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.kernel import kernel, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison, pair_kernels
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison
 
 F = TypeVar("F", np.float32, np.float64)
 
@@ -33,9 +33,7 @@ class Dot(Comparison):
     """
 
     def __init__(self, bias: bool = False) -> None:
-        super().__init__(
-            *pair_kernels(_dot_score, _dot_add), lambda queries, highest, norm: np.abs(queries) @ highest, 1
-        )
+        super().__init__(_dot_forward, _dot_backward, lambda queries, highest, norm: np.abs(queries) @ highest, 1)
         self._bias = bias
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
@@ -85,28 +83,42 @@ class Dot(Comparison):
         return np.concatenate([queries, np.ones((len(queries), 1), queries.dtype)], axis=1)
 
 
-def _dot_score(query: Float32, row: Float32, norm: int) -> np.float32:
-    total = np.float32(0)
-    for j in range(len(row)):
-        total += query[j] * row[j]
-    return total
+@summing_kernel
+def _dot_forward(
+    queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
+) -> None:
+    for q in range(start, stop):
+        query, group = queries[q], places[q]
+        for k in range(len(group)):
+            row, total = rows[group[k]], np.float32(0)
+            for j in range(len(row)):
+                total += query[j] * row[j]
+            scores[q, k] = total
 
 
-def _dot_add(
-    query: Float32,
-    row: Float32,
-    to_query: Float32,
-    to_row: Float32,
-    g: np.float32,
-    score: np.float32,
+@summing_kernel
+def _dot_backward(
+    queries: Float32,
+    rows: Float32,
+    places: Int64,
+    scores: Float32,
+    score_gradients: Float32,
+    row_places: Int64,
+    row_gradients: Float32,
+    query_gradients: Float32,
     norm: int,
     start: int,
     stop: int,
 ) -> None:
-    q, e, to_q, to_e = query[start:stop], row[start:stop], to_query[start:stop], to_row[start:stop]
-    for j in range(stop - start):
-        to_q[j] += g * e[j]
-        to_e[j] += g * q[j]
+    for q in range(len(queries)):
+        query, to_query = queries[q, start:stop], query_gradients[q, start:stop]
+        for k in range(places.shape[1]):
+            g = score_gradients[q, k]
+            if g != np.float32(0):
+                row, to_row = rows[places[q, k], start:stop], row_gradients[row_places[q, k], start:stop]
+                for j in range(stop - start):
+                    to_query[j] += g * row[j]
+                    to_row[j] += g * query[j]
 
 
 _BLOCK = 2048
