@@ -1,6 +1,7 @@
 """How many functions and files of ours one lookup and one update pass through: what somebody reads who follows them."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ MOST = {
 
 @contextmanager
 def passed() -> Iterator[set[tuple[str, str, int]]]:
-    """Files, names and lines of the functions of ours that this thread calls in the block."""
+    """Files, names and lines of the functions of ours that are called in the block, here and in threads begun in it."""
     seen: set[tuple[str, str, int]] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -47,11 +48,13 @@ def passed() -> Iterator[set[tuple[str, str, int]]]:
             seen.add((code.co_filename, code.co_qualname, code.co_firstlineno))
 
     before = sys.getprofile()
+    threading.setprofile(note)
     sys.setprofile(note)
     try:
         yield seen
     finally:
         sys.setprofile(before)
+        threading.setprofile(None)
 
 
 @pytest.mark.parametrize(("where", "call"), MOST)

@@ -41,7 +41,7 @@ def rescale(options: _RescaleOptions) -> None:
 
     The old servers hold the job until the new ones have everything. A server in both lists keeps its rows.
     """
-    from elastable.jobs.resuming.resume import refuse_live_owner
+    from elastable.jobs.store_watch import refuse_live_owner
 
     register_job_optimizers()
     console = Console(stderr=True)

@@ -24,7 +24,7 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.options import ServerOptions, ServingOptions, StoreServerOptions, client_limits
 from elastable.jobs.servers.store_registry import StoreRegistry
-from elastable.jobs.store_watch import StoreHealth
+from elastable.jobs.store_watch import StoreHealth, refuse_live_owner
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
 from elastable.master.model.wrapping_optimizers import register_job_optimizers
 from elastable.monitoring.metrics import Source, server_sources, shard_source, store_source
@@ -86,7 +86,8 @@ class _Serving:
         shown = watched_over_http(options.http, options.insecure, watched, self._console)
         with shown, stopping_on_signals(lambda reason: self._stopped.set(), self._console):
             while not self._stopped.wait(1.0):
-                pass
+                if shard.clients is not None:
+                    shard.clients.settle()
         if self._lost:
             raise self._lost[0]
         return ExitCode.DONE
@@ -96,7 +97,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
     """Serves tables to any client until a signal ends it; the exit code.
 
     Raises:
-        BadInput: clients are to read from shared memory, and the store has none.
+        BadInput: clients are to read from shared memory, and the store has none; or another process writes to it.
         TakenOver, StoreBroken: its rows are another process's, or lost.
         ElastableError: the store cannot be opened, or the address not be used.
     """
@@ -104,6 +105,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
     describe_process(role="server")
     with ExitStack() as held:
         serving = _Serving(options, options.store, console, held, operation_deadline(options.deadline_s))
+        refuse_live_owner(serving.store.other_writer)
         pushes = ClientPushes(serving.store, options.not_finite, options.deadline_s)
         shard = Shard(serving.store, url=redacted(options.store), clients=pushes)
         server = serving.serve(shard, None)

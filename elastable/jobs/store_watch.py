@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import ElastableError, StoreBroken, TakenOver, Unavailable
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreBroken, TakenOver, Unavailable
 from elastable.embedding_store.support.retry import given_up
 from elastable.process.repeating import repeating
 
@@ -77,3 +77,22 @@ class StoreHealth:
             return False
 
         return repeating(look, _LOOK_EVERY_S, "elastable-store-watch")
+
+
+_OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
+
+
+def refuse_live_owner(other_writer: Callable[[], str | None]) -> None:
+    """Raises `BadInput` where another process writes to the store, one that was killed just now excepted.
+
+    Args:
+        other_writer: As `EmbeddingStore.other_writer`.
+    """
+    give_up = time.monotonic() + _OWNER_LEAVES_S
+    while (writer := other_writer()) is not None:
+        if time.monotonic() > give_up:
+            raise BadInput(
+                f"the store is in use: {writer} (host:process) is connected to write to it. Stop that one first, give "
+                "this one another ?namespace= in the store's URL, or have a job take the store from it with --take-over"
+            )
+        time.sleep(0.1)

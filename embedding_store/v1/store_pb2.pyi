@@ -1343,7 +1343,7 @@ class RowPushReply(_message.Message):
         OUTCOME_UNSPECIFIED: RowPushReply._Outcome.ValueType  # 0
         OUTCOME_ACCEPTED: RowPushReply._Outcome.ValueType  # 1
         OUTCOME_DUPLICATE: RowPushReply._Outcome.ValueType  # 2
-        """a push of that name is here"""
+        """a push of that name is here, or was committed"""
         OUTCOME_STALE: RowPushReply._Outcome.ValueType  # 3
         """its version is committed; with a sender: a later one of that sender is here"""
         OUTCOME_SKIPPED: RowPushReply._Outcome.ValueType  # 4
@@ -1353,7 +1353,7 @@ class RowPushReply(_message.Message):
     OUTCOME_UNSPECIFIED: RowPushReply.Outcome.ValueType  # 0
     OUTCOME_ACCEPTED: RowPushReply.Outcome.ValueType  # 1
     OUTCOME_DUPLICATE: RowPushReply.Outcome.ValueType  # 2
-    """a push of that name is here"""
+    """a push of that name is here, or was committed"""
     OUTCOME_STALE: RowPushReply.Outcome.ValueType  # 3
     """its version is committed; with a sender: a later one of that sender is here"""
     OUTCOME_SKIPPED: RowPushReply.Outcome.ValueType  # 4

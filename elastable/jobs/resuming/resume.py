@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ShardLost, StoreBroken, StoreFailed, TableNotFound, Unsupported
 from elastable.jobs.options import JobOptions
+from elastable.jobs.store_watch import refuse_live_owner
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
@@ -24,7 +25,6 @@ from elastable.master.tasks.schedule import Schedule
 
 _log = logging.getLogger(__name__)
 
-_OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
 _PINS_END_S = 90.0  # longer than the leases of a master that died
 
 
@@ -225,22 +225,6 @@ class JobStart:
         """Raises `BadInput` where a version's record is not of the checkpoint's job, unless it may be dropped."""
         if record is not None:
             _goes_on(VersionRecord.from_bytes(record), checkpoint, self.options.overwrite)
-
-
-def refuse_live_owner(other_writer: Callable[[], str | None]) -> None:
-    """Raises `BadInput` where another process writes to the store, one that was killed just now excepted.
-
-    Args:
-        other_writer: As `EmbeddingStore.other_writer`.
-    """
-    give_up = time.monotonic() + _OWNER_LEAVES_S
-    while (writer := other_writer()) is not None:
-        if time.monotonic() > give_up:
-            raise BadInput(
-                f"the store is in use: {writer} (host:process) is connected to write to it. Stop that job first, give "
-                "this one another ?namespace= in the store's URL, or take the store from it with --take-over"
-            )
-        time.sleep(0.1)
 
 
 def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: bool) -> bool:

@@ -1,5 +1,6 @@
 """A store that another process serves, to read and to write, over gRPC."""
 
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics, TableUpdate
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import NotFinite, TableNotFound, Unsupported
+from elastable.embedding_store.errors import NotFinite, StoreFailed, TableNotFound, Unsupported
 from elastable.embedding_store.shards.server_contract import PushTerms, RowPush, Slices
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tables.base_store import BaseStore
@@ -125,17 +126,37 @@ class RemoteStore(RemoteSource, BaseStore):
 
     def _next_name(self) -> tuple[str, int]:
         """Of a push of this thread, which sends one after the other."""
-        last: tuple[str, int] = getattr(self._of_thread, "last", None) or (uuid.uuid4().hex, 0)
-        self._of_thread.last = name = last[0], last[1] + 1
-        return name
+        process, sender, last = getattr(self._of_thread, "last", (0, "", 0))
+        if process != (here := os.getpid()):  # a fork has the thread's memory, and is another client
+            sender, last = uuid.uuid4().hex, 0
+        self._of_thread.last = here, sender, last + 1
+        return sender, last + 1
 
     def _push(self, name: tuple[str, int], updates: Mapping[str, TableUpdate], terms: PushTerms) -> int:
-        """The version that a push makes."""
+        """The version that a push makes.
+
+        Raises:
+            NotFinite: the server skips it.
+            StoreFailed: it was answered as one that had come before, and had not: nothing of it counts.
+        """
+        attempts = 0
+
+        def attempt(timeout: float) -> store_pb2.RowPushReply:
+            nonlocal attempts
+            attempts += 1
+            return self._push_rows(row_push_frames(push), timeout)
+
         parts = {table: Slices(of.ids, of.gradients, of.row_squares) for table, of in updates.items()}
         push = RowPush("", 0, name[1], (parts,), name[0], terms)
-        reply = self.connection.call(lambda timeout: self._push_rows(row_push_frames(push), timeout))
+        reply = self.connection.call(attempt)
         if reply.outcome == store_pb2.RowPushReply.OUTCOME_SKIPPED:
             raise NotFinite(printable(reply.reason, 1024))
+        if reply.outcome == store_pb2.RowPushReply.OUTCOME_STALE or (
+            reply.outcome == store_pb2.RowPushReply.OUTCOME_DUPLICATE and attempts == 1
+        ):
+            raise StoreFailed(
+                f"{self.address}: a later push of this client is there: this one counts no more; make it again"
+            )
         return int(reply.version)
 
     def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:

@@ -151,7 +151,8 @@ class _ShardServicer(StoreServicer):
             version = header.version if header.HasField("version") else None
             return store_pb2.ResetVersionReply(rows=self._shard.take_back(version, secret))
         self.pins.make_way(f"the version cannot be reset to {header.version}", header.force)
-        self._shard.reset_version(header.version, record)
+        clients = self._shard.clients
+        self._shard.reset_version(header.version, record if clients is None else clients.record)
         return store_pb2.ResetVersionReply()
 
     def read_record(self, request: store_pb2.ReadRecordRequest) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store import EmbeddingStore, MemoryStore
+from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import (
     BadGradient,
@@ -19,6 +20,7 @@ from elastable.embedding_store.errors import (
     IdOutOfRange,
     NotFinite,
     StoreBroken,
+    StoreFailed,
     TableNotFound,
     VersionError,
 )
@@ -77,7 +79,7 @@ REFUSED: dict[str, tuple[RowPush, type[ElastableError], str]] = {
     "squares of what is summed here": (replace(push(1, [1]), parts=({"t": SQUARES},)), BadGradient, "row_squares"),
     "a job": (replace(push(1, [1]), job="j"), BadInput, "this is a parameter server of clients"),
     "no name": (push(1, [1], sender=""), BadInput, "name it by a sender"),
-    "a long name": (push(1, [1], sender="n" * 300), BadInput, "at most 256 characters"),
+    "a long name": (push(1, [1], sender="無" * 86), BadInput, "a sender of 258 bytes .* of 1 to 256 bytes"),
     "a sequence of 0": (push(0, [1]), BadInput, "a micro_batch of 1, 2, 3"),
     "a later version": (replace(push(1, [1]), terms=PushTerms(3)), FutureVersion, "version 2 is not committed"),
     "a version of before": (replace(push(1, [1]), terms=PushTerms(0)), BadInput, "makes a version from 1"),
@@ -103,6 +105,8 @@ def test_a_staged_push_changes_nothing_before_it_is_finished(store: MemoryStore)
     finish = RowPush("", 0, 1, (), "c", PushTerms(staged=True))
     with pytest.raises(VersionError, match="stage it again"):
         pushes.push(replace(finish, sender="another"))
+    with pytest.raises(BadInput, match="neither parts nor other terms"):
+        pushes.push(replace(finish, parts=push(1, [4]).parts))
     assert [pushes.push(finish).outcome.value for _ in range(2)] == ["accepted", "duplicate"]
     assert (store.version(), rows(store, [3])) == (1, [-0.5])
 
@@ -118,8 +122,19 @@ def test_pushes_that_are_not_finite_can_be_skipped(store: MemoryStore) -> None:
     pushes = ClientPushes(store, "skip")
     skipped = pushes.push(push(1, [1], np.inf))
     assert (skipped.outcome, "'t'" in skipped.reason) == (RowPushOutcome.SKIPPED, True)
-    assert pushes.push(push(1, [1], np.inf)).outcome is RowPushOutcome.DUPLICATE
-    assert store.version() == 0
+    assert pushes.push(push(1, [1], np.inf)) == skipped
+    for wrong, error in (
+        (replace(push(2, [1], np.nan), terms=PushTerms(9)), FutureVersion),
+        (
+            replace(push(2, [1], np.nan), parts=(*push(2, [1], np.nan).parts, *push(2, [1], table="u").parts)),
+            TableNotFound,
+        ),
+    ):
+        with pytest.raises(error):
+            pushes.push(wrong)
+    assert pushes.push(push(2, [1])).outcome is RowPushOutcome.ACCEPTED
+    assert pushes.push(push(1, [1], np.inf)).outcome is RowPushOutcome.STALE
+    assert store.version() == 1
 
 
 def test_many_clients_lose_nothing(store: MemoryStore) -> None:
@@ -156,7 +171,27 @@ def test_a_server_that_is_started_again_knows_every_push(tmp_path: Path) -> None
         with pytest.raises(StoreBroken, match="clients' pushes is malformed"):
             ClientPushes(store)
         store.reset_version(4, b"the record of a job")
-        assert ClientPushes(store).push(push(1, [1], sender="a")).outcome is RowPushOutcome.ACCEPTED
+        with pytest.raises(BadInput, match="the rows here are a job's, at version 4"):
+            ClientPushes(store).push(push(1, [1], sender="a"))
+        store.reset_version(4, pushes.record)
+        assert ClientPushes(store).push(push(3, [1], sender="a")).outcome is RowPushOutcome.DUPLICATE
+
+
+def test_what_failed_until_its_deadline_is_tried_again_and_counts_once(tmp_path: Path) -> None:
+    with open_store(f"memory?log={tmp_path}/log") as store:
+        store.create_table(SPEC)
+        pushes, commit = ClientPushes(store, deadline_s=0.0), store.commit
+
+        def fail(commit: Commit) -> None:
+            raise StoreFailed("the disk is full")
+
+        store.commit = fail  # type: ignore[method-assign]
+        with pytest.raises(StoreFailed):
+            pushes.push(push(1, [1]))
+        pushes.settle()
+        store.commit = commit  # type: ignore[method-assign]
+        pushes.settle()
+        assert (store.version(), pushes.push(push(1, [1])).outcome) == (1, RowPushOutcome.DUPLICATE)
 
 
 def test_clients_that_pushed_last_are_remembered(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A store in another process keeps the store contract; what it is asked twice counts once."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -129,6 +130,31 @@ def test_clients_in_turn_update_tables_whatever_versions_they_know(held: ExitSta
     assert [table.update(None, slices) for table in (*tables, *tables)] == [1, 2, 3, 4]
     other.reset_version(0)  # which `one` does not know
     assert [table.update(None, slices) for table in tables] == [1, 2]
+
+
+def test_a_fork_is_another_client(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the memory of the thread that forked, and with it the number of the last push."""
+    store, server = serve(held)
+    remote = held.enter_context(RemoteStore(server.address, 60))
+    table = remote.table(fixed())
+    slices = IndexedSlices(np.ones((1, 4), np.float32), int64(1))
+    table.update(None, slices)
+    names = [remote._next_name()[0]]
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    names += [remote._next_name()[0] for _ in range(2)]
+    assert names[0] != names[1] == names[2]
+    assert table.update(None, slices) == store.version() == 2
+
+
+def test_a_push_that_a_later_one_overtook_is_an_error(held: ExitStack) -> None:
+    store, server = serve(held)
+    remote = held.enter_context(RemoteStore(server.address, 60))
+    table = remote.table(fixed())
+    finish = remote.stage(Commit(1, {"cities": update(int64(1), 4)}, 0, {}))
+    table.update(None, IndexedSlices(np.ones((1, 4), np.float32), int64(2)))
+    with pytest.raises(errors.StoreFailed, match="this one counts no more"):
+        finish()
+    assert (store.version(), store.row_count("cities")) == (1, 1)
 
 
 WRITES: dict[str, Callable[[RemoteStore], object]] = {
