@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from elastable.embedding_store.contract.arrays import UInt8
@@ -57,7 +58,7 @@ class _Meeting:
                 )
             self._require_whole()
 
-    def agree(self, what: str) -> None:
+    def agree(self) -> None:
         """Raises BadInput unless all members offer the same collective."""
         said = [entry[0] for entry in self.offers]
         for place, other in enumerate(said):
@@ -96,32 +97,32 @@ class ThreadGroup(ReplicaGroup):
         self._exchange(what, [send] * self.size, receive)
 
     def _exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
+        with self._offering(what, send):
+            for into, (_, blocks) in zip(receive, self._meeting.offers, strict=True):
+                into[:] = blocks[self.rank]
+        self._meeting.offers[self.rank] = ("", ())
+
+    def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
+        meeting = self._meeting
+        with self._offering(what, ()), meeting.fate.changed:
+            part = meeting.parts.setdefault(
+                tuple(members), _Meeting(meeting.fate, [self.ranks[member] for member in members])
+            )
+        if self.rank == members[0]:
+            del meeting.parts[tuple(members)]
+        return ThreadGroup(members.index(self.rank), part)
+
+    @contextmanager
+    def _offering(self, what: str, send: Sequence[UInt8]) -> Iterator[None]:
+        """The block begins once all members offer the same, and nobody goes on before all have left it."""
         meeting = self._meeting
         meeting.offers[self.rank] = (what, send)
         meeting.meet(self.rank, what)
         try:
-            meeting.agree(what)
-            for into, (_, blocks) in zip(receive, meeting.offers, strict=True):
-                into[:] = blocks[self.rank]
+            meeting.agree()
+            yield
         finally:
-            meeting.meet(self.rank, what)  # inputs may be reused; nobody offers more before all have seen this
-        meeting.offers[self.rank] = ("", ())
-
-    def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
-        meeting = self._meeting
-        meeting.offers[self.rank] = (what, ())
-        meeting.meet(self.rank, what)
-        try:
-            meeting.agree(what)
-            with meeting.fate.changed:
-                part = meeting.parts.setdefault(
-                    tuple(members), _Meeting(meeting.fate, [self.ranks[member] for member in members])
-                )
-        finally:
-            meeting.meet(self.rank, what)  # nobody creates others before all have this one
-        if self.rank == members[0]:
-            del meeting.parts[tuple(members)]
-        return ThreadGroup(members.index(self.rank), part)
+            meeting.meet(self.rank, what)  # inputs may be reused; nobody offers or creates more before all have seen it
 
 
 def alone(deadline_s: float = 60.0) -> ReplicaGroup:

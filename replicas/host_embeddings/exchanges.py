@@ -387,10 +387,7 @@ def own_ids(ids: Int64, shards: int, shard: int) -> tuple[Int64, Int64]:
     Returns:
         int64 `[m]`: `id // shards`; int64 `[m]`: their positions in `ids`.
     """
-    local, places = np.empty_like(ids), np.empty_like(ids)
-    bits = shards.bit_length() - 1 if shards & (shards - 1) == 0 else -1
-    count = _own(ids, shards, bits, shard, local, places)
-    return local[:count], places[:count]
+    return _own(ids, shards, shards.bit_length() - 1 if shards & (shards - 1) == 0 else -1, shard)
 
 
 def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
@@ -418,9 +415,9 @@ def spread_columns(rows: Float32, shards: int, longest: int) -> Float32:
 
 
 @kernel
-def _own(ids: Int64, shards: int, bits: int, shard: int, local: Int64, places: Int64) -> int:
+def _own(ids: Int64, shards: int, bits: int, shard: int) -> tuple[Int64, Int64]:
     """Without a branch on the owner; `bits` is the logarithm of `shards` if that is a power of two, else -1."""
-    count = 0
+    local, places, count = np.empty_like(ids), np.empty_like(ids), 0
     for i in range(len(ids)):
         if bits >= 0:
             quotient = ids[i] >> bits
@@ -431,7 +428,7 @@ def _own(ids: Int64, shards: int, bits: int, shard: int, local: Int64, places: I
         local[count] = quotient
         places[count] = i
         count += 1 if ids[i] - quotient * shards == shard else 0
-    return count
+    return local[:count], places[:count]
 
 
 @kernel

@@ -76,11 +76,8 @@ class ShardedModel:
         """Weights and slots by name, entities by global id; every member calls it and gets the whole state."""
         found: dict[str, Array] = {}
         for name, value in self._variables().items():
-            slots = self._slots[name]
-            if name == "entities":
-                found[name], found[name + _SLOTS] = self._whole(value), self._whole(slots)
-            else:
-                found[name], found[name + _SLOTS] = value.copy(), slots.copy()
+            whole = self._whole if name == "entities" else np.copy
+            found[name], found[name + _SLOTS] = whole(value), whole(self._slots[name])
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:

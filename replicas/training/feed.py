@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.master.tasks.record_order import record_order
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.keras.structures import TensorBatch
-from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
+from elastable.worker.readers.pass_reader import PartReader
 from elastable.worker.user_model.build import as_tensors
 
 
@@ -91,23 +91,6 @@ class Feed:
             yield BatchPart(batch, tuple((stop - start) / (last - first) for start, stop in bounds))
 
 
-class _Range(Reader):
-    """The records first .. last - 1 of another reader."""
-
-    def __init__(self, reader: Reader, first: int, last: int) -> None:
-        self._reader, self._first, self._last = reader, first, last
-        self.shuffle_block = reader.shuffle_block
-
-    def __len__(self) -> int:
-        return self._last - self._first
-
-    def for_inputs(self, inputs: ModelInputs) -> Reader:
-        return _Range(self._reader.for_inputs(inputs), self._first, self._last)
-
-    def take(self, indices: Int64) -> Batch:
-        return self._reader.take(checked_indices(indices, len(self), "validation_split") + self._first)
-
-
 def reader_of(x: object, y: object = None, sample_weight: object = None) -> Reader:
     """Arrays as Keras takes them, or whatever `as_reader` takes, as a reader."""
     if isinstance(x, Reader | tuple | Mapping) and y is None and sample_weight is None:
@@ -130,7 +113,7 @@ def split_off(reader: Reader, validation_split: float) -> tuple[Reader, Reader |
             f"validation_split={validation_split} of {records} records leaves the training or the validation split "
             "empty"
         )
-    return _Range(reader, 0, first), _Range(reader, first, records)
+    return PartReader(reader, 0, first), PartReader(reader, first, records)
 
 
 def require_batch_size(batch_size: object) -> int:

@@ -13,7 +13,6 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec, CheckpointError, ModelError, Unsupported
 from elastable.replicas.groups.agreement import require_same, run_at_root
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.replica_grouping import ReplicaGrouping
 from elastable.replicas.training.feed import BatchPart
 from elastable.replicas.training.model_refusals import refuse_own_changes
 from elastable.replicas.training.step import GradientStep
@@ -30,7 +29,6 @@ from elastable.replicas.training.variables.placement import (
     plan_variables,
     update_domains,
 )
-from elastable.replicas.training.variables.split import VariableSplit
 from elastable.replicas.training.variables.variable_exchange import Exchange, Layout
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
@@ -96,29 +94,29 @@ class ReplicaWeights:
         updates = update_domains(plan)
         self.variables = list(variables)
         self._refuse_marked()
-        self.layouts = [_layout(variable, updates[variable.path]) for variable in variables]
-        self._kept = [_layout(variable, weights[variable.path]) for variable in variables]
+        self.layouts = [Layout(int(np.prod(variable.shape)), updates[variable.path]) for variable in variables]
+        self._kept = [Layout(int(np.prod(variable.shape)), weights[variable.path]) for variable in variables]
         every = [*self.layouts, *self._kept]
         self.exchange = Exchange(group, [layout.domain for layout in every if layout.domain is not None])
-        updated = [place for place, layout in enumerate(self.layouts) if layout.split is not None]
+        updated = [place for place, layout in enumerate(self.layouts) if layout.domain is not None]
         # Of the variables that are updated in parts: those with a sharded weight, and those with a whole one.
-        self._apart = [place for place in updated if self._kept[place].split is not None]
-        self._copied = [place for place in updated if self._kept[place].split is None]
+        self._apart = [place for place in updated if self._kept[place].domain is not None]
+        self._copied = [place for place in updated if self._kept[place].domain is None]
         self.targets = [
-            variable if layout.split is None else _buffer(variable, self._part(layout, value_of(variable)))
+            variable if layout.domain is None else _buffer(variable, self._part(layout, value_of(variable)))
             for variable, layout in zip(variables, self.layouts, strict=True)
         ]
         # This replica's parts of sharded weights: the update target, or a copy of its part of what is updated whole.
         self._parts = {
             place: self.targets[place]
-            if self.layouts[place].split is not None
+            if self.layouts[place].domain is not None
             else _buffer(variable, self._part(kept, value_of(variable)))
             for place, (variable, kept) in enumerate(zip(variables, self._kept, strict=True))
-            if kept.split is not None
+            if kept.domain is not None
         }
         self._whole = True
         for place, variable in enumerate(variables):
-            if place in self._parts or self.layouts[place].split is not None:
+            if place in self._parts or self.layouts[place].domain is not None:
                 setattr(variable, _MARK, weakref.ref(self))
 
     def part_of(self, place: int, array: Array) -> Array:
@@ -172,7 +170,7 @@ class ReplicaWeights:
             if variable.constraint is not None and (constrained is None or constrained[place]):
                 variable.assign(variable.constraint(variable.value))
         for place, part in self._parts.items():
-            if self.layouts[place].split is None:
+            if self.layouts[place].domain is None:
                 put(part, self._part(self._kept[place], value_of(self.variables[place])))
                 give_back(self.variables[place])
             self._whole = False
@@ -186,12 +184,11 @@ class ReplicaWeights:
 
     def bytes(self) -> tuple[int, int]:
         """(bytes of the model's variables, of the buffers), now."""
-        updated = {place: target for place, target in enumerate(self.targets) if self.layouts[place].split is not None}
+        updated = {place: target for place, target in enumerate(self.targets) if self.layouts[place].domain is not None}
         buffers = {**updated, **self._parts}
         return sum(map(held_bytes, self.variables)), sum(map(held_bytes, buffers.values()))
 
     def _part(self, layout: Layout, array: Array) -> Array:
-        assert layout.split is not None
         assert layout.domain is not None
         return layout.split.take(self.exchange.part(layout.domain), array)
 
@@ -216,10 +213,6 @@ class ReplicaWeights:
                 raise BadSpec(
                     f"variable {variable.path!r} is sharded already, by another et.ReplicaTrainer; close() that first"
                 )
-
-
-def _layout(variable: keras.Variable, domain: ReplicaGrouping | None) -> Layout:
-    return Layout(None if domain is None else VariableSplit(int(np.prod(variable.shape)), domain.group_size), domain)
 
 
 def _buffer(variable: keras.Variable, part: Array) -> keras.Variable:
@@ -271,7 +264,7 @@ class WholeTensors:
                 continue
             of, name = slots[id(variable)]
             whole = weights.variables[of]
-            split = weights.layouts[of].split is not None
+            split = weights.layouts[of].domain is not None
             entries[key] = _Entry(f"{whole.path}/{name}", tuple(whole.shape), variable, of if split else None)
         self._entries = entries
 

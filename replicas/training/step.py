@@ -16,7 +16,8 @@ from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
 from elastable.worker.losses.recording import recording
 from elastable.worker.readers.batch.pytrees import Structure
-from elastable.worker.step.batch_checks import batch_spec, flat_spec, pack_flat, records_in
+from elastable.worker.step.batch_checks import batch_spec, flat_spec, pack_flat
+from elastable.worker.step.forward import forward, update_metrics
 
 
 class BatchStep:
@@ -41,18 +42,12 @@ class BatchStep:
 
     def _loss(self, batch: TensorBatch, share: tf.Tensor, training: bool) -> tf.Tensor:
         """The loss; also updates the metrics. `share`: these records / the records of the whole batch."""
-        x, y, weight = (*batch, None, None)[:3]
         with recording() as recorded, _counted_as(self._model, share):
-            predicted = self._model(x, training=training)
-            _refuse_masks(self._model, predicted)
-            loss = self._model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
-        refuse_terms(self._model, loss, recorded, batch)
-        records = records_in(x)
-        for metric in self._model.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss, sample_weight=tf.cast(records, tf.float32))
-        self._model.compute_metrics(x, y, predicted, weight)
-        return loss
+            done = forward(self._model, batch, training)
+        _refuse_masks(self._model, done.predicted)
+        refuse_terms(self._model, done.loss, recorded, batch)
+        update_metrics(self._model, done, done.loss)
+        return done.loss
 
 
 class GradientStep(BatchStep):

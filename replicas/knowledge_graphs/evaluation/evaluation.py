@@ -360,9 +360,7 @@ class AllScores:
     def _rounding(self, flat: Float64) -> Float64:
         """float64 `[n * q]`: how far scores in float32 with entities of this shard may be from exact ones."""
         rows = self.model.score.prepared(self.model.entities[: self.model.held])
-        highest = np.zeros(rows.shape[1], np.float32)
-        _widen(rows, highest)
-        return self.model.score.comparison.rounding(flat, highest.astype(np.float64))
+        return self.model.score.comparison.rounding(flat, _highest(rows).astype(np.float64))
 
     def _windows(self, flat: Float64, among: Candidates) -> Iterator[tuple[Int64, Float32]]:
         """Ascending rows of this shard, int64 `[c]`, and everyone's scores with them `[n * q, c]`."""
@@ -389,12 +387,14 @@ class AllScores:
 
 
 @kernel
-def _widen(rows: Float32, highest: Float32) -> None:
-    """`highest` becomes at least the absolute value of every row, column by column (NaN scores NaN anyway)."""
+def _highest(rows: Float32) -> Float32:
+    """float32 `[columns]`: the largest absolute value of each column (NaN scores NaN anyway)."""
+    highest = np.zeros(rows.shape[1], np.float32)
     for i in range(rows.shape[0]):
         for j in range(rows.shape[1]):
             value = abs(rows[i, j])
             highest[j] = highest[j] if highest[j] >= value else value
+    return highest
 
 
 def _best(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:

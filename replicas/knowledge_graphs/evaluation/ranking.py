@@ -125,9 +125,8 @@ class RankCounts:
         parts = np.cumsum(near) // _PAIRS_AT_ONCE
         for part in np.unique(parts[near > 0]):
             first, last = np.searchsorted(parts, [part, part + 1])
-            query, column = np.empty((2, int(near[first:last].sum())), np.int64)
-            _list_near(scores, self._true, mask, every, int(first), int(last), query, column)
-            self._add_exact(exact, query, column, 1)
+            count = int(near[first:last].sum())
+            self._add_exact(exact, *_near_pairs(scores, self._true, mask, every, int(first), int(last), count), 1)
 
     def _add_exact(self, exact: ExactScores, query: Int64, column: Int64, sign: int) -> None:
         if len(query):
@@ -217,10 +216,11 @@ def _count(scores: Float32, true: Float32, counted: Bools, every: bool, greater:
 
 
 @kernel
-def _list_near(
-    scores: Float32, true: Float32, counted: Bools, every: bool, first: int, last: int, query: Int64, column: Int64
-) -> None:
-    """Writes the near pairs of queries `first .. last - 1`."""
+def _near_pairs(
+    scores: Float32, true: Float32, counted: Bools, every: bool, first: int, last: int, count: int
+) -> tuple[Int64, Int64]:
+    """The near pairs of queries `first .. last - 1`, `count` of them: query and column."""
+    query, column = np.empty(count, np.int64), np.empty(count, np.int64)
     found, columns = 0, scores.shape[1]
     for q in range(first, last):
         low, high = true[0, q], true[1, q]
@@ -233,6 +233,7 @@ def _list_near(
                     if (some[c] >= low) & (some[c] <= high) and (every or counted[q, begin + c]):
                         query[found], column[found] = q, begin + c
                         found += 1
+    return query, column
 
 
 @kernel

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Bools, Int32, Int64
+from elastable.embedding_store.contract.arrays import Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Side
@@ -131,12 +131,7 @@ class Exclusions:
             (query, column), int64 `[P]` each, by query, every pair once; columns are rows counted from `first_row`.
         """
         low, high = shard * self.rows + first_row, shard * self.rows + min(last_row, self.rows)
-        begin, end = np.empty_like(self.first), np.empty_like(self.last)
-        among = np.zeros(len(self.own), np.bool_)
-        _cut(self.places, self.first, self.last, self.own, low, high, begin, end, among)
-        query, column = np.empty((2, int((end - begin).sum() + among.sum())), np.int64)
-        _list(self.places, begin, end, self.own, among, low, query, column)
-        return query, column
+        return _window(self.places, self.first, self.last, self.own, low, high)
 
 
 def _answer_lists(given: Int32, relation: Int32, answer: Int32, relations: int) -> AnswerLists:
@@ -169,27 +164,22 @@ def first_at_least(values: npt.NDArray[np.integer], low: int, high: int, wanted:
 
 
 @kernel
-def _cut(
-    places: Int64, first: Int64, last: Int64, own: Int64, low: int, high: int, begin: Int64, end: Int64, among: Bools
-) -> None:
-    """Each query's places in `low .. high - 1`, and whether its own is in there without being one of them."""
+def _window(places: Int64, first: Int64, last: Int64, own: Int64, low: int, high: int) -> tuple[Int64, Int64]:
+    """Each query's places in `low .. high - 1`, then its own if that is in there without being one of them."""
+    begin, end, among = np.empty_like(first), np.empty_like(first), np.zeros(len(own), np.bool_)
     for i in range(len(first)):
         begin[i] = first_at_least(places, first[i], last[i], low)
         end[i] = first_at_least(places, begin[i], last[i], high)
         if low <= own[i] < high:
             found = first_at_least(places, begin[i], end[i], own[i])
             among[i] = not (found < end[i] and places[found] == own[i])
-
-
-@kernel
-def _list(
-    places: Int64, begin: Int64, end: Int64, own: Int64, among: Bools, low: int, query: Int64, column: Int64
-) -> None:
-    found = 0
+    query = np.empty((end - begin).sum() + among.sum(), np.int64)
+    column, count = np.empty_like(query), 0
     for i in range(len(begin)):
         for a in range(begin[i], end[i]):
-            query[found], column[found] = i, places[a] - low
-            found += 1
+            query[count], column[count] = i, places[a] - low
+            count += 1
         if among[i]:
-            query[found], column[found] = i, own[i] - low
-            found += 1
+            query[count], column[count] = i, own[i] - low
+            count += 1
+    return query, column

@@ -115,15 +115,12 @@ def without_header(
 
 
 def _without_first(names: list[str], codes: Int32) -> tuple[list[str], Int32]:
-    """A column without its first line, whose name is dropped unless another line has it."""
-    if (codes[1:] == 0).any():
-        # In order of first occurrence again, which the first line decided.
-        kept, first, inverse = np.unique(codes[1:], return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        place = np.empty(len(order), np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
-        return [names[code] for code in kept[order]], place[inverse]
-    return names[1:], (codes[1:] - 1).astype(np.int32)
+    """A column without its first line; names in order of first occurrence again, which that line decided."""
+    kept, first, inverse = np.unique(codes[1:], return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    return [names[code] for code in kept[order]], place[inverse]
 
 
 def line_of(path: str | os.PathLike[str], record: int) -> int:

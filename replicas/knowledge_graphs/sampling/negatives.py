@@ -266,8 +266,7 @@ class TripleNegatives(NegativeSampler):
             raise BadInput("listed candidates: heads and tails must both be [N, k], or both [k]")
         shared = dimensions == {1}
         self._lists = {side: found.reshape(-1, found.shape[-1]) for side, found in lists.items()}
-        nothing = np.zeros(sharding.shards, np.int64)
-        count = max((_most(found, sharding.shard_of, nothing) for found in self._lists.values()), default=1)
+        count = max((_most(found, sharding.shard_of, sharding.shards) for found in self._lists.values()), default=1)
         super().__init__(sharding, max(1, count), corruption=corruption, shared=shared, **settings)
 
     def check(self, partition: PartitionedTriples) -> None:
@@ -316,8 +315,8 @@ def _checked_lists(side: Side, given: npt.ArrayLike | None, entities: int) -> In
 
 
 @kernel
-def _most(lists: Int64, shard_of: Int32, count: Int64) -> int:
-    most = 0
+def _most(lists: Int64, shard_of: Int32, shards: int) -> int:
+    most, count = 0, np.zeros(shards, np.int64)
     for i in range(lists.shape[0]):
         count[:] = 0
         for c in range(lists.shape[1]):

@@ -337,13 +337,10 @@ class RigidSampler(ShardedSampler):
         epoch, part = divmod(step, self._steps)
         counts = self._counts[pairs]
         begin, end = counts * part // self._steps, counts * (part + 1) // self._steps
-        triple = np.empty((len(pairs), self.block), np.int64)
-        mask = np.zeros(triple.shape, np.bool_)
         # The half that gets an odd triple alternates with step and pair, so that both ends are corrupted equally often.
         head_half = (end - begin + (step + pairs) % 2) // 2 if self._halved else end - begin
         half = self.block // 2 if self._halved else self.block
-        _fill(self._order(epoch), self._offsets[pairs], counts, begin, end, head_half, half, triple, mask)
-        return triple, mask
+        return _filled(self._order(epoch), self._offsets[pairs], counts, begin, end, head_half, half, self.block)
 
     def _present(self, step: int) -> int:
         part = step % self._steps
@@ -363,18 +360,11 @@ class RigidSampler(ShardedSampler):
 
 
 @kernel
-def _fill(
-    order: Int64,
-    offset: Int64,
-    count: Int64,
-    begin: Int64,
-    end: Int64,
-    head_half: Int64,
-    half: int,
-    triple: Int64,
-    mask: Bools,
-) -> None:
+def _filled(
+    order: Int64, offset: Int64, count: Int64, begin: Int64, end: Int64, head_half: Int64, half: int, block: int
+) -> tuple[Int64, Bools]:
     """Block i: positions `begin .. end - 1` of pair i, the first `head_half` at its start, the others at `half`."""
+    triple, mask = np.empty((len(offset), block), np.int64), np.zeros((len(offset), block), np.bool_)
     for i in range(len(offset)):
         here = end[i] - begin[i]
         for k in range(triple.shape[1]):
@@ -391,6 +381,7 @@ def _fill(
             if place < 0:
                 place = k % here if here > 0 else 0
             triple[i, k] = order[offset[i] + (begin[i] + place) % count[i]]
+    return triple, mask
 
 
 _RANDOM_STREAM = 0xD4A3  # of the sampler's seed

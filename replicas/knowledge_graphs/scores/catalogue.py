@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -59,20 +60,22 @@ class ConvE(ScoreFunction):
         self._height = next((h for h in (10, 8, 4, 2) if dim % h == 0 and dim // h >= 2), 0)
         if not self._height:
             raise BadInput(f"ConvE of dim {dim}: dim must be even and at least 4, to be laid as an image")
-        super().__init__(dim, Dot(bias=True), InitializerSpec("normal", 0.0, 0.05))
-        self.entity_width = dim + 1
+        super().__init__(dim, Dot(), InitializerSpec("normal", 0.0, 0.05))
+        self.entity_width = self.query_width = dim + 1
         self.dense = MappingProxyType(self._initial(dim, seed))
-        self._steps: tuple[Callable[..., tf.Tensor], Compiled] | None = None
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         self.require_side(side)
-        forward, _ = self._compiled()
+        forward, _ = self._compiled
         dense = [value.astype(given.dtype, copy=False) for value in self.dense.values()]  # also in double precision
-        return np.asarray(forward(given[:, :-1], relation, *dense))
+        hidden = np.asarray(forward(given[:, :-1], relation, *dense))
+        return np.concatenate([hidden, np.ones((len(hidden), 1), hidden.dtype)], axis=1)  # times the candidate's bias
 
     def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        _, backward = self._compiled()
-        found = [np.asarray(value) for value in backward(given[:, :-1], relation, gradients, *self.dense.values())]
+        _, backward = self._compiled
+        found = [
+            np.asarray(value) for value in backward(given[:, :-1], relation, gradients[:, :-1], *self.dense.values())
+        ]
         to_given = np.concatenate([found[0], np.zeros((len(given), 1), np.float32)], axis=1)
         return to_given, found[1], dict(zip(self.dense, found[2:], strict=True))
 
@@ -87,10 +90,9 @@ class ConvE(ScoreFunction):
             "hidden_bias": np.zeros(dim, np.float32),
         }
 
+    @cached_property
     def _compiled(self) -> "tuple[Callable[..., tf.Tensor], Compiled]":
-        if self._steps is None:
-            self._steps = _compile(self._height)
-        return self._steps
+        return _compile(self._height)
 
 
 def _scaled(draw: np.random.Generator, shape: tuple[int, ...], inputs: int) -> Float32:

@@ -58,7 +58,9 @@ class TrainedGraph:
             raise BadInput(f"{run} is not a run directory of `elastable kg train`: it has no entities.txt")
         found = GraphCheckpoints(run / "checkpoints").best()
         self.entities = Names.load(run / "entities.txt")
-        self.relations = Names(list(Names.load(run / "relations.txt"))[: _relations(found.graph)], "relation")
+        self.relations = Names(
+            list(Names.load(run / "relations.txt"))[: int(str(found.graph["relations"]))], "relation"
+        )
         self.settings, self.pool = found.settings, pool
         self.source = str(found.graph["source"]) if source is None else source
         sharding = Sharding.create(len(self.entities), 1, seed=self.settings.seed)
@@ -131,10 +133,6 @@ class TrainedGraph:
                 heads, self.model.relations[some[:, 1]], tails
             )
         return found
-
-
-def _relations(graph: Mapping[str, object]) -> int:
-    return int(str(graph["relations"]))
 
 
 _QUERIES = 256  # scored together
@@ -259,7 +257,9 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Pa
         draft.mkdir(parents=True)
         tables = {"entities": trained.embeddings(), "relations": trained.model.relations}
         dense = dict(trained.model.score.dense)
-        FORMATS[kind](draft, names, tables, dense)
+        FORMATS[kind](draft, names, tables)
+        for name, value in dense.items():
+            np.save(draft / f"{name}.npy", value)
         about = {"format": kind, "settings": trained.settings.as_json(), **_about(trained, dense)}
         (draft / "model.json").write_text(json.dumps(about, indent=2) + "\n")
         draft.replace(folder)
@@ -288,24 +288,20 @@ def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, obj
 Tables = Mapping[str, Float32]
 
 
-def _numpy(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables, dense: Tables) -> None:
+def _numpy(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables) -> None:
     for table, rows in tables.items():
         np.save(folder / f"{table}.npy", rows)
         (folder / f"{table}.txt").write_text("".join(f"{name}\n" for name in names[table]), encoding="utf-8")
-    for name, value in dense.items():
-        np.save(folder / f"{name}.npy", value)
 
 
-def _parquet(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables, dense: Tables) -> None:
+def _parquet(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables) -> None:
     for table, rows in tables.items():
         embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
         columns = {"id": pa.array(np.arange(len(rows))), "name": pa.array(names[table]), "embedding": embedding}
         pyarrow.parquet.write_table(pa.table(columns), folder / f"{table}.parquet")
-    for name, value in dense.items():
-        np.save(folder / f"{name}.npy", value)
 
 
-FORMATS: Mapping[str, Callable[[Path, Mapping[str, Sequence[str]], Tables, Tables], None]] = {
+FORMATS: Mapping[str, Callable[[Path, Mapping[str, Sequence[str]], Tables], None]] = {
     "numpy": _numpy,
     "parquet": _parquet,
 }

@@ -258,7 +258,7 @@ def clip_parts(
 
 def _own(group: ReplicaGroup, array: Array, layout: Layout) -> Array:
     """This replica's elements of a gradient, flat and without padding."""
-    if layout.domain is None or layout.split is None:
+    if layout.domain is None:
         first, last = VariableSplit(array.size, group.size).bounds(group.rank)
         return array.reshape(-1)[first:last]
     first, last = layout.split.bounds(_sharers(group, layout).index(group.rank))

@@ -19,12 +19,18 @@ class Layout:
     """How one tensor is laid out over replicas.
 
     Attributes:
-        split: Into the parts of its domain; None: every replica has all of it.
-        domain: The replicas that share one copy; None exactly where `split` is.
+        elements: Number of elements; any for a tensor without a domain.
+        domain: The replicas that share one copy; None: every replica has all of it.
     """
 
-    split: VariableSplit | None = None
+    elements: int = 0
     domain: ReplicaGrouping | None = None
+
+    @property
+    def split(self) -> VariableSplit:
+        """Into the parts of its domain; only with one."""
+        assert self.domain is not None
+        return VariableSplit(self.elements, self.domain.group_size)
 
 
 class Exchange:
@@ -61,10 +67,10 @@ class Exchange:
                 for place, first, length in _runs(places, [arrays[place].size for place in places]):
                     found[place] = total[first : first + length].reshape(arrays[place].shape)
                 continue
-            lengths = [_split(layouts[place]).length for place in places]
+            lengths = [layouts[place].split.length for place in places]
             rows = np.empty((layout.domain.group_size, sum(lengths)), arrays[places[0]].dtype)
             for place, first, length in _runs(places, lengths):
-                _split(layouts[place]).put(arrays[place], rows[:, first : first + length])
+                layouts[place].split.put(arrays[place], rows[:, first : first + length])
             mine = self._domains[layout.domain].reduce_scatter(rows)
             del rows
             if layout.domain in self._across:
@@ -86,13 +92,8 @@ class Exchange:
             assert domain is not None  # of those with a split
             rows = self._domains[domain].all_gather(_joined(buffers, places))
             for place, first, length in _runs(places, [buffers[place].size for place in places]):
-                found[place] = _split(layouts[place]).join(rows[:, first : first + length])
+                found[place] = layouts[place].split.join(rows[:, first : first + length])
         return found
-
-
-def _split(layout: Layout) -> VariableSplit:
-    assert layout.split is not None  # wherever there is a domain
-    return layout.split
 
 
 def _together(arrays: Sequence[Array], layouts: Sequence[Layout]) -> Iterator[list[int]]:

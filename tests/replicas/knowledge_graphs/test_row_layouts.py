@@ -94,5 +94,5 @@ def test_the_bias_of_conve_is_the_last_column() -> None:
     rows = draw.standard_normal((2, 9)).astype(np.float32)
     relation = draw.standard_normal((1, score.relation_width)).astype(np.float32)
     query = score.query(rows[:1], relation, "tail")
-    expected = query[0] @ rows[1, :8] + rows[1, 8]
+    expected = query[0, :8] @ rows[1, :8] + rows[1, 8]
     assert score.score_triples(rows[:1], relation, rows[1:])[0] == pytest.approx(expected, rel=1e-5)

@@ -193,7 +193,7 @@ def _gradients(
 def test_the_variables_of_conve_have_the_gradients_of_its_formula() -> None:
     score = score_function("ConvE", DIM)
     given, relations, _ = _embeddings(score, False)
-    weights = np.random.default_rng(1).standard_normal((TRIPLES, DIM)).astype(np.float32)
+    weights = np.random.default_rng(1).standard_normal((TRIPLES, score.query_width)).astype(np.float32)
     *_, dense = score.query_gradients(given, relations, "tail", weights)
     start = dict(score.dense)
     for name, gradient in dense.items():

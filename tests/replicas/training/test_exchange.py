@@ -11,13 +11,11 @@ from elastable.replicas.groups.replica_grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.variables import variable_exchange as exchange_module
 from elastable.replicas.training.variables.optimizer import GradientClipping, clip_parts, squared_norms
-from elastable.replicas.training.variables.split import VariableSplit
 from elastable.replicas.training.variables.variable_exchange import Exchange, Layout
 
 
 def layout_of(elements: int, comm: CommGroup, size: int) -> Layout:
-    domain = comm.grouping(size)
-    return Layout(VariableSplit(elements, domain.group_size), domain)
+    return Layout(elements, comm.grouping(size))
 
 
 def reduced(size: int, comm: CommGroup, arrays: list[Array]) -> list[Array]:
@@ -59,9 +57,9 @@ def test_a_split_changes_no_bit_of_a_sum_and_gathering_restores_it(
                 expected += other[place]
             assert array.tobytes() == expected.tobytes()
         parts = exchange.reduce(arrays, layouts)
-        split = [place for place, layout in enumerate(layouts) if layout.split is not None]
+        split = [place for place, layout in enumerate(layouts) if layout.domain is not None]
         for place, layout in enumerate(layouts):
-            if layout.split is None:
+            if layout.domain is None:
                 assert parts[place].tobytes() == whole[place].tobytes()
             else:
                 assert parts[place].tobytes() == layout.split.take(group.rank, whole[place]).tobytes()
@@ -99,7 +97,7 @@ def test_clipping_is_that_of_whole_gradients(size: int) -> None:
     def work(group: ReplicaGroup) -> None:
         layouts = [layout_of(30, CommGroup(), size), Layout(), layout_of(1, CommGroup(), size)]
         mine = [
-            array if layout.split is None else layout.split.take(group.rank, array)
+            array if layout.domain is None else layout.split.take(group.rank, array)
             for array, layout in zip(whole, layouts, strict=True)
         ]
         np.testing.assert_allclose(np.sqrt(squared_norms(group, mine, layouts)), norms, rtol=1e-12)

@@ -196,9 +196,10 @@ def _distance_kernels(
         for q in range(start, stop):
             group = places[q // each]
             for block in range(blocks):
-                query = cut_query(queries[q, block * query_parts * width :], width, 0, width)
+                first, from_query = block * columns, block * query_parts * width
+                query = cut_query(queries[q], width, from_query, from_query + width)
                 for k in range(len(group)):
-                    row = cut_row(rows[group[k], block * columns :], width, 0, width)
+                    row = cut_row(rows[group[k]], width, first, first + width)
                     far = distance(query, row, width, norm)
                     scores[q, k] = scores[q, k] - far if block else -far
 
@@ -221,18 +222,18 @@ def _distance_kernels(
         for q in range(len(queries)):
             group, targets = places[q // each], row_places[q // each]
             for block in range(blocks):
-                first = block * query_parts * width
-                query = cut_query(queries[q, first:], width, start, stop)
-                to_query = cut_query(query_gradients[q, first:], width, start, stop)
+                first, from_query = block * columns, block * query_parts * width
+                query = cut_query(queries[q], width, from_query + start, from_query + stop)
+                to_query = cut_query(query_gradients[q], width, from_query + start, from_query + stop)
                 for k in range(len(group)):
-                    g, score, whole = score_gradients[q, k], scores[q, k], rows[group[k], block * columns :]
+                    g, score = score_gradients[q, k], scores[q, k]
                     if blocks > 1 and norm == 2 and g != zero:  # the score is the sum of several
-                        every = cut_query(queries[q, first:], width, 0, width)
-                        score = -distance(every, cut_row(whole, width, 0, width), width, norm)
+                        every = cut_query(queries[q], width, from_query, from_query + width)
+                        score = -distance(every, cut_row(rows[group[k]], width, first, first + width), width, norm)
                     if g == zero or (norm == 2 and score == zero):
                         continue
-                    row = cut_row(whole, width, start, stop)
-                    to_row = cut_row(row_gradients[targets[k], block * columns :], width, start, stop)
+                    row = cut_row(rows[group[k]], width, first + start, first + stop)
+                    to_row = cut_row(row_gradients[targets[k]], width, first + start, first + stop)
                     if norm == 1:
                         for j in range(stop - start):
                             x = term(query, row, j)

@@ -11,33 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import kernel, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison
 
-F = TypeVar("F", np.float32, np.float64)
-
 
 class Dot(Comparison):
-    """`q . e`; candidates shared by many queries are a matrix product.
+    """`q . e`; candidates shared by many queries are a matrix product."""
 
-    Args:
-        bias: Whether the last value of a row is added to its score as it is.
-            A query is then narrower than a row by one.
-    """
-
-    def __init__(self, bias: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(_dot_forward, _dot_backward, lambda queries, highest, norm: np.abs(queries) @ highest, 1)
-        self._bias = bias
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
-        queries = self._widened(queries)
         if len(places) == len(queries):
             return super().scores(queries, rows, places, pool)
         each = len(queries) // len(places)
@@ -46,12 +35,6 @@ class Dot(Comparison):
             part = slice(group * each, (group + 1) * each)
             products(queries[part], rows, some, found[part], pool)
         return found
-
-    def exact_scores(self, queries: Float64, rows: Float64) -> Float64:
-        return super().exact_scores(self._widened(queries), rows)
-
-    def rounding(self, queries: Float64, highest: Float64) -> Float64:
-        return super().rounding(self._widened(queries), highest)
 
     def gradients(
         self,
@@ -64,23 +47,16 @@ class Dot(Comparison):
         row_gradients: Float32,
         pool: RangePool = SERIAL,
     ) -> Float32:
-        queries = self._widened(queries)
         if len(places) == len(queries):
-            found = super().gradients(queries, rows, places, scores, score_gradients, row_places, row_gradients, pool)
-        else:
-            each = len(queries) // len(places)
-            found = np.empty_like(queries)
-            for group, some in enumerate(places):
-                part = slice(group * each, (group + 1) * each)
-                found[part] = product_gradients(
-                    queries[part], rows, some, score_gradients[part], row_places[group], row_gradients, pool
-                )
-        return found[:, :-1] if self._bias else found
-
-    def _widened(self, queries: npt.NDArray[F]) -> npt.NDArray[F]:
-        if not self._bias:
-            return queries
-        return np.concatenate([queries, np.ones((len(queries), 1), queries.dtype)], axis=1)
+            return super().gradients(queries, rows, places, scores, score_gradients, row_places, row_gradients, pool)
+        each = len(queries) // len(places)
+        found = np.empty_like(queries)
+        for group, some in enumerate(places):
+            part = slice(group * each, (group + 1) * each)
+            found[part] = product_gradients(
+                queries[part], rows, some, score_gradients[part], row_places[group], row_gradients, pool
+            )
+        return found
 
 
 @summing_kernel
