@@ -200,8 +200,8 @@ def _difference(
         "same": same,
         "tables": [
             {
-                **{name: getattr(table, name) for name in table.__slots__ if name != "spec"},
-                "spec": {name: [str(one), str(other)] for name, (one, other) in table.spec.items()},
+                **asdict(table),
+                "spec": {name: list(map(str, both)) for name, both in table.spec.items()},
                 "same": table.same,
             }
             for table in tables

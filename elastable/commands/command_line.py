@@ -40,22 +40,6 @@ def takes(config: type[Config]) -> Callable[[Callable[[Config], None]], Callable
     return decorate
 
 
-def without_subcommand(command: Callable[..., None]) -> Callable[..., None]:
-    """The callback of a group of commands: where none of them is named it is `command`, which `takes` made."""
-
-    def callback(context: typer.Context, **values: object) -> None:
-        if context.invoked_subcommand is None:
-            command(**values)
-
-    signature = inspect.signature(command)
-    of_context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    parameters = [of_context, *signature.parameters.values()]
-    callback.__name__, callback.__doc__ = command.__name__, command.__doc__
-    callback.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return callback
-
-
 def with_options(
     options: Iterable[OptionField], settings: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -63,12 +47,15 @@ def with_options(
 
     Each of them may also be set in the file that `--config` names, or in the environment, unless `settings` is False:
     the command line comes before the environment, and that before the file. A function that has a parameter `context`
-    is given typer's. The command's attribute `options` holds the fields by name.
+    is given typer's, and runs only where no command of its group follows. The command's attribute `options` holds the
+    fields by name.
     """
     by_name = {each.name: each for each in options}
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
         def command(**values: object) -> None:
+            if getattr(values.get("context"), "invoked_subcommand", None) is not None:
+                return
             if settings:
                 values.pop(_CONFIG)
                 take_variables(by_name.values())

@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Collection
 
 import uvicorn
@@ -27,6 +28,7 @@ MOST_CONNECTIONS = 64
 _REQUEST_S = 10.0  # for the head of a request, from the connection or the answer before on
 _LONGEST_HEAD = 16 << 10  # bytes
 _STOP_S = 5.0
+_POLL_S = 0.01
 
 
 class _BoundedProtocol(H11Protocol):
@@ -64,20 +66,6 @@ class _BoundedProtocol(H11Protocol):
             self._deadline = None
 
 
-class _Server(uvicorn.Server):
-    """Says when it serves."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.serving = threading.Event()
-        self.loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-        self.serving.set()
-
-
 class HttpServer(Closing):
     """Serves an ASGI application from construction to `close`.
 
@@ -100,14 +88,15 @@ class HttpServer(Closing):
         self.address = Address(address.host, listening.getsockname()[1])
         self.url = f"{'http' if credentials.certificate is None else 'https'}://{self.address.for_this_host()}/"
         guarded = Access(app, credentials.tokens, address.is_loopback and not credentials.tokens)
-        self._server = _Server(_config(guarded, credentials))
+        self._server = uvicorn.Server(_config(guarded, credentials))
         self._thread = threading.Thread(
             target=self._server.run, args=([listening],), name="elastable-http", daemon=True
         )
         self._thread.start()
-        while not self._server.serving.wait(0.1):
+        while not self._server.started:
             if not self._thread.is_alive():
                 raise BadInput(f"nothing can be served over HTTP at {address}; see the log")
+            time.sleep(_POLL_S)
 
     def close(self) -> None:
         """Takes no more requests, and ends those under way. Closing twice is harmless."""

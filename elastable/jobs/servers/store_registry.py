@@ -1,10 +1,9 @@
 """Store servers in Redis: each holds a number under a lease and says where it is, so that masters find all of them."""
 
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from urllib.parse import parse_qsl, quote
 
 from elastable.embedding_store.closing import Closing
@@ -14,6 +13,7 @@ from elastable.embedding_store.tiers.redis.connections.redis_connection import D
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.connections.topology import Topology, change_if_unchanged
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
+from elastable.process.repeating import repeating
 
 LEASE_S = 10.0
 """Seconds for which a server that is not heard of keeps its number."""
@@ -176,10 +176,9 @@ class Registration(Closing):
         self.number = number
         self._registry, self._secret, self._lease_s = registry, secret, lease_s
         self._value = f"{secret} "
-        self._stopped = threading.Event()
         self._lost: Callable[[str], None] = lambda reason: None
-        self._thread = threading.Thread(target=self._keep, name="registration", daemon=True)
-        self._thread.start()
+        self._kept = ExitStack()
+        self._kept.enter_context(repeating(self._keep, lease_s / 4, "registration"))
 
     def announce(self, address: str, lost: Callable[[str], None]) -> None:
         """Says where the server is.
@@ -191,15 +190,15 @@ class Registration(Closing):
         self._lost, self._value = lost, f"{self._secret} {Address.parse(address)}"
         self._renew()
 
-    def _keep(self) -> None:
-        while not self._stopped.wait(self._lease_s / 4):
-            try:
-                self._renew()
-            except TakenOver as error:
-                self._lost(str(error))
-                return
-            except ElastableError:
-                continue  # Redis is away: the next try renews the lease, or takes the number again
+    def _keep(self) -> bool:
+        try:
+            self._renew()
+        except TakenOver as error:
+            self._lost(str(error))
+            return True
+        except ElastableError:
+            pass  # Redis is away: the next try renews the lease, or takes the number again
+        return False
 
     def _renew(self) -> None:
         key, value = self._registry.key(self.number), self._value
@@ -215,8 +214,7 @@ class Registration(Closing):
 
     def close(self) -> None:
         """Gives the number back. Closing twice is harmless."""
-        self._stopped.set()
-        self._thread.join()
+        self._kept.close()
         key = self._registry.key(self.number)
 
         def given_back(held: bytes | None) -> Sequence[Command]:

@@ -20,8 +20,7 @@ def registry(redis_url: str) -> Iterator[StoreRegistry]:
 
 def die(registration: Registration) -> None:
     """As a process that is killed: nothing is given back."""
-    registration._stopped.set()
-    registration._thread.join()
+    registration._kept.close()
 
 
 def never(reason: str) -> None:
