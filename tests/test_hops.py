@@ -1,4 +1,4 @@
-"""How many functions and files of ours one lookup and one update pass through: what somebody reads who follows them."""
+"""How many functions and files of ours a lookup, an update and a fit pass through: what somebody reads who follows."""
 
 import sys
 import threading
@@ -7,9 +7,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
+import keras
 import numpy as np
 import pytest
 
+import elastable as et
 from elastable.embedding_store import (
     EmbeddingStore,
     EmbeddingTable,
@@ -39,7 +41,7 @@ MOST = {
 
 @contextmanager
 def passed() -> Iterator[set[tuple[str, str, int]]]:
-    """Files, names and lines of the functions of ours that are called in the block, here and in threads begun in it."""
+    """Files, names and lines of the functions of ours that this thread, and those it starts, call in the block."""
     seen: set[tuple[str, str, int]] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -48,13 +50,13 @@ def passed() -> Iterator[set[tuple[str, str, int]]]:
             seen.add((code.co_filename, code.co_qualname, code.co_firstlineno))
 
     before = sys.getprofile()
-    threading.setprofile(note)
     sys.setprofile(note)
+    threading.setprofile(note)
     try:
         yield seen
     finally:
         sys.setprofile(before)
-        threading.setprofile(None)
+        threading.setprofile(before)
 
 
 @pytest.mark.parametrize(("where", "call"), MOST)
@@ -70,7 +72,23 @@ def test_a_call_passes_few_functions(where: str, call: str) -> None:
                 each(table)
         with passed() as seen:
             CALLS[call](table)
-    functions, files = MOST[where, call]
+    require_few(seen, *MOST[where, call])
+
+
+def require_few(seen: set[tuple[str, str, int]], functions: int, files: int) -> None:
     found = {file for file, *_ in seen if ".venv" not in file}
     assert len([one for one in seen if one[0] in found]) <= functions, sorted(seen)
     assert 3 < len(found) <= files, sorted(found)
+
+
+def test_a_warm_fit_of_eight_steps_passes_few_functions() -> None:
+    """The second of a model: what is built and traced once is there then."""
+    ids = keras.Input((4,), dtype="int64")
+    rows = et.Embedding(1000, 8, name="e")(ids)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    model.compile("adagrad", "mse")
+    x, y = np.random.default_rng(0).integers(0, 1000, (512, 4)), np.ones((512, 1), np.float32)
+    et.fit(model, x, y, batch_size=64, verbose=False)
+    with passed() as seen:
+        et.fit(model, x, y, batch_size=64, verbose=False)
+    require_few(seen, 600, 100)

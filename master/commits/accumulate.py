@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     """
     if not pushes:
         return Accumulated()
-    counts = [push.records for push in pushes]
+    counts = list(map(attrgetter("records"), pushes))
     records = sum(counts)
     if records < 1 or min(counts) < 0:
         raise BadInput(f"pushes of {counts} records: a push must have at least one")
@@ -64,9 +65,9 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     dense, states = [], []
     for place in range(len(pushes[0].dense)):
         dense.append(_weighted_sum([(part.dense[place], share) for share, part in parts if place in part.dense]))
-    for state in zip(*[push.states for push in pushes], strict=True):
+    for state in zip(*map(attrgetter("states"), pushes), strict=True):
         states.append(_weighted_mean(state, [count / records for count in counts]))
-    metrics = _with_losses(add_metrics((), [push.metrics for push in pushes]), pushes, parts)
+    metrics = _with_losses(add_metrics((), list(map(attrgetter("metrics"), pushes))), pushes, parts)
     return Accumulated(records, tuple(dense), states=tuple(states), metrics=metrics)
 
 

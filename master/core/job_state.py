@@ -95,7 +95,7 @@ class JobState:
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0; after the last one, the number of epochs."""
-        return self.schedule.epoch_of_group(self.board.position)
+        return self.board.position if self.schedule.by_epoch else self.schedule.epoch(self.board.position)
 
     @property
     def ending(self) -> bool:

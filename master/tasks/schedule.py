@@ -73,10 +73,6 @@ class Schedule:
         first = group * self.micro_batches_per_pass
         return range(first, first + self.micro_batches_per_pass)
 
-    def epoch_of_group(self, group: int) -> int:
-        """The epoch, counted from 0, that a group belongs to."""
-        return group if self.by_epoch else self.epoch(group)
-
     def epoch_stop(self, group: int) -> int:
         """The first group behind the epoch that `group` belongs to."""
         return group + 1 if self.by_epoch else self.first_version(self.epoch(group) + 1)

@@ -8,6 +8,7 @@ from elastable.master.api import Lease, Task, TaskKind
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.schedule import Schedule
 
+_JOINS = "worker {!r} has not joined the job: open a session first"
 _AT_ONCE = 4  # evaluation tasks that a worker holds while training waits for them: an answer is a round trip
 
 
@@ -211,7 +212,8 @@ class TaskBoard:
         Raises:
             NotJoined: the worker has no session.
         """
-        self._require_joined(worker)
+        if worker not in self._held:
+            raise NotJoined(_JOINS.format(worker))
         granted: list[Task] = []
         if self.awaited is not None:
             most = max(want, _AT_ONCE - self._evaluating_now(worker))
@@ -262,7 +264,8 @@ class TaskBoard:
         Returns:
             As `tasks` those that were leased to it in an answer that was lost; as `revoked` those it must drop.
         """
-        self._require_joined(worker)
+        if worker not in self._held:
+            raise NotJoined(_JOINS.format(worker))
         revoked, held = [], set()
         for task in holding:
             number, group = task.micro_batch, self._group_of(task.kind, task.micro_batch, task.version)
@@ -311,10 +314,6 @@ class TaskBoard:
         return True, self._finish(group, micro_batch, by)
 
     # Leases
-
-    def _require_joined(self, worker: str) -> None:
-        if worker not in self._held:
-            raise NotJoined(f"worker {worker!r} has not joined the job: open a session first")
 
     def _in_training(self) -> list[TaskGroup]:
         """The current group and those behind it; none between two epochs, before the next one is opened."""

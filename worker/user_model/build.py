@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 
 import keras
 import numpy as np
@@ -89,9 +90,10 @@ def for_model(reader: Reader, model: keras.Model) -> Reader:
     inputs = inputs_of(model)
     if inputs is None:
         return reader
-    named = inputs if isinstance(inputs, Mapping) else {each.name: each for each in keras.tree.flatten(inputs)}
+    flat = keras.tree.flatten(inputs)
+    named = inputs.items() if isinstance(inputs, Mapping) else zip(map(attrgetter("name"), flat), flat, strict=True)
     dtypes, lengths = {}, {}
-    for name, each in named.items():
+    for name, each in named:
         if isinstance(each, keras.KerasTensor):
             dtypes[name] = str(each.dtype)
             if (length := list_length(each)) is not None:
@@ -195,13 +197,16 @@ def warn_of_other_numbers(model: keras.Model, job: JobSpec) -> None:
     """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     kinds = type(optimizer).__mro__
-    if any("apply" in vars(kind) and not kind.__module__.startswith("keras.") for kind in kinds):
+    for kind in kinds:
+        if "apply" not in vars(kind) or kind.__module__.startswith("keras."):
+            continue
         _log.warning(
             "model %r: %s.apply is called for the dense variables together and for each table apart: where it looks at "
             "several gradients, or at their places, the numbers are not those of Keras; override update_step",
             model.name,
             kinds[0].__name__,
         )
+        break
     if job.micro_batches_per_version == 1:
         return
     if job.average == "batches":

@@ -285,7 +285,10 @@ def is_py_dataset(data: object) -> "TypeGuard[keras.utils.PyDataset]":
 
 def _kinds_of(data: object) -> set[str]:
     """`package.Class` of its class and all base classes, without importing the packages."""
-    return {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(data).__mro__}
+    found = set()
+    for cls in type(data).__mro__:
+        found.add(f"{cls.__module__.partition('.')[0]}.{cls.__name__}")
+    return found
 
 
 def batches_of(data: object, count: int | None, endless: bool = False) -> Iterator[object]:

@@ -1,0 +1,147 @@
+"""A second fit goes on with the traces of the first, and traces again what reads other variables since."""
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from tests.elastable.one_table import DIM, IDS, ROWS, TARGETS, assert_same, own_table
+
+
+class Calls:
+    """How often a layer's code was run: by Keras' build, and by every trace."""
+
+    count = 0
+
+
+CALLS = Calls()
+
+
+class Traced(keras.layers.Layer):
+    """Counts how often its code is run."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        CALLS.count += 1
+        return 2.0 * x
+
+
+class Noise(keras.layers.Layer):
+    """Draws from Keras' global generator."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        CALLS.count += 1
+        return x + keras.random.normal(tf.shape(x), 0.0, 0.1, x.dtype)
+
+
+def model_of(table: keras.layers.Layer, layer: type[keras.layers.Layer] = Traced, **compiled: object) -> keras.Model:
+    ids = keras.Input((4,), dtype="int64")
+    x = keras.layers.BatchNormalization()(keras.layers.Flatten()(table(ids)))
+    out = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+    model = keras.Model(ids, out(layer(name="traced")(x)))
+    model.compile(keras.optimizers.Adagrad(0.05), "mse", **compiled)
+    return model
+
+
+def fit(model: keras.Model, **how: object) -> int:
+    """How often the model's code was run by a fit."""
+    CALLS.count = 0
+    et.fit(model, IDS, TARGETS, batch_size=8, verbose=0, seed=1, **how)  # type: ignore[arg-type]
+    return CALLS.count
+
+
+def test_a_second_fit_traces_nothing_and_trains_on() -> None:
+    model, other = model_of(own_table()), model_of(own_table())
+    assert fit(model) > 0
+    assert fit(model) == 0
+    fit(other)
+    other.compile(other.optimizer, "mse")
+    assert fit(other) > 0
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.compile(model.optimizer, "mse"),
+        lambda model: model.compile(keras.optimizers.SGD(0.1), "mae"),
+    ],
+)
+def test_compile_has_it_traced_again(change: Callable[[keras.Model], None]) -> None:
+    model = model_of(own_table())
+    fit(model)
+    change(model)
+    assert fit(model) > 0
+    assert fit(model) == 0
+
+
+def test_other_batches_and_other_ways_to_sum_are_traced_apart() -> None:
+    model = model_of(own_table())
+    fit(model)
+    assert fit(model, sample_weight=np.ones(len(IDS), np.float32)) > 0
+    assert fit(model, grads_to_wait=2) > 0
+    assert fit(model) == 0
+    assert fit(model, validation_data=(IDS, TARGETS)) > 0
+    assert fit(model, validation_data=(IDS, TARGETS)) == 0
+
+
+def test_an_eager_model_keeps_none() -> None:
+    model = model_of(own_table(), run_eagerly=True)
+    fit(model)
+    assert fit(model) > 0
+
+
+def test_a_seed_that_is_set_again_is_drawn_from() -> None:
+    """Its generator is another one then; as if each fit had traced the step itself."""
+    models = []
+    for compiles in (False, True):
+        keras.utils.set_random_seed(3)
+        model = model_of(own_table(), Noise)
+        for seed in (5, 5, 6):
+            if compiles:
+                model.compile(model.optimizer, "mse")
+            keras.utils.set_random_seed(seed)
+            et.fit(model, IDS, TARGETS, batch_size=8, shuffle=False, verbose=0)
+        models.append(model)
+    for one, two in zip(models[0].get_weights(), models[1].get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_states_that_were_loaded_between_fits_stay_where_the_second_fails_at_once() -> None:
+    model = model_of(own_table())
+    fit(model)
+    norm = model.layers[3]
+    norm.set_weights([each + 1.0 for each in norm.get_weights()])
+    before = norm.get_weights()
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_begin(self, logs: object = None) -> None:
+            raise RuntimeError("no")
+
+        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fit(model, callbacks=[Fails()])
+    for one, two in zip(norm.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_plain_table_that_moves_to_the_store_is_traced_again() -> None:
+    plain, ours = (
+        model_of(keras.layers.Embedding(ROWS, DIM, name="items", embeddings_initializer="ones")) for _ in range(2)
+    )
+    for model, above in ((plain, 0), (ours, 9)):
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        model.fit(IDS, TARGETS, batch_size=8, shuffle=False, verbose=0)
+        if above:
+            et.fit(model, IDS, TARGETS, batch_size=8, shuffle=False, verbose=0, lazy=None, offload_embeddings_above=9)
+            CALLS.count = 0
+            et.fit(model, IDS, TARGETS, batch_size=8, shuffle=False, verbose=0, lazy=None, offload_embeddings_above=9)
+            assert CALLS.count == 0
+        else:
+            model.fit(IDS, TARGETS, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert_same(ours, plain)
