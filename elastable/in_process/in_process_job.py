@@ -126,6 +126,7 @@ def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: train}
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
+    model.make_train_function()  # whose steps are traced: with the one of before until somebody makes it anew
     computer = MicroBatchComputer(
         model, job, readers, sample, tables.store, tables.specs, keras_draws=settings.seeds.keras
     )

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,7 +20,7 @@ from elastable.worker.keras.same_optimizer import kept_traces
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.readers.batch.reader import Reader, source_of
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
-from elastable.worker.step.id_plan import plan_ids
+from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import IdSets, make_id_sets
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, StepResult, TrainStep, dense_parts
@@ -106,8 +107,8 @@ class MicroBatchComputer:
         steps = plan_step(model, self.spec)
         several = job.micro_batches_per_version > 1 and job.average != "batches"
         seed, average = None if keras_draws else job.seed, job.average if several else None
-        self._traced = _traced_steps(model, self._likes, seed, average, steps)
-        self._traced.source, self._traced.deadline_s = source, deadline_s
+        self._traced = TracedSteps(model, self._likes, _sizes(job), seed, average, steps)
+        self._traced.rows.source, self._traced.rows.deadline_s = source, deadline_s
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
@@ -137,14 +138,14 @@ class MicroBatchComputer:
     def hold(self, snapshot: DenseSnapshot) -> None:
         """Uses this version's dense part from now on, and trains what that version trains."""
         self._traced.mirror.assign(snapshot)
-        self._traced.train.hold(snapshot.trainable)
+        self._traced.steps[TaskKind.TRAIN].hold(snapshot.trainable)
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         """Gradients, states and metric state of a micro-batch."""
         task, job = prepared.task, self._job
         of_pass = -(-job.train_records // job.micro_batch_size)
         number = task.epoch * of_pass + task.start // job.micro_batch_size
-        result = self._traced.train(prepared.batch, bets, prepared.ids, number)
+        result: StepResult = self._traced.steps[TaskKind.TRAIN](prepared.batch, bets, prepared.ids, number)
         if not math.isfinite(result.loss):
             self._blame_data(prepared, result.loss)
         return result
@@ -172,63 +173,82 @@ class MicroBatchComputer:
 
     def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
         """Metric state of a micro-batch."""
-        return self._traced.evaluate(prepared.batch, bets, prepared.ids)
+        state: tuple[Tensor, ...] = self._traced.steps[TaskKind.EVALUATE](prepared.batch, bets, prepared.ids)
+        return state
+
+
+def _sizes(job: JobSpec) -> dict[TaskKind, tuple[int, bool]]:
+    """Size of a batch, and whether all are of it."""
+    each = {
+        TaskKind.TRAIN: (job.micro_batch_size, job.train_records),
+        TaskKind.EVALUATE: (job.evaluation_batch_size or job.micro_batch_size, job.validation_records),
+    }
+    return {kind: (size, records % size == 0) for kind, (size, records) in each.items()}
 
 
 # What is traced of a model
 
 
 class TracedSteps:
-    """The steps of a model and their id plans; each step is traced in its first call.
+    """The steps of a model and their id plans, each traced in its first call.
+
+    As in Keras, `fit` goes on with a trace of before (`kept_traces`) until `compile` or
+    `make_train_function(force=True)`, and traces anew for batches of another size or structure; training and evaluation
+    each by itself.
 
     Attributes:
         mirror: Writes snapshots into the variables that the steps read.
-        source, deadline_s: As of `MicroBatchComputer`, of the job that uses them now.
+        rows: Where ids are looked up that could not be planned; set by the job that uses the steps now.
+        plans, steps: Of each kind of task.
 
     Args:
         likes: TypeSpecs of the batches of each kind of task.
-        seed, average, steps: As of `TrainStep`.
+        sizes: How the records of each kind are cut into batches.
+        seed, average, own: As of `TrainStep`, `steps` as `own`.
     """
-
-    source: RowSource
-    deadline_s: float
 
     def __init__(
         self,
         model: keras.Model,
         likes: Mapping[TaskKind, BatchSpec],
+        sizes: Mapping[TaskKind, object],
         seed: int | None,
         average: str | None,
-        steps: StepPlan | None,
+        own: StepPlan | None,
     ) -> None:
-        self.mirror = DenseMirror(*dense_parts(model, steps))
-        self.plans = {kind: plan_ids(model, like, training=kind is TaskKind.TRAIN) for kind, like in likes.items()}
-        made, like = TrainStep if steps is None else OwnTrainStep, likes[TaskKind.TRAIN]
-        self.train = made(model, like, self.plans[TaskKind.TRAIN], self._look_up, seed, average, steps)
-        if TaskKind.EVALUATE in likes:
-            like = likes[TaskKind.EVALUATE]
-            self.evaluate = EvaluateStep(model, like, self.plans[TaskKind.EVALUATE], self._look_up)
+        kept = dict(kept_traces(model)) if own is None else {}
+        functions = {TaskKind.TRAIN: model.train_function, TaskKind.EVALUATE: model.test_function}
+        forms = {kind: (kind, repr(like), sizes[kind], functions[kind], seed, average) for kind, like in likes.items()}
+        self.rows: _UnplannedRows = kept.get("rows") or _UnplannedRows()
+        self.mirror: DenseMirror = kept.get("mirror") or DenseMirror(*dense_parts(model, own))
+        self.plans, self.steps = dict[TaskKind, IdPlan](), dict[TaskKind, Any]()
+        for kind, form in forms.items():
+            if form in kept:
+                self.plans[kind], self.steps[kind] = kept[form]
+                continue
+            like, training = likes[kind], kind is TaskKind.TRAIN
+            plan = self.plans[kind] = plan_ids(model, like, training=training)
+            if training:
+                made = TrainStep if own is None else OwnTrainStep
+                self.steps[kind] = made(model, like, plan, self.rows.look_up, seed, average, own)
+            else:
+                self.steps[kind] = EvaluateStep(model, like, plan, self.rows.look_up)
+        if own is None:  # asked again: planning may have made Keras' global generator
+            now = kept_traces(model)
+            now["rows"], now["mirror"] = self.rows, self.mirror
+            for kind, form in forms.items():
+                now[form] = self.plans[kind], self.steps[kind]
 
-    def _look_up(self, table: str, ids: Int64) -> Float32:
+
+class _UnplannedRows:
+    """Looks up ids that could not be planned; `source`, `deadline_s` as of `MicroBatchComputer`."""
+
+    source: RowSource
+    deadline_s: float
+
+    def look_up(self, table: str, ids: Int64) -> Float32:
+        """Rows float32 `[n, dim]`."""
         return retry(lambda: self.source.lookup({table: ids})[table], "a lookup", self.deadline_s, on=(Unavailable,))
-
-
-def _traced_steps(
-    model: keras.Model,
-    likes: Mapping[TaskKind, BatchSpec],
-    seed: int | None,
-    average: str | None,
-    steps: StepPlan | None,
-) -> TracedSteps:
-    """Those of an earlier job in this process, if they are still the model's (`kept_traces`); or new ones."""
-    form = (repr(likes), seed, average)
-    kept: TracedSteps | None = kept_traces(model).get(form) if steps is None else None
-    if kept is not None:
-        return kept
-    made = TracedSteps(model, likes, seed, average, steps)
-    if steps is None:
-        kept_traces(model)[form] = made  # asked again: planning may have made Keras' global generator
-    return made
 
 
 # Copies the dense part of a version into the worker's model
