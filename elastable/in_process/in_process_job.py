@@ -215,8 +215,11 @@ def _run(
             if settings.verbose == 1:
                 held.enter_context(repeating(lambda: progress.show(master.status()), _SHOW_EVERY_S, "elastable-watch"))
             master.run(hooks)
-    finally:
-        # The end may find the worker within a micro-batch, which moves the states of the model that both share.
+    except BaseException:
+        dense.rewind()
+        raise
+    if master.stop_reason is not None:
+        # It may find the worker within a micro-batch, which moves the states of the model that both share.
         dense.rewind()
     finalize_averages(dense, tables.store, tables.specs)
     joined.end(hooks.logs)

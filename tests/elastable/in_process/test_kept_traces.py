@@ -63,6 +63,38 @@ def test_a_second_fit_traces_nothing_and_trains_on() -> None:
         np.testing.assert_array_equal(one, two)
 
 
+def test_another_train_function_and_another_size_of_batches_are_traced_anew() -> None:
+    model = model_of(own_table())
+    fit(model)
+    model.make_train_function(force=True)
+    assert fit(model) > 0
+    CALLS.count = 0
+    et.fit(model, IDS, TARGETS, batch_size=4, verbose=0, seed=1)
+    assert CALLS.count > 0
+    assert fit(model) == 0
+
+
+def test_training_goes_on_with_its_trace_where_validation_comes_and_goes() -> None:
+    model = model_of(own_table())
+    counts = [
+        fit(model, **how) for how in ({}, {"validation_data": (IDS, TARGETS)}, {}, {"validation_data": (IDS, TARGETS)})
+    ]
+    assert counts[1] in range(1, counts[0])
+    assert counts[2:] == [0, 0]
+
+
+def test_states_that_the_last_callback_sets_stay() -> None:
+    model = model_of(own_table())
+    (norm,) = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+
+    class Sets(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            norm.moving_variance.assign(keras.ops.full_like(norm.moving_variance, 0.7))
+
+    fit(model, callbacks=[Sets()], epochs=2)
+    np.testing.assert_array_equal(norm.moving_variance.numpy(), np.float32(0.7))
+
+
 @pytest.mark.parametrize(
     "change",
     [
