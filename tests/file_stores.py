@@ -13,7 +13,7 @@ from elastable.embedding_store.tiers.files.file_tier import FileTier
 
 def quick_folder() -> Path:
     """A new folder, in memory where that poses as a disk, so that nobody waits for one."""
-    return Path(tempfile.mkdtemp(prefix="elastable-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    return Path(tempfile.mkdtemp(prefix="files-of-tests-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 
 
 def file_store(folder: Path, budget: int = 1 << 20, threads: int = 1) -> MemoryStore:

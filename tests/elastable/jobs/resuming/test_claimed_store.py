@@ -72,7 +72,7 @@ def test_a_pin_that_is_released_is_not_waited_for_any_longer() -> None:
 
 @pytest.mark.parametrize("beginning", [{"overwrite": True}, {"resume": True}])
 def test_a_store_in_use_is_refused(redis_url: str, monkeypatch: pytest.MonkeyPatch, beginning: Keywords) -> None:
-    monkeypatch.setattr("elastable.jobs.resuming.resume._OWNER_LEAVES_S", 0.2)
+    monkeypatch.setattr("elastable.jobs.store_watch._OWNER_LEAVES_S", 0.2)
     options: Keywords = {"model_file": CLICK_JOB, "store": redis_url}
     with prepare_job(JobOptions(**options)).store as running:
         running.reset_version(3)

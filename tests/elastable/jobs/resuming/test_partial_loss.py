@@ -235,7 +235,7 @@ def test_a_live_owner_keeps_what_is_left(
     server: Server, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows were lost while it was running; it gets the error when it next asks for them."""
-    monkeypatch.setattr("elastable.jobs.resuming.resume._OWNER_LEAVES_S", 0.2)
+    monkeypatch.setattr("elastable.jobs.store_watch._OWNER_LEAVES_S", 0.2)
     url = f"{server.url}?partitions=4"
     trained_in(url, tmp_path / "kept")
     with open_store(url) as holder:
