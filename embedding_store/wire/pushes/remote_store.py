@@ -118,7 +118,11 @@ class RemoteStore(RemoteSource, BaseStore):
     def update(
         self, updates: Mapping[str, TableUpdate], learning_rates: Mapping[str, float], step: int | None = None
     ) -> int:
-        """One call, whichever version comes next."""
+        """One call, whichever version comes next.
+
+        Where the answer of an earlier attempt was lost, the version that is returned is the server's by now: others may
+        have made versions since.
+        """
         if step is not None:
             require_numbers(Commit(1, updates, step, learning_rates))
         terms = PushTerms(step=step, learning_rates=learning_rates, summed=True)
@@ -133,7 +137,7 @@ class RemoteStore(RemoteSource, BaseStore):
         return sender, last + 1
 
     def _push(self, name: tuple[str, int], updates: Mapping[str, TableUpdate], terms: PushTerms) -> int:
-        """The version that a push makes.
+        """The version that a push makes; after a lost answer, the server's by then.
 
         Raises:
             NotFinite: the server skips it.
