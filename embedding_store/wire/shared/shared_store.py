@@ -165,16 +165,16 @@ class SharedSlabs:
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             lowest = os.dup(self._common[0].fd)
-        except OSError:
-            return False
-        os.close(lowest)
+            os.close(lowest)
+        except OSError:  # all are in use
+            lowest = most
         if most == resource.RLIM_INFINITY or lowest < most // 2:
             return True
         if not self._warned:
             self._warned = True
             _LOG.warning(
-                "half of the %d descriptors that this process may have (ulimit -n) are in use: further tables share "
-                "memories, which keep what a dropped table held; for tables beyond them raise the limit",
+                "half or more of the %d descriptors that this process may have (ulimit -n) are in use: further tables "
+                "share memories, which keep what a dropped table held; for tables beyond them raise the limit",
                 most,
             )
         return False

@@ -91,14 +91,18 @@ def open_descriptors(fd: int) -> int:
 def few_descriptors(more: int) -> Iterator[int]:
     """So many more than are in use may be used; the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    limit = lowest + more
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    try:
-        yield limit
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with ExitStack() as filled:
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        # Numbers below that other tests left free would be given out first, and those above are over the limit then.
+        while (lowest := os.dup(0)) <= highest:
+            filled.callback(os.close, lowest)
+        os.close(lowest)
+        limit = lowest + more
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            yield limit
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_no_descriptor_that_is_handed_out_lets_anyone_write_shrink_or_empty_the_memory(
@@ -314,9 +318,9 @@ def test_slabs_that_do_not_lie_in_the_memory_are_refused(store: SharedMemoryStor
 def test_more_tables_do_not_take_more_descriptors(held: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     store = held.enter_context(SharedMemoryStore(1))
     source = attached(held, store)
-    before = open_files()
     names = [f"t{number}" for number in range(250)]
     with few_descriptors(200), caplog.at_level(logging.WARNING):
+        before = open_files()
         for name in names:
             store.create_table(zeros(name))
         assert open_files() - before < 130
@@ -327,6 +331,13 @@ def test_more_tables_do_not_take_more_descriptors(held: ExitStack, caplog: pytes
         rows = source.lookup({name: np.arange(3) for name in names}, 1)
         assert source.attached
         assert all((found == 1).all() for found in rows.values())
+
+
+def test_a_process_without_a_descriptor_left_is_warned_too(held: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    store = held.enter_context(SharedMemoryStore(1))
+    with few_descriptors(0), caplog.at_level(logging.WARNING):
+        store.create_table(zeros("t"))
+    assert caplog.text.count("ulimit -n") == 1
 
 
 def test_memory_that_tables_share_is_empty_when_the_next_table_gets_it(held: ExitStack) -> None:
