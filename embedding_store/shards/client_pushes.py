@@ -25,7 +25,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.shards.ownership import LONGEST_NAME
 from elastable.embedding_store.shards.server_contract import PushTerms, RowPush, RowPushOutcome, RowPushReply
-from elastable.embedding_store.shards.version_sums import check_parts, table_updates
+from elastable.embedding_store.shards.version_sums import check_parts, is_made, table_updates
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tables.checks import (
     MAX_VERSION,
@@ -173,10 +173,8 @@ class ClientPushes:
         return commit
 
     def _attempt(self, commit: Commit) -> None:
-        # Of an attempt before, only the answer may have been lost.
-        store = self._store
-        if store.version() != commit.version or (store.keeps_records and store.record() != commit.record):
-            store.commit(commit)
+        if not is_made(self._store, commit):
+            self._store.commit(commit)
 
     def _record_with(self, push: RowPush) -> bytes:
         others = {name: last for name, last in self._sequences.items() if name != push.sender}

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import NotFinite, TableNotFound
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.shards.server_contract import Measured, PushedCommit, RowSums, Slices, TableClip
@@ -183,6 +184,14 @@ class VersionSums:
             pushed.time,
             pushed.cuts,
         )
+
+
+def is_made(store: EmbeddingStore, commit: Commit) -> bool:
+    """Whether the store has made this very commit: of an attempt before, only the answer may have been lost.
+
+    A version of the same number and another record is of another owner, which took the store over.
+    """
+    return store.version() == commit.version and (not store.keeps_records or store.record() == commit.record)
 
 
 # What a push may hold

@@ -18,7 +18,7 @@ from elastable.embedding_store.shards.server_contract import (
     ShardStore,
     TableClip,
 )
-from elastable.embedding_store.shards.version_sums import Pushes, VersionSums, square_of
+from elastable.embedding_store.shards.version_sums import Pushes, VersionSums, is_made, square_of
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
 
@@ -181,11 +181,8 @@ class EmbeddedShard:
         self._begun = at_once(None)
 
     def _commit_again(self) -> None:
-        # Only the reply of the attempt before may have been lost. A version of the same number and another record is of
-        # another master, which took the store over.
-        store, commit = self._store, self._commit
-        if store.version() != commit.version or (store.keeps_records and store.record() != commit.record):
-            store.commit(commit)
+        if not is_made(self._store, self._commit):
+            self._store.commit(self._commit)
 
 
 @contextmanager
