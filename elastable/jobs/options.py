@@ -128,7 +128,7 @@ class JobOptions:
     lazy: bool = _of_model(
         True,
         "A step moves only the rows that its batch touches; --no-lazy moves all rows, as plain Keras does "
-        "(docs/lazy.md).",
+        "(docs/fit.md).",
     )
     offload_above: int = setting(0, replace(OFFLOAD_ABOVE, group="Data and model"))
     store: str = setting("memory", _STORE_URL)
