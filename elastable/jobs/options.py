@@ -50,7 +50,7 @@ OFFLOAD_ABOVE = Option(
     flags=("--offload-embeddings-above",), at_least=0, metavar="ELEMENTS",
 )  # fmt: skip
 _STORE_URL = Option(
-    "memory, file:///folder, or redis://[user:pass@]host:port (rediss:// for TLS); docs/tiers.md says more.",
+    "memory, file:///folder, or redis://[user:pass@]host:port (rediss:// for TLS); docs/stores.md says more.",
     group="Store and locations", metavar="URL",
 )  # fmt: skip
 _NOT_FINITE = Option(

@@ -1055,7 +1055,7 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 @_typing.final
 class AttachReply(_message.Message):
     """Where a process of the same host gets the store's memory: a Unix socket in
-    the abstract namespace, and what to say there.  See docs/shared-memory.md.
+    the abstract namespace, and what to say there.  See docs/stores.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1132,7 +1132,7 @@ Global___RowPart: _TypeAlias = RowPart  # noqa: Y015
 @_typing.final
 class SharedMessage(_message.Message):
     """Where the body of a push lies instead of its frames: in a shared-memory
-    channel.  See docs/shared-memory.md.
+    channel.  See docs/stores.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

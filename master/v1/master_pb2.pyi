@@ -800,7 +800,7 @@ Global___GradientHeader: _TypeAlias = GradientHeader  # noqa: Y015
 @_typing.final
 class SharedMessage(_message.Message):
     """A message in a shared-memory channel of a worker on the master's host. The
-    channel was passed at the socket of EmbeddingStore.Attach.  See docs/shared-memory.md.
+    channel was passed at the socket of EmbeddingStore.Attach.  See docs/stores.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
