@@ -36,7 +36,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-fast test-slow lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table site bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test test-fast test-slow lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table reference site bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ same-bits: $(TEST_STAMP) ## run small jobs in a worktree of the commit OLD and h
 keras-table: $(TEST_STAMP) ## run what Keras programs may say against plain Keras, and write docs/keras.md; then a hundred drawn ones
 	$(BIN)/python -m tests.keras_table
 	$(BIN)/python -m tests.keras_programs --programs 100
+
+reference: $(TEST_STAMP) ## write docs/reference.md: errors, exit codes and metrics, as the code has them
+	$(BIN)/python docs/site/reference.py
 
 site: $(TEST_STAMP) ## build the documentation as a site, in build/site
 	@mkdir -p build

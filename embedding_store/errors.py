@@ -37,35 +37,41 @@ class ElastableError(Exception):
 
 
 class BadInput(ElastableError, ValueError):
-    """A value that was handed in is not one that can be used."""
+    """A value that cannot be used; also a `ValueError`. The message says which, where, and what would be right."""
 
 
 class BadSpec(BadInput):
-    """A table, initializer, optimizer or job description that cannot be."""
+    """A table, initializer, optimizer or job that cannot be. Correct the definition that is named."""
 
 
 class BadIds(BadInput):
-    """Ids of a wrong dtype or shape."""
+    """Ids of a wrong dtype or shape, or a value that is no id. Give int64, or what the message lists."""
 
 
 class IdOutOfRange(BadIds):
-    """An id outside `0 <= id < vocabulary_size` of a fixed table."""
+    """An id outside `0 <= id < vocabulary_size`. Correct the data, or take any id: `et.Embedding(None, dim)`."""
 
 
 class BadGradient(BadInput):
-    """A gradient of a wrong shape or dtype."""
+    """A gradient of a wrong shape or dtype; an error of your own client. See the shape that is named."""
 
 
 class NotFinite(BadGradient):
-    """A gradient, or a row that is put, holds NaN or Inf."""
+    """A gradient, or a row that is put, holds NaN or Inf.
+
+    Lower the learning rate, look at the data; `--not-finite skip` leaves such micro-batches out.
+    """
 
 
 class TableNotFound(BadInput):
-    """No table of that name."""
+    """No table of that name. See the names that the message lists."""
 
 
 class SpecConflict(BadInput):
-    """A table of that name exists with another specification."""
+    """A table of that name exists with another definition.
+
+    Use the old one, another name or store; `--overwrite` drops the tables of an earlier job.
+    """
 
 
 class VersionError(ElastableError):
@@ -73,72 +79,87 @@ class VersionError(ElastableError):
 
 
 class StaleVersion(VersionError):
-    """The version named is past."""
+    """The version is past. Read the current one; to keep one readable, pin it."""
 
 
 class FutureVersion(VersionError):
-    """The version named has not been committed yet."""
+    """The version is not committed yet. Wait for it, or name the current one."""
 
 
 class Unavailable(ElastableError, ConnectionError):
-    """A server cannot be reached; the message names its address."""
+    """A server cannot be reached; also a `ConnectionError`.
+
+    See whether it runs at the address in the message; clients try again until `--deadline`.
+    """
 
 
 class NotReady(Unavailable):
-    """A server answers that it cannot serve yet: it is loading its data, or a failover is under way. Try again."""
+    """A server loads its data, or a failover is in progress. Try again; clients do so by themselves."""
 
 
 class DeadlineExceeded(Unavailable):
-    """No answer within the stated deadline."""
+    """No answer within the deadline. See what the server is doing (`elastable status`); raise `--deadline`."""
 
 
 class Unauthenticated(ElastableError):
-    """A client and a server do not accept each other: a token or certificate that is missing, or not the right one."""
+    """A client and a server do not accept each other. Set the token and certificates that the message names."""
 
 
 class PermissionDenied(ElastableError):
-    """A server knows the caller, and its role or session does not allow the call."""
+    """The caller's role or session does not allow the call. Use the token of a role that may."""
 
 
 class StoreFailed(ElastableError):
-    """The store answered with a failure; no value was substituted for it."""
+    """The store answered with a failure; nothing was made up in its place.
+
+    The message holds the store's own: a full disk, a Redis that refuses writes.
+    """
 
 
 class StoreBroken(StoreFailed):
-    """The store failed in the middle of a change and fails ever since: no repetition mends it, a checkpoint does."""
+    """The store failed in the middle of a change, and fails ever since.
+
+    Start again with `--resume`: it continues from the log or the newest checkpoint.
+    """
 
 
 class ShardAway(StoreFailed, Unavailable):
-    """A shard of a store cannot be reached now; the message names the shard. Try again."""
+    """One of several stores cannot be reached. Start it again; the job waits until `--deadline`."""
 
 
 class ShardLost(StoreBroken):
-    """A shard of a store has lost its rows, or has stayed away until the deadline; the message names the shard."""
+    """One of several stores has lost its rows or stayed unreachable.
+
+    Start again with `--resume`; without a checkpoint, its rows are gone.
+    """
 
 
 class TakenOver(StoreFailed):
-    """Another process has become the store's only writer; this one may not write to it any more."""
+    """Another process has become the store's only writer. End one of the two; the message names the other."""
 
 
 class NotJoined(ElastableError):
-    """A worker without a session asked for work; it has to join (again)."""
+    """A worker without a session asked for work. Workers join again; your own client: open a session first."""
 
 
 class ModelError(ElastableError):
-    """The user's model or model file cannot be used as it is."""
+    """The model or model file cannot be used as it is. The message names the layer or function, and what to write."""
 
 
 class Unsupported(ModelError):
-    """Something that was asked for, by name, and that is not honoured."""
+    """Something is not honoured, and would have changed numbers silently. Write what the message proposes."""
 
 
 class NotInstalled(Unsupported, ImportError):
-    """Something that needs a library which is not installed here; the message says which extra brings it."""
+    """A library is missing; also an `ImportError`. Install the extra that the message names."""
 
 
 class CheckpointError(ElastableError):
-    """A checkpoint that is missing, torn, or of another model."""
+    """A checkpoint is missing, damaged or of another model.
+
+    The message names the file, and an older intact checkpoint if there is one.
+    """
 
 
 class JobFailed(ElastableError):
-    """The job ended without reaching its last version."""
+    """The job ended before its last version. The message says why; start again with `--resume`."""

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md")])
 PACKAGES = ("embedding_store", "master", "worker", "replicas", "elastable")
+NAMING_PAGES = {".py", ".yml", ".yaml", ".proto", ".sh"}
 
 
 def test_every_room_has_its_line_in_the_architecture_and_every_line_its_room() -> None:
@@ -26,8 +27,6 @@ def test_every_room_has_its_line_in_the_architecture_and_every_line_its_room() -
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_of_a_page_exist(page: Path) -> None:
     """`package.module.Name` in a page is a module that has such a name."""
-    if page.name in ("CHANGELOG.md", "removed.md"):
-        return  # they name what has gone
     for dotted in re.findall(rf"\belastable\.((?:{'|'.join(PACKAGES[:-1])})\.\w[\w.]*\w)", page.read_text()):
         parts = dotted.split(".")
         if parts[1] == "v1" or (ROOT / Path(*parts) / "__init__.py").is_file():
@@ -43,12 +42,30 @@ def test_names_of_a_page_exist(page: Path) -> None:
             assert re.search(defined, source, re.MULTILINE), f"{dotted}: {name} is not there"
 
 
+def anchors(page: Path) -> set[str]:
+    """The names by which GitHub and the site link to a page's headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def leads_nowhere(page: Path, anchor: str) -> bool:
+    return not page.exists() or (bool(anchor) and page.suffix == ".md" and anchor not in anchors(page))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_of_a_page(page: Path) -> None:
-    text = page.read_text()
-    for target in re.findall(r"\]\(([^)#\s]+)\)", text):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+    links = re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text())
+    found = [(target, anchor) for target, anchor in links if "://" not in target]
+    assert not [link for link in found if leads_nowhere(page.parent / link[0] if link[0] else page, link[1])]
+
+
+def test_pages_that_the_code_names_are_there() -> None:
+    folders = (*PACKAGES, "benchmarks", "deploy", "proto", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in NAMING_PAGES]
+    for path in (*files, ROOT / "Makefile", ROOT / "docker-compose.yml"):
+        for name, anchor in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", path.read_text()):
+            assert not leads_nowhere(ROOT / "docs" / name, anchor), f"{path} names docs/{name}, {anchor or 'a page'}"
 
 
 def test_the_readme_lists_every_extra_but_those_of_contributors() -> None:

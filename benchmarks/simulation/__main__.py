@@ -41,7 +41,7 @@ Series = Mapping[str, Sequence[Outcome]]
 
 
 def main() -> None:
-    """Simulates, prints and writes `results/simulation.json` and the plots of docs/scale.md."""
+    """Simulates, prints and writes `results/simulation.json` and the plots of docs/store-servers.md."""
     costs = Calibration.read()
     rows = _predictions(costs)
     rows += _workers(costs) + _cards(costs) + _sizes(costs) + _stragglers(costs)

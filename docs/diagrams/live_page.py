@@ -1,4 +1,4 @@
-"""Takes the pictures of the live page for docs/metrics.md, in a real browser beside a real job.
+"""Takes the pictures of the live page for docs/operating.md, in a real browser beside a real job.
 
     pip install playwright -c constraints.txt       # and Chromium: `apt install chromium`
     python docs/diagrams/live_page.py

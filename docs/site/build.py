@@ -1,7 +1,7 @@
 """Makes a site of the pages: `make site`, then open build/site/index.html.
 
-docs/README.md lists every page once, by section; the navigation is read from it. Two pages are completed with what
-only the code knows: commands.md with the options of each command, api.md with the docstrings of every public name.
+docs/README.md lists every page once, by section; the navigation is read from it. The reference is completed with the
+options of each command and the docstrings of every public name.
 
     python docs/site/build.py [FOLDER]
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 import typer
+from reference import COMMANDS, NAMES
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what TensorFlow tells while it is imported is no warning of ours
 
@@ -31,8 +32,6 @@ ELSEWHERE = {
     "SECURITY.md": "reporting.md",
     "CHANGELOG.md": "changelog.md",
 }
-COMMANDS = "<!-- site: commands -->"
-NAMES = "<!-- site: names -->"
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<part>#[^)\s]*)?\)")
 
 
@@ -112,7 +111,7 @@ def commands() -> Iterator[str]:
     from elastable.command import app
 
     root = typer.main.get_command(app)
-    yield from _command(root, "elastable", 2)
+    yield from _command(root, "elastable", 3)
 
 
 def _command(command: click.Command, name: str, level: int) -> Iterator[str]:
@@ -164,7 +163,7 @@ def names() -> Iterator[str]:
 
     for name in sorted(et.__all__, key=str.lower):
         is_class = isinstance(getattr(et, name), type)
-        yield f"## et.{name}\n"
+        yield f"### et.{name}\n"
         options = ("   :members:",) if is_class else ()
         kind = "autoclass" if is_class else "autofunction"
         yield "\n".join(("```{eval-rst}", f".. {kind}:: elastable.{name}", *options, "```\n"))

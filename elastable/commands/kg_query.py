@@ -65,7 +65,7 @@ class _KgEvaluateOptions:
         None,
         _among(
             "Rank each answer among the entities that this file lists for its triple: OGB's head_neg and tail_neg, or "
-            "names (docs/knowledge-graph-models.md).",
+            "names (docs/knowledge-graphs.md).",
             metavar="FILE.npz|FILE.parquet",
         ),
     )

@@ -66,7 +66,7 @@ def fit(
         locations: Which tables live where; None: all in the (first) store.
         offload_embeddings_above: Plain Keras embeddings of more elements move to the store, with their values; 0: none.
         lazy: Whether a step moves only the rows that its batch touches; False: momentum and decay move all rows, with
-            the numbers of plain Keras (docs/lazy.md); None: False for tables with `input_dim`, as `model.fit` does. A
+            the numbers of plain Keras (docs/fit.md); None: False for tables with `input_dim`, as `model.fit` does. A
             layer's own `lazy` takes precedence.
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
 

@@ -50,7 +50,7 @@ OFFLOAD_ABOVE = Option(
     flags=("--offload-embeddings-above",), at_least=0, metavar="ELEMENTS",
 )  # fmt: skip
 _STORE_URL = Option(
-    "memory, file:///folder, or redis://[user:pass@]host:port (rediss:// for TLS); docs/tiers.md says more.",
+    "memory, file:///folder, or redis://[user:pass@]host:port (rediss:// for TLS); docs/stores.md says more.",
     group="Store and locations", metavar="URL",
 )  # fmt: skip
 _NOT_FINITE = Option(
@@ -128,7 +128,7 @@ class JobOptions:
     lazy: bool = _of_model(
         True,
         "A step moves only the rows that its batch touches; --no-lazy moves all rows, as plain Keras does "
-        "(docs/lazy.md).",
+        "(docs/fit.md).",
     )
     offload_above: int = setting(0, replace(OFFLOAD_ABOVE, group="Data and model"))
     store: str = setting("memory", _STORE_URL)

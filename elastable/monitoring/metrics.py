@@ -68,7 +68,7 @@ Source = Callable[[], Iterable[Sample]]
 """Reads the current values of some metrics; called by one thread at a time, when somebody asks."""
 
 METRICS: dict[str, Metric] = {}
-"""By name, in the order of docs/metrics.md, which is that of their definitions here."""
+"""By name, in the order of docs/reference.md, which is that of their definitions here."""
 
 
 def _metric(kind: MetricKind, name: str, unit: str, meaning: str, *labels: str) -> Metric:

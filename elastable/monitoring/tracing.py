@@ -23,7 +23,7 @@ _EXPORT_S = 5.0  # of one export; also how long the end of a process may wait fo
 def exporting_traces(url: str, service: str = "elastable") -> Iterator[None]:
     """While the block runs, spans of this process are sent to a collector; those that wait at its end, too.
 
-    Every version that `et.fit`, `model.fit` or a job of this process makes is a trace (docs/traces.md).
+    Every version that `et.fit`, `model.fit` or a job of this process makes is a trace (docs/operating.md).
 
     What the process does never waits for the collector: where that is away, spans are dropped, and the log says so.
 

@@ -6,7 +6,7 @@ The embedding store on the wire: tables, lookups of rows, and their changes.
 Bulk messages (those of a header and a body) travel on streams of frames, of
 4 MiB at most.  The header stands in the first frame only; the
 bodies of all frames, joined, are raw little-endian buffers in the order of
-the header's entries.  See docs/wire.md.
+the header's entries.  See docs/extending.md.
 """
 
 from collections import abc as _abc
@@ -1055,7 +1055,7 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 @_typing.final
 class AttachReply(_message.Message):
     """Where a process of the same host gets the store's memory: a Unix socket in
-    the abstract namespace, and what to say there.  See docs/shared-memory.md.
+    the abstract namespace, and what to say there.  See docs/stores.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1132,7 +1132,7 @@ Global___RowPart: _TypeAlias = RowPart  # noqa: Y015
 @_typing.final
 class SharedMessage(_message.Message):
     """Where the body of a push lies instead of its frames: in a shared-memory
-    channel.  See docs/shared-memory.md.
+    channel.  See docs/stores.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -6,7 +6,7 @@ The embedding store on the wire: tables, lookups of rows, and their changes.
 Bulk messages (those of a header and a body) travel on streams of frames, of
 4 MiB at most.  The header stands in the first frame only; the
 bodies of all frames, joined, are raw little-endian buffers in the order of
-the header's entries.  See docs/wire.md.
+the header's entries.  See docs/extending.md.
 """
 
 from collections import abc as _abc

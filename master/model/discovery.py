@@ -123,7 +123,7 @@ def _tell_of_occurrences(tables: Mapping[str, Sequence[str]]) -> None:
             _log.info(
                 "tables %s: gradients of an id that a batch has several times are summed before %s is applied, as in "
                 "Keras on JAX and PyTorch; on TensorFlow plain Keras applies it to each of them: "
-                "docs/lazy.md#ids-that-repeat-in-a-batch",
+                "docs/fit.md#ids-that-repeat-in-a-batch",
                 ", ".join(names),
                 what,
             )

@@ -11,7 +11,7 @@ joined with are refused (PermissionDenied), so nobody can lease, push, fail or
 leave in another's name.  A worker that joins again shows the same secret.
 
 DenseFrame, GradientFrame and EvaluationFrame are framed as LookupRequest is:
-see embedding_store/v1/store.proto and docs/wire.md.
+see embedding_store/v1/store.proto and docs/extending.md.
 """
 
 from collections import abc as _abc
@@ -800,7 +800,7 @@ Global___GradientHeader: _TypeAlias = GradientHeader  # noqa: Y015
 @_typing.final
 class SharedMessage(_message.Message):
     """A message in a shared-memory channel of a worker on the master's host. The
-    channel was passed at the socket of EmbeddingStore.Attach.  See docs/shared-memory.md.
+    channel was passed at the socket of EmbeddingStore.Attach.  See docs/stores.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

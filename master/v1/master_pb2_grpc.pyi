@@ -11,7 +11,7 @@ joined with are refused (PermissionDenied), so nobody can lease, push, fail or
 leave in another's name.  A worker that joins again shows the same secret.
 
 DenseFrame, GradientFrame and EvaluationFrame are framed as LookupRequest is:
-see embedding_store/v1/store.proto and docs/wire.md.
+see embedding_store/v1/store.proto and docs/extending.md.
 """
 
 from collections import abc as _abc

@@ -141,7 +141,7 @@ class ReplicaTrainer:
 
     Every replica creates a trainer for the same model and calls the same methods with the same arguments and data; each
     takes its part of every batch. The gradient of a step is the mean over all records of the batch, summed in rank
-    order: sharding does not change a bit of it (docs/sharded-training.md).
+    order: sharding does not change a bit of it (docs/replicas.md).
 
     Checkpoints have the format of a job without tables (docs/checkpoints.md). They hold whole tensors in the order of
     unsharded training; `elastable checkpoint` reads them.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import RESULTS
-from benchmarks.pages import filled
+from benchmarks.pages import FIGURES, QUOTING, figures, filled
 
 ROOT = Path(__file__).parents[2]
 ROWS = [
@@ -34,8 +34,17 @@ def test_a_table_without_a_file_is_left_as_it_is(tmp_path: Path) -> None:
     assert filled(page, tmp_path) == page
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
-def test_what_a_page_quotes_is_what_the_files_say(page: str) -> None:
-    text = (ROOT / page).read_text()
+@pytest.mark.parametrize("page", QUOTING, ids=lambda page: page.name)
+def test_what_a_page_quotes_is_what_the_files_say(page: Path) -> None:
+    text = page.read_text()
     assert "<!-- results" in text
     assert filled(text, RESULTS) == text
+
+
+def test_the_page_of_all_figures_is_what_the_files_say() -> None:
+    assert FIGURES.read_text() == figures(RESULTS), "run python -m benchmarks.pages"
+
+
+def test_only_pages_that_are_compared_quote_figures() -> None:
+    quoting = {page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "<!-- results" in page.read_text()}
+    assert quoting == set(QUOTING)

@@ -23,7 +23,7 @@ def test_it_predicts_what_was_measured() -> None:
     in_memory = [each for setting, each in errors.items() if not setting.redis]
     assert len(in_memory) >= 18
     assert np.median(in_memory) <= 0.1
-    # What eight or more processes cost one another on two cores is described roughly: docs/scale.md says so.
+    # What eight or more processes cost one another on two cores is described roughly: docs/store-servers.md says so.
     assert np.mean(np.array(in_memory) <= 0.15) >= 0.75
     assert max(in_memory) <= 0.2
 

@@ -1,4 +1,4 @@
-"""The protocol of the write-ahead log in Redis (docs/consistency.md) as a program of atomic steps.
+"""The protocol of the write-ahead log in Redis (docs/versions.md) as a program of atomic steps.
 
 It is small enough to try every order. One server has the log, the owner's key
 and the tier's state; another one has a partition of two rows. A process commits

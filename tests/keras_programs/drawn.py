@@ -1,7 +1,7 @@
 """A Keras program drawn from a seed: its data, layers, loss, optimizer, callbacks, and what it does with weights.
 
 Programs keep to what is promised to be Keras' numbers: where an optimizer moves rows that no batch touches, tables have
-`lazy=False` or every batch touches every row; ids that repeat in a batch are summed on both sides (docs/lazy.md).
+`lazy=False` or every batch touches every row; ids that repeat in a batch are summed on both sides (docs/fit.md).
 Dropout draws of its own and BatchNormalization over micro-batches are left out: both are said to differ.
 """
 

@@ -76,12 +76,12 @@ def _as_elsewhere(case: Case) -> str:
     """For ids that repeat in a batch."""
     found = _run(case, Side(stored=True))
     if not difference(_run(case, Side()), found):
-        raise Different(f"{case.name}: plain Keras on TensorFlow has the same numbers by now; say so in docs/lazy.md")
+        raise Different(f"{case.name}: plain Keras on TensorFlow has the same numbers by now; say so in docs/fit.md")
     with dense_gradients():
         expected = _run(case, Side(dense=True))
     if unlike := difference(expected, found):
         raise Different(f"{case.name}: {unlike}")
-    return "the numbers of Keras on JAX and PyTorch, [not those on TensorFlow](lazy.md#ids-that-repeat-in-a-batch)"
+    return "the numbers of Keras on JAX and PyTorch, [not those on TensorFlow](fit.md#ids-that-repeat-in-a-batch)"
 
 
 @contextmanager

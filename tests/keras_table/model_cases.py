@@ -245,6 +245,7 @@ CASES = [
         "`quantize('int8')`",
         _quantized,
         "Model.quantize",
-        meaning="dense layers are quantised; a table is served as int8 by `convert_table` ([dtypes.md](dtypes.md))",
+        meaning="dense layers are quantised; a table is served as int8 by `convert_table` "
+        "([tables.md](tables.md#weights-in-16-and-8-bits))",
     ),
 ]

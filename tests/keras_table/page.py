@@ -39,7 +39,7 @@ it makes some. The result is one of three:
 Nothing else trains differently in silence: such a program fails the test. **One difference is there on purpose: ids
 that a batch has several times.** Their gradients are summed before an optimizer squares or clips them, as Keras does
 on JAX and PyTorch but not on TensorFlow, with which this page compares; batches of the other rows have each id once.
-[lazy.md](lazy.md#ids-that-repeat-in-a-batch) says which optimizers that concerns, and how much. It also explains
+[fit.md](fit.md#ids-that-repeat-in-a-batch) says which optimizers that concerns, and how much. It also explains
 `lazy=False`.
 
 Programs are trained with `grads_to_wait=1`, a version for each batch. Those under [Micro-batches](#micro-batches)

@@ -39,7 +39,7 @@ class Side:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the table. A batch has 24 ids, each once: Keras squares repeated ids one by one (docs/lazy.md)."""
+        """Rows of the table. A batch has 24 ids, each once: Keras squares repeated ids one by one (docs/fit.md)."""
         return BATCH * LENGTH if self.every_row else 30
 
     @property

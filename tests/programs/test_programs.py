@@ -1,7 +1,7 @@
 """Whole programs as new users type them, each compared with plain Keras: the same final numbers.
 
 A program is a function of one argument: how an embedding layer is made, and how a model is trained. Plain Keras takes
-its layers with dense gradients of repeated ids where the optimizer needs it (docs/lazy.md): `SGD` does not.
+its layers with dense gradients of repeated ids where the optimizer needs it (docs/fit.md): `SGD` does not.
 """
 
 from collections.abc import Callable, Sequence

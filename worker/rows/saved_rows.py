@@ -498,7 +498,7 @@ class WholeTable(tf.train.experimental.PythonState):  # type: ignore[misc]
         raise Unsupported(
             f"embedding layer {self.layer.name!r}: a tape is asked for the gradient of all its rows, which live in a "
             "store; write `with et.step(model) as step:` and `step.apply(tape, loss)`, which takes the gradients of "
-            "tables and variables (docs/own-steps.md)"
+            "tables and variables (docs/fit.md#your-own-training-steps)"
         )
 
     @property

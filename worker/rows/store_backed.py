@@ -434,9 +434,9 @@ class StoreBacked:
             raise ModelError(
                 f"embedding layer {self.name!r}: its table lives in a store, which Keras' own train step cannot "
                 "train; use model.fit, et.fit(model, x, y, ...) or elastable train, or in a loop of your own `with "
-                "et.step(model) as step:` and `step.apply(tape, loss)` (docs/own-steps.md). If you did, the model does "
-                "not know the layer, because a Lambda or a function calls it: make it an attribute of the layer that "
-                "calls it"
+                "et.step(model) as step:` and `step.apply(tape, loss)` (docs/fit.md#your-own-training-steps). If you "
+                "did, the model does not know the layer, because a Lambda or a function calls it: make it an attribute "
+                "of the layer that calls it"
             )
         if getattr(self, "trainable", True) and record.could_possibly_record():
             # Its rows would be constants to the tape, and the table would never learn.

@@ -251,7 +251,7 @@ def _refuse_unsupported(model: keras.Model) -> None:
         if overrides(model, name):
             raise Unsupported(
                 f"model {model.name!r} overrides {name}, which is not called here, as a step looks rows up first: "
-                "override train_step with et.step (docs/own-steps.md), or use a callback"
+                "override train_step with et.step (docs/fit.md#your-own-training-steps), or use a callback"
             )
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:

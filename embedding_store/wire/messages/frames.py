@@ -1,4 +1,4 @@
-"""Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy (docs/wire.md)."""
+"""Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy (docs/extending.md)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain

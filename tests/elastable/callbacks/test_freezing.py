@@ -44,7 +44,7 @@ def in_store(name: str, **settings: Keyword) -> keras.layers.Layer:
 
 
 def plain(name: str, **settings: object) -> keras.layers.Embedding:
-    # A regularizer that adds nothing makes the gradient dense: Keras squares un-summed slices (docs/lazy.md).
+    # A regularizer that adds nothing makes the gradient dense: Keras squares un-summed slices (docs/fit.md).
     settings.setdefault("embeddings_regularizer", keras.regularizers.L2(0.0))
     return keras.layers.Embedding(ROWS, DIM, "ones", name=name, **settings)
 

@@ -47,7 +47,7 @@ OPTIMIZERS: dict[str, Callable[[], object]] = {
 }
 
 
-# A regularizer that adds nothing makes the gradient dense: Keras squares un-summed slices (docs/lazy.md).
+# A regularizer that adds nothing makes the gradient dense: Keras squares un-summed slices (docs/fit.md).
 NOTHING = keras.regularizers.L2(0.0)
 
 
@@ -156,7 +156,7 @@ class TestWhatReachesTouchedRowsAlone:
 
 
 def test_a_constraint_is_first_kept_by_a_row_when_it_is_first_trained() -> None:
-    # As docs/lazy.md and the layer's own page say; Keras would have made the untouched rows 0.
+    # As docs/fit.md and the layer's own page say; Keras would have made the untouched rows 0.
     made = model(et.Embedding(ROWS + 1, DIM, "random_normal", embeddings_constraint="non_neg", name="ids"))
     made.compile("sgd", "mse")
     before = made.get_layer("ids").read_rows(np.arange(ROWS + 1))

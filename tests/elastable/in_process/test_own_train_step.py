@@ -131,7 +131,7 @@ def with_both(model: keras.Model, data: object) -> object:
 @pytest.mark.parametrize(
     ("take", "message"),
     [
-        (plainly, r"'words': a tape is asked for .*with et\.step.*docs/own-steps\.md"),
+        (plainly, r"'words': a tape is asked for .*with et\.step.*docs/fit\.md"),
         (with_both, r"changes '.*bias' itself"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ids that a batch has several times (docs/lazy.md): the store sums first, plain Keras on TensorFlow does not."""
+"""Ids that a batch has several times (docs/fit.md): the store sums first, plain Keras on TensorFlow does not."""
 
 import logging
 from collections.abc import Callable

@@ -233,7 +233,7 @@ class TestOptimizerState:
         ],
     )
     def test_goes_along(self, optimizer: Callable[..., object], tmp_path: Path) -> None:
-        # No id comes twice in a batch: Keras squares un-summed slices (docs/lazy.md).
+        # No id comes twice in a batch: Keras squares un-summed slices (docs/fit.md).
         random = np.random.default_rng(0)
         x = np.concatenate([random.permutation(ROWS)[:16] for _ in range(4)])[:, None]
         records = (x, random.random((64, 1)).astype(np.float32))

@@ -144,7 +144,7 @@ def test_it_grows_by_steps_and_stays_small(ids: Int64) -> None:
         moved = index.cells_moved
         if index.count >= 20_000:  # the first segments are larger than few rows need
             most = max(most, index.bytes / index.count)
-    assert 24 < most <= 33, "as docs/tiers.md and docs/dynamic-tables.md say"
+    assert 24 < most <= 33, "as docs/stores.md and docs/tables.md say"
     assert find(index, ids).tolist() == list(range(len(ids)))
     assert moved <= 5 * len(ids)
 

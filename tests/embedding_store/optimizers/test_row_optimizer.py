@@ -56,7 +56,7 @@ def listed(name: str) -> str:
 
 def test_the_page_lists_every_fused_optimizer() -> None:
     table = [
-        "| optimizer | hyperparameters | slots | squares gradients | [`lazy=False`](lazy.md) |",
+        "| optimizer | hyperparameters | slots | squares gradients | [`lazy=False`](fit.md#lazy-updates) |",
         "| --- | --- | --- | --- | --- |",
         *map(listed, FUSED),
     ]

@@ -16,7 +16,7 @@ from tests.embedding_store.tiers.dict_tier import DictTier, Kept
 from tests.pages.blocks import blocks_of
 from tests.untyped import Keyword, Parsed
 
-PAGE = Path(__file__).parents[3] / "docs" / "own-tiers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def module_places(module: str, tier: str, home: Path, **options: Keyword) -> Ite
 
 
 def page_places(home: Path) -> Iterator[Place]:
-    """Databases below `home`, of the tier that `docs/own-tiers.md` writes."""
-    code = next(block.text for block in blocks_of(PAGE) if block.language == "python")
+    """Databases below `home`, of the tier that `docs/extending.md` writes."""
+    code = next(block.text for block in blocks_of(PAGE) if "class SqliteTier" in block.text)
     names: Parsed = {"__name__": "page"}
     exec(compile(code, str(PAGE), "exec"), names)
     for number in count():

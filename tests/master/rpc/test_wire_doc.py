@@ -1,7 +1,6 @@
-"""docs/wire.md: its client is run as it is written there, and what it says of errors is so."""
+"""docs/extending.md: its client is run as it is written there, and what it says of services and limits is so."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from elastable.embedding_store import errors
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.support.array_body import MAX_BODY_BYTES
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.status_codes import status_code
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, ONE_FRAME_BYTES
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -28,17 +25,17 @@ from elastable.master.rpc.master_service import master_service
 from elastable.master.rpc.messages import MASTER_SERVICE
 from elastable.master.v1 import master_pb2
 from tests.embedding_store.serving import client_service
+from tests.pages.blocks import blocks_of
 
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "wire.md").read_text()
+PAGE = ROOT / "docs" / "extending.md"
 
 
-def block(language: str) -> str:
-    """The one code block of that language that the page has."""
-    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return text
+def block(mark: str) -> str:
+    """The first block of the page with that mark."""
+    return next(block.text for block in blocks_of(PAGE) if block.mark == mark)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +62,7 @@ def run_client(folder: Path, *arguments: str, **environment: str) -> subprocess.
     for stub in (ROOT / "embedding_store" / "v1").glob("*.py"):
         (target / stub.name).write_text(stub.read_text())
     client = folder / "client.py"
-    client.write_text(block("python"))
+    client.write_text(block("file client.py"))
     return subprocess.run(
         [sys.executable, "-c", RUN, str(folder), str(client), *arguments],
         env={**os.environ, **environment},
@@ -92,7 +89,7 @@ assert all(getattr(sys.modules[name], "__file__", None) is None or sys.modules[n
 def test_the_pages_client_runs_as_it_is_written(address: str, tmp_path: Path) -> None:
     ran = run_client(tmp_path / "first", address)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == block("text")
+    assert ran.stdout == block("output")
     ran = run_client(tmp_path / "again", ELASTABLE_ADDRESS=address)
     assert ran.returncode == 0, ran.stderr
     assert "rows are the new ones" in ran.stdout
@@ -120,18 +117,11 @@ def test_reflection_shows_both_services_and_all_their_calls(channel: grpc.Channe
 def test_the_page_names_every_service() -> None:
     for file in (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR):
         for service in file.services_by_name.values():
-            assert f"[`{service.full_name}`](../proto/{file.name})" in PAGE
-
-
-def test_the_page_says_the_code_of_every_error() -> None:
-    rows = re.findall(r"^\| `([A-Z_]+)` \| (.*) \|$", PAGE, re.MULTILINE)
-    documented = {name: code for code, names in rows for name in re.findall(r"`(\w+)`", names)}
-    for name in set(errors.__all__) - {"ElastableError"}:
-        assert documented[name] == status_code(getattr(errors, name)).name, name
+            assert f"[`{service.full_name}`](../proto/{file.name})" in PAGE.read_text()
 
 
 def test_the_page_says_the_limits() -> None:
     for size, words in ((MAX_FRAME_BYTES, "4 MiB"), (MAX_BODY_BYTES, "4 GiB"), (ONE_FRAME_BYTES, "3.5 MiB")):
         amount, unit = words.split()
         assert size == float(amount) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
-        assert words in PAGE
+        assert words in PAGE.read_text()

@@ -29,7 +29,7 @@ Read: TypeAlias = tuple[Hashable, int]
 
 _OWN_LOOP = (
     "or train in a loop of your own (`with et.step(model) as step:`), where every step.apply changes the weights at "
-    "once: docs/own-steps.md"
+    "once: docs/fit.md#your-own-training-steps"
 )
 _current = threading.local()
 _CHANGES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
@@ -72,7 +72,7 @@ def rehearse(model: keras.Model, batch: TensorBatch) -> None:
         raise Unsupported(
             f"model {model.name!r} overrides train_step without et.step: in a job the master changes the weights. "
             "Write `with et.step(self) as step:` and `step.apply(tape, loss)` in the place of the optimizer's apply, "
-            "once for each loss (docs/own-steps.md)"
+            "once for each loss (docs/fit.md#your-own-training-steps)"
         )
 
 
