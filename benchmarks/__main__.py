@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 
-__all__ = ["main"]
-
 _BENCHES = {
     "store": "benchmarks.tables.store",
     "lookup": "benchmarks.tables.lookup",

@@ -20,8 +20,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Rounds", "Row", "compare", "interleaved", "machine", "publish", "rate"]
-
 RESULTS = Path(__file__).parent / "results"
 
 Rounds = Mapping[str, Sequence[float]]

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-__all__ = ["busy_s", "free_port", "moved_bytes", "own_memory", "processor_s"]
-
 _PIDFD_GETFD = 438  # the system call, on every architecture
 _BYTES_ACKED = 120  # offset of tcpi_bytes_acked in struct tcp_info; tcpi_bytes_received follows
 _TICKS = os.sysconf("SC_CLK_TCK")

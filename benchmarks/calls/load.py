@@ -28,8 +28,6 @@ from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_source import RemoteSource
 
-__all__ = ["Load", "Waits", "busy_clients", "main", "measure"]
-
 _SPEC = TableSpec(STILL, 16, 100_000)
 _IDS = 64
 _CLIENTS_EACH = 50  # of a process

@@ -29,8 +29,6 @@ from elastable.master.core.job_master import Master
 from elastable.master.rpc.master_service import master_service
 from elastable.process.heap import keep_collections_short
 
-__all__ = ["STILL", "Pace", "main", "pace", "serving", "stub_workers"]
-
 STILL = "still"
 """A table that nobody trains."""
 

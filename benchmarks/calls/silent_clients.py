@@ -9,8 +9,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-__all__ = ["SilentClients"]
-
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING = 0, 1, 3, 4, 6
 _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4

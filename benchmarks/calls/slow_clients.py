@@ -13,8 +13,6 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 
-__all__ = ["slow_clients"]
-
 _READ, _SAID = 32_768, 262_144  # ids: the reply of the one, and the question of the other, are several messages
 _PAUSE_S = 5.0
 _DEADLINE_S = 120.0

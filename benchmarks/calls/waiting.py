@@ -33,8 +33,6 @@ from elastable.embedding_store.wire.server.handlers import Later
 from elastable.embedding_store.wire.service.store_service import StoreServicer, store_service
 from elastable.process.heap import keep_collections_short, keep_freed_memory
 
-__all__ = ["main"]
-
 _SESSIONS, _CLIENTS, _WAITS, _FRAMES, _ROUNDS = 200, 8, 64, 64, 15
 _DIM, _ROWS, _BATCH = 64, 100_000, 65_536
 _WAITING = "benchmarks.Waiting"

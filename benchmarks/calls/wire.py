@@ -32,8 +32,6 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BATCH = 2_000_000, 64, 65_536
 _BATCHES, _OUTS = 24, 4  # in rotation, so that no row is still in a cache
 _SPEC = TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of("sgd", learning_rate=0.01))

@@ -3,8 +3,6 @@
 from abc import ABC, abstractmethod
 from typing import Self
 
-__all__ = ["Contender"]
-
 
 class Contender(ABC):
     """Trains the click model, a while at a time; to be closed."""

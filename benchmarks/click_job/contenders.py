@@ -23,8 +23,6 @@ from benchmarks.processes import free_port
 from elastable.embedding_store.errors import Unavailable
 from elastable.master.rpc.client import MasterClient
 
-__all__ = ["Job", "StepCounter", "click_job", "click_variables", "dense_step", "plain_keras"]
-
 _ROOT = Path(__file__).parents[2]
 _START_S = 240.0
 _MORE_STEPS = 16  # than batches that were drawn: every one has been seen, so rows are not first touches

@@ -15,8 +15,6 @@ from benchmarks.click_job.draws import batches
 from benchmarks.click_job.model import click_model
 from benchmarks.click_job.sizes import DIM
 
-__all__ = ["main"]
-
 
 class _EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
     """Times an epoch without what `fit` does before and after it."""

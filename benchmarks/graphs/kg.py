@@ -32,8 +32,6 @@ from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 
-__all__ = ["main", "peer_rows", "scheme_rows", "worker_rows"]
-
 _FLOORS = {"CoDEx-S": 5.0, "FB15k-237": 5.0, "WN18RR": 3.0}
 _GRAPHS = {"CoDEx-S": (2_034, 42, 32_888), "FB15k-237": (14_541, 237, 272_115), "WN18RR": (40_943, 11, 86_835)}
 """Sizes: entities, relations, triples."""

@@ -24,8 +24,6 @@ from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegative
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 
-__all__ = ["drawn", "main", "measured"]
-
 _ENTITIES, _RELATIONS, _TRIPLES = 40_943, 11, 86_835  # WN18RR's sizes, triples at random
 _STEP, _DIM, _WORKERS, _ROUNDS = 1024, 128, (1, 2, 3, 4, 6, 8), 5
 _WIDTH = 4 * _DIM  # bytes of an embedding, and of a query

@@ -21,8 +21,6 @@ from benchmarks.click_job.contenders import click_job, plain_keras
 from benchmarks.click_job.sizes import OPTIMIZERS
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
 
-__all__ = ["main", "raced"]
-
 _TABLES = (100_000, 1_000_000, 5_000_000)
 _FLOORS = {(100_000, "SGD"): 0.7, (5_000_000, "Adam"): 6.0}
 _INDEPENDENT = 0.8  # of the largest table's examples/s against the smallest's

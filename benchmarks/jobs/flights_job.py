@@ -6,8 +6,6 @@ from pathlib import Path
 
 from benchmarks.click_job.contenders import Job
 
-__all__ = ["flights_job"]
-
 _MODEL = Path(__file__).parents[2] / "examples" / "flights" / "model.py"
 _MICRO_BATCH, _MICRO_BATCHES = 512, 2
 _EPOCHS = 1_000  # more than a benchmark sees

@@ -19,8 +19,6 @@ from benchmarks.click_job.contenders import Job, click_job
 from benchmarks.harness import Rounds, compare, interleaved, publish
 from benchmarks.processes import free_port, processor_s
 
-__all__ = ["main"]
-
 _ROWS, _OPTIMIZER, _THREADS = 1_000_000, "Adagrad", 2
 _ROUNDS, _SECONDS = 15, 3.0
 _SCRAPE_EVERY_S = 1.0

@@ -27,8 +27,6 @@ from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN
 from benchmarks.harness import Row, compare, interleaved, publish
 from benchmarks.processes import moved_bytes, processor_s
 
-__all__ = ["main"]
-
 _ROWS = 1_000_000
 _SECONDS = {BATCH: 3.0, 16 * BATCH: 8.0}
 """Examples of a version -> seconds of a turn."""

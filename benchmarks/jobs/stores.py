@@ -35,8 +35,6 @@ from benchmarks.storage.redis_log import COMPOSE_LIMITS
 from elastable.embedding_store.wire.remote_source import RemoteSource
 from tests.servers import redis_binary, running_server, valkey_binary
 
-__all__ = ["main", "running_redis"]
-
 _ROWS, _TABLES = 1_000_000, 26
 _ROUNDS, _SECONDS = 5, 1.5
 _MEMORY = "memory"

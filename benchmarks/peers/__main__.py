@@ -15,8 +15,6 @@ from benchmarks.peers.click import click_rows, redis_click_rows
 from benchmarks.peers.races import redis_races, run, table_races
 from tests.servers import redis_binary, running_server, valkey_binary
 
-__all__ = ["main"]
-
 _SUBJECTS = ("tables", "redis", "click")
 _START_S = 20.0
 

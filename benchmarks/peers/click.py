@@ -18,8 +18,6 @@ from benchmarks.peers.environments import RECOMMENDERS_ADDONS
 from benchmarks.peers.races import PEER_ABSENT
 from benchmarks.peers.workloads import THREADS
 
-__all__ = ["click_rows", "redis_click_rows"]
-
 _RACES = ((100_000, "SGD", 2.5), (5_000_000, "Adagrad", 4.0), (5_000_000, "Adam", 10.0))
 _REDIS_RACES = ((100_000, "SGD", 4.0), (1_000_000, "Adagrad", 4.0))
 _WORKERS = (1, 2)

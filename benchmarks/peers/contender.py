@@ -13,8 +13,6 @@ from typing import Self
 
 from elastable.embedding_store.contract.malformed import Document
 
-__all__ = ["Contender", "ContenderFailed"]
-
 _ROOT = Path(__file__).parents[2]
 _PREPARE_S = 300.0
 _ROUND_S = 120.0

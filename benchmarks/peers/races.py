@@ -11,8 +11,6 @@ from benchmarks.peers.contender import Contender, ContenderFailed
 from benchmarks.peers.environments import FBGEMM, OURS, RECOMMENDERS_ADDONS, Environment
 from elastable.embedding_store.contract.malformed import DocumentFields
 
-__all__ = ["PEER_ABSENT", "Pairing", "Race", "Runner", "redis_races", "run", "table_races"]
-
 PEER_ABSENT = "peer absent"
 _ROUNDS = 7
 _SECONDS = 0.3  # of a turn

@@ -5,22 +5,6 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BAG",
-    "BATCH",
-    "DIM",
-    "ROWS",
-    "THREADS",
-    "Settings",
-    "bags",
-    "dynamic_ids",
-    "redis_ids",
-    "triples",
-    "uniform",
-    "unique",
-    "zipf",
-]
-
 Int64 = npt.NDArray[np.int64]
 
 ROWS, DIM, BATCH = 2_000_000, 64, 65_536

@@ -26,8 +26,6 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.processes.world import replica_group
 
-__all__ = ["main"]
-
 _SIZES = (2, 4)
 _BYTES = (4 << 10, 1 << 20, 16 << 20)
 _ROUNDS = 7

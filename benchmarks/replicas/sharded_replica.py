@@ -15,8 +15,6 @@ import numpy as np
 import elastable as et
 from benchmarks.tables.table_filling import resident_bytes
 
-__all__ = ["main"]
-
 _STEPS, _EPOCHS = 8, 5
 
 

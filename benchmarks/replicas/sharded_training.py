@@ -18,8 +18,6 @@ from pathlib import Path
 
 from benchmarks.harness import Row, compare, publish
 
-__all__ = ["main", "measured"]
-
 _ROOT = Path(__file__).parents[2]
 _REPLICAS, _WIDTH, _BATCH, _ROUNDS = 2, 2048, 64, 3
 _LIMIT_S = 300.0

@@ -22,8 +22,6 @@ from benchmarks.scale.setting import Run, Setting, write_runs
 from benchmarks.simulation.calibration import INSTALLED
 from benchmarks.simulation.waits import waits_found
 
-__all__ = ["RUNS", "main"]
-
 RUNS = RESULTS / "scale_runs.json"
 """Every run, as it was measured."""
 

@@ -9,8 +9,6 @@ from benchmarks.harness import machine
 from benchmarks.scale.setting import Run
 from benchmarks.simulation.calibration import Calibration
 
-__all__ = ["fitted", "least_squares"]
-
 Float64 = npt.NDArray[np.float64]
 
 # Names of a calibration, in the order of the features below.

@@ -25,8 +25,6 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.local_processes import LocalStores, StoreAccess
 from elastable.jobs.options import StoreServerOptions
 
-__all__ = ["measured", "shares"]
-
 _WARM_VERSIONS = 5
 _START_S = 240.0
 _PROBED = 200  # versions; processor time is counted in hundredths of a second

@@ -18,8 +18,6 @@ from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Outcome, of_run
 from benchmarks.simulation.job import simulated
 
-__all__ = ["main"]
-
 _PLOTS = Path(__file__).parents[2] / "docs" / "images"
 _WORKERS = (1, 3, 10, 30, 100, 300, 1_000)
 _STORES = (1, 4, 16, 64)

@@ -9,8 +9,6 @@ from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import of_run
 from benchmarks.simulation.job import simulated
 
-__all__ = ["error", "waits_found"]
-
 _BESIDE = tuple(share / 20 for share in range(13))
 _WAITS = (0.0, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006)
 

@@ -30,8 +30,6 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BLOCK = 10_000_000, 16, 1 << 16
 _COMMITS, _CHANGED = 100, 1000
 _ROUNDS = 5

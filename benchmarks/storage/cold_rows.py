@@ -26,8 +26,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
 from tests.servers import redis_binary, running_server, valkey_binary
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BATCH, _BATCHES = 3_000_000, 16, 4_096, 50
 _BUDGET = 64 << 20
 _SPEC = TableSpec("people", _DIM, optimizer=OptimizerSpec.of("adagrad"))

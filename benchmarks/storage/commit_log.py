@@ -27,8 +27,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _ROUNDS, _JOB_ROUNDS = 15, 3
 _RECORD = bytes(1 << 16)
 _FLIGHTS = Path(__file__).parents[2] / "examples" / "flights" / "model.py"

@@ -23,8 +23,6 @@ from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableS
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
 _COMMITS = 8  # per pin
 _GRADIENTS = 4

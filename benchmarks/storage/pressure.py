@@ -22,8 +22,6 @@ from benchmarks.click_job.sizes import BATCH
 from benchmarks.harness import Row, publish
 from benchmarks.jobs.stores import running_redis
 
-__all__ = ["main"]
-
 _MINUTES = 5.0
 _STEP_S = 30.0
 _STORE = "redis://{redis}?deadline=120"

@@ -22,8 +22,6 @@ from benchmarks.click_job.sizes import BATCH
 from benchmarks.harness import Row, compare, interleaved, publish
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 
-__all__ = ["main"]
-
 _ROWS, _OPTIMIZER, _THREADS = 1_000_000, "Adagrad", 2
 _ROUNDS, _SECONDS = 7, 2.0
 _PIN_EVERY_S = 0.5

@@ -29,8 +29,6 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _CHANGED, _A_COMMIT, _DIM = 1_000_000, 20_000, 16
 _RECORD = bytes(1 << 16)
 _ROUNDS = 3

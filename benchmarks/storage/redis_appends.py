@@ -22,8 +22,6 @@ from elastable.embedding_store.tiers.redis.streams.stream_records import PART_BY
 from elastable.process.heap import keep_freed_memory
 from tests.servers import Server, redis_binary, running_server, valkey_binary
 
-__all__ = ["main"]
-
 _ROUNDS, _A_ROUND_BYTES = 15, 1 << 26
 _SIZES = (1 << 18, 1 << 20, 1 << 23)
 

@@ -24,8 +24,6 @@ from elastable.embedding_store.open_store import open_store
 from elastable.process.heap import keep_freed_memory
 from tests.servers import Server, redis_binary, running_server, valkey_binary
 
-__all__ = ["COMPOSE_LIMITS", "main"]
-
 COMPOSE_LIMITS = ("--auto-aof-rewrite-percentage", "100", "--auto-aof-rewrite-min-size", "1gb")
 _NO_LIMIT = ("--auto-aof-rewrite-percentage", "0", "--rename-command", "BGREWRITEAOF", "")
 _TABLES, _IDS, _DIM, _RECORDS, _BATCH = 15, 300_000, 8, 300_000, 1_024

@@ -27,8 +27,6 @@ from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.process.heap import keep_freed_memory
 from tests.servers import redis_binary, running_server, valkey_binary
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BATCH, _PARTITIONS = 262_144, 64, 16_384, 64
 _WEIGHT_BYTES, _RECORD_BYTES = 4 * _DIM, 8 * _DIM
 _ROUNDS = 9

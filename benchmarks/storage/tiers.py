@@ -29,8 +29,6 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_store import open_store
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BATCH, _SKEW = 2_000_000, 64, 65_536, 1.05
 _IDS = 4_000_000  # looked up before any batch comes again: fewer, and a cache would know them by heart
 _ROUNDS, _OUTPUTS = 7, 8  # in turn, so that they lie in memory and not in a cache

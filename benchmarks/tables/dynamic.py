@@ -20,8 +20,6 @@ from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BATCH, _BATCHES = 2_000_000, 64, 65_536, 24
 _GROWN = 4_000_000
 _ROUNDS = 15

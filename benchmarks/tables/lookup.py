@@ -26,8 +26,6 @@ from elastable.embedding_store.tables.many_tables import lookup_many
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["filled_table", "look_up", "main"]
-
 ROWS, DIM, BATCH, BAG = 2_000_000, 64, 65_536, 20
 _BATCHES, _OUTPUTS, _TABLES = 24, 6, 8
 _ROUNDS = 15

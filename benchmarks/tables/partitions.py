@@ -23,8 +23,6 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main", "measured"]
-
 _SHAPES = ((2_000_000, 8, 65_536), (2_000_000, 64, 65_536), (250_000, 512, 16_384))
 """Rows, values in a row, ids of a batch."""
 

@@ -21,8 +21,6 @@ from elastable.embedding_store.native.range_pool import RangePool, available_cor
 from elastable.embedding_store.tables.grouping import coalesce, unique_ids
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BATCH, _BATCHES = 1_000_000, 64, 65_536, 16
 _ROUNDS = 7
 _POOL = RangePool(available_cores())  # the same threads for all contenders

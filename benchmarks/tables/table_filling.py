@@ -9,8 +9,6 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock
 
-__all__ = ["filled_blocks", "resident_bytes"]
-
 _BLOCK = 1 << 16
 
 

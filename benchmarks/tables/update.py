@@ -25,8 +25,6 @@ from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
 _POOL = RangePool(workloads.THREADS)
 _GRADIENTS = 4
