@@ -5,7 +5,6 @@ The server and the busy clients run in separate processes.
     python -m benchmarks.calls.load
 """
 
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from benchmarks.calls.sessions import STILL, serving, stub_workers
 from benchmarks.calls.silent_clients import SilentClients
 from benchmarks.calls.slow_clients import slow_clients
 from benchmarks.harness import Row, publish
+from benchmarks.processes import child, line_of
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unavailable
@@ -134,21 +134,9 @@ def busy_clients(address: str, count: int) -> Iterator[None]:
     """So many clients, each with a separate connection, that look rows up all the time."""
     with ExitStack() as held:
         for first in range(0, count, _CLIENTS_EACH):
-            clients = held.enter_context(_process("busy", address, str(min(_CLIENTS_EACH, count - first))))
-            assert clients.stdout is not None
-            clients.stdout.readline()  # they are all connected
+            some = str(min(_CLIENTS_EACH, count - first))
+            line_of(held.enter_context(child("benchmarks.calls.load", "busy", address, some)))  # they are connected
         yield
-
-
-@contextmanager
-def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.calls.load", *arguments], stdout=subprocess.PIPE
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def _keep_busy(address: str, count: int) -> None:

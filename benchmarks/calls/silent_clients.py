@@ -6,8 +6,8 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
+
+from elastable.embedding_store.closing import Closing
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING = 0, 1, 3, 4, 6
@@ -15,7 +15,7 @@ _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
 _WAIT_S = 0.1
 
 
-class SilentClients:
+class SilentClients(Closing):
     """Connections with one open call each, whose message never comes; a call that the server ends is made again.
 
     Args:
@@ -54,12 +54,8 @@ class SilentClients:
         """Connections that the server has not closed."""
         return len(self._received)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes all connections."""
         self._stopped.set()
         self._thread.join()
         for one in list(self._received):

@@ -1,7 +1,5 @@
 """Two clients that are slow: one that hardly reads what it asked for, and one that hardly says what it asks for."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -65,8 +65,8 @@ def _measured(home: Path, kind: str, store: MemoryStore) -> list[Row]:
     rows = [
         compare(f"write, {kind} ids, against a copy", "rows/s", in_rows["write"], in_rows["copy to"], _FLOOR),
         compare(f"restore, {kind} ids, against a read", "rows/s", in_rows["restore"], in_rows["copy from"], _FLOOR),
-        Row(f"recovery of a table of {kind} ids, seconds", seconds, "s", None, None),
-        Row(f"recovery, {kind} ids, of a row", seconds / _ROWS * 1e6, "us", None, None),
+        Row(f"recovery of a table of {kind} ids, seconds", seconds, "s"),
+        Row(f"recovery, {kind} ids, of a row", seconds / _ROWS * 1e6, "us"),
     ]
     full, increment = _increments(home / "series", store)
     name = f"increment of {_COMMITS * _CHANGED:,} changes, {kind} ids, against a full one"
