@@ -11,15 +11,19 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 T = TypeVar("T")
 
@@ -170,6 +174,26 @@ def publish(bench: str, title: str, rows: Sequence[Row]) -> None:
         figures = (_shown(row.value), row.unit, _shown(row.reference), ratio, floor, row.verdict)
         table.add_row(row.name, *figures, style=style)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+@contextmanager
+def drawing(file: Path, x: str, y: str, size: tuple[float, float] = (6, 4)) -> Iterator["Axes"]:
+    """A panel with these axes, which is a picture in `file` at the end of the block."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "elastable"  # the same picture of the same figures
+    figure, panel = pyplot.subplots(figsize=size)
+    panel.set(xlabel=x, ylabel=y)
+    panel.grid(alpha=0.3)
+    yield panel
+    panel.legend(fontsize=8)
+    figure.tight_layout()
+    file.parent.mkdir(exist_ok=True)
+    figure.savefig(file, dpi=110, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)
 
 
 def _written(row: Row) -> dict[str, object]:

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from benchmarks.harness import Rounds, Row, Work, compare, publish, rates
+from benchmarks.peers import workloads
 from benchmarks.processes import own_memory
 from benchmarks.tables.table_work import commit, fill, look_up, updates_of
 from elastable.embedding_store.contract.arrays import Int64
@@ -31,7 +32,7 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.process.heap import keep_freed_memory
 
-_ROWS, _DIM, _BATCH, _SKEW = 2_000_000, 64, 65_536, 1.05
+_ROWS, _DIM, _BATCH, _SKEW = workloads.ROWS, workloads.DIM, workloads.BATCH, 1.05
 _IDS = 4_000_000  # looked up before any batch comes again: fewer, and a cache would know them by heart
 _ROUNDS, _OUTPUTS = 7, 8  # in turn, so that they lie in memory and not in a cache
 _SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values per weight
@@ -55,7 +56,7 @@ def main() -> None:
 def _file_tier(folder: Path, optimizer: str) -> list[Row]:
     width = _DIM * (1 + _SLOTS[optimizer])
     budget = 4 * _ROWS * width // 4
-    batches = _zipf(_ROWS, _BATCH)
+    batches = workloads.zipf(_SKEW, _IDS // _BATCH)
     updates = updates_of(batches[:24], np.random.default_rng(7).standard_normal((_BATCH, _DIM), dtype=np.float32))
     with MemoryStore() as memory:
         _filled(memory, optimizer)
@@ -116,14 +117,6 @@ def _writing(file: BinaryIO, size: int) -> Work:
         file.write(next(entries))
 
     return work
-
-
-def _zipf(rows: int, batch: int) -> list[Int64]:
-    """Batches in which the id of rank k comes with a probability in proportion to k ** -1.05."""
-    random = np.random.default_rng(2026)
-    shares = np.cumsum(np.arange(1, rows + 1) ** -_SKEW)
-    ids = random.permutation(rows)
-    return [ids[np.searchsorted(shares, shares[-1] * random.random(batch))] for _ in range(_IDS // batch)]
 
 
 def _filled(store: EmbeddingStore, optimizer: str) -> EmbeddingTable:

@@ -9,22 +9,22 @@ turn, so that rows come from memory rather than a cache.
 import numpy as np
 
 from benchmarks.harness import Row, Work, compare, publish, rates
+from benchmarks.peers import workloads
 from benchmarks.tables.table_work import commit, fill, look_up, updates_of
 from elastable.embedding_store.contract.spec import WEIGHT_DTYPES, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
 
-_ROWS, _DIM, _BATCH, _BATCHES = 2_000_000, 64, 65_536, 24
+_ROWS, _DIM, _BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
 _ROUNDS = 5
 
 
 def main() -> None:
     """Measures, prints and writes `results/dtypes.json`."""
     keep_freed_memory()
-    random = np.random.default_rng(2026)
-    batches = [random.integers(0, _ROWS, _BATCH) for _ in range(_BATCHES)]
-    updates = updates_of(batches, random.standard_normal((_BATCH, _DIM), dtype=np.float32))
+    batches = workloads.uniform()
+    updates = updates_of(batches, np.random.default_rng(1).standard_normal((_BATCH, _DIM), dtype=np.float32))
     tables = {dtype: fill(MemoryStore(), _spec(dtype), random=np.random.default_rng(0)) for dtype in WEIGHT_DTYPES}
     rows = _compared("lookup", {dtype: look_up(table, batches) for dtype, table in tables.items()}, _BATCH)
     trained = {dtype: commit(table.store, updates) for dtype, table in tables.items() if dtype != "int8"}

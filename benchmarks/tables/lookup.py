@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.harness import Row, Work, compare, publish, rates, versus
 from benchmarks.memory_pace import reading
+from benchmarks.peers import workloads
 from benchmarks.tables.table_work import copy, fill, look_up, take
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
@@ -24,7 +25,7 @@ from elastable.embedding_store.tables.many_tables import lookup_many
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.process.heap import keep_freed_memory
 
-ROWS, DIM, BATCH, BAG = 2_000_000, 64, 65_536, 20
+ROWS, DIM, BATCH, BAG = workloads.ROWS, workloads.DIM, workloads.BATCH, workloads.BAG
 _BATCHES, _OUTPUTS, _TABLES = 24, 6, 8
 _ROUNDS = 15
 _POOL = RangePool(min(available_cores(), 2))
@@ -34,19 +35,16 @@ _SGD = OptimizerSpec.of("sgd")
 def main() -> None:
     """Measures, prints and writes `results/lookup.json`."""
     keep_freed_memory()  # as every process of the `elastable` command does
-    random = np.random.default_rng(2026)
     rows = [_first_lookups()]
     with MemoryStore(_POOL.threads) as store:
         table = fill(store, TableSpec("fixed", DIM, ROWS, optimizer=_SGD))
-        batches = [random.integers(0, ROWS, BATCH) for _ in range(_BATCHES)]
-        bags = [random.integers(0, ROWS, (BATCH // BAG, BAG)) for _ in range(_BATCHES)]
-        rows += [*_fixed(table, batches), _bags(table, bags)]
-        ids = np.unique(random.integers(-(2**63), 2**63 - 1, ROWS + 1000, np.int64))
-        ids = random.permutation(ids)[:ROWS]
+        batches = workloads.uniform()
+        rows += [*_fixed(table, batches), _bags(table, workloads.bags())]
+        ids, batches_of_any = workloads.dynamic_ids()
         dynamic = fill(store, TableSpec("dynamic", DIM, optimizer=_SGD), ids)
-        ours = look_up(dynamic, [ids[batch] for batch in batches], _OUTPUTS)
+        ours = look_up(dynamic, batches_of_any, _OUTPUTS)
         rows.append(_row("dynamic table, against a fixed one", "rows/s", ours, look_up(table, batches, _OUTPUTS), 0.6))
-    rows.append(_many(random))
+    rows.append(_many(np.random.default_rng(2026)))
     publish("lookup", f"Lookups in memory: {BATCH:,} ids of {ROWS:,} rows x {DIM}, {_POOL.threads} threads", rows)
 
 

@@ -62,13 +62,13 @@ def updates_of(batches: Sequence[Int64], gradients: Float32) -> list[TableUpdate
     return [TableUpdate(ids, gradients[: len(ids)]) for ids in map(np.unique, batches)]
 
 
-def commit(store: EmbeddingStore, updates: Sequence[TableUpdate], table: str = "t") -> Work:
-    """One commit a call, of the next update of a table."""
-    turns = cycle(updates)
+def commit(store: EmbeddingStore, *updates: Sequence[TableUpdate], record: bytes | None = None) -> Work:
+    """One commit a call, of the next update of each table; the sequences are those of the store's tables, in order."""
+    turns = [(name, cycle(of)) for name, of in zip(store.specs(), updates, strict=True)]
 
     def work() -> None:
         version = store.version()
-        store.commit(Commit(version + 1, {table: next(turns)}, version, {}))
+        store.commit(Commit(version + 1, {name: next(of) for name, of in turns}, version, {}, record))
 
     return work
 

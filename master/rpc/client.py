@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from threading import Event, Thread
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -179,7 +180,7 @@ class RemoteSession:
         DeadlineExceeded, Unavailable, BadSpec, StoreFailed: it did not come, or makes no sense.
     """
 
-    def __init__(self, stream: "grpc.CallIterator[bytes]", address: str, timeout_s: float) -> None:
+    def __init__(self, stream: Any, address: str, timeout_s: float) -> None:
         self._stream = stream
         self._address = address
         self._joined: Future[JobSpec] = Future()
