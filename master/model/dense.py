@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.model.discovery import table_optimizers
+from elastable.master.model.discovery import store_backed_layers, table_optimizers
 from elastable.master.model.keras_optimizer import (
     accumulation_of,
     clipping_of,
@@ -492,7 +492,7 @@ class MultiUpdateState(DenseTensors):
         super().__init__(model, steps.variables, steps.states)
         self._steps = steps
         self._updates = [DenseState(ModelPart(each.optimizer, each.layers, each.weights)) for each in steps.applies]
-        self._tables = tuple(sorted(layer.table_name for layer in model._flatten_layers() if _in_store(layer)))
+        self._tables = tuple(sorted(layer.table_name for layer in store_backed_layers(model)))
         position = {id(variable): number for number, variable in enumerate(self.trained)}
         self._positions = [tuple(position[id(variable)] for variable in each.variables) for each in steps.applies]
         self._known = {id(weight) for weight in variables_of(model.trainable_weights)}
@@ -516,16 +516,13 @@ class MultiUpdateState(DenseTensors):
                 f"{', '.join(strangers)} could not be trained when its train_step was planned: set trainable=True "
                 "before training begins, and freeze it then"
             )
-        wanted, self._frozen, self._flags = {id(variable) for variable in trainable}, frozen_tables, flags
+        wanted, self._flags = {id(variable) for variable in trainable}, flags
         for update, planned in zip(self._updates, self._steps.applies, strict=True):
             active = [variable for variable in planned.variables if id(variable) in wanted]
             update.hold(active, any_table=any(table not in frozen_tables for table in planned.tables))
-        self._set_frozen()
-
-    def _set_frozen(self) -> None:
-        """Frozen are the tables that `hold` named, and those that no update changes."""
         trained = {table for each in self._steps.applies for table in each.tables}
-        self.frozen_tables = tuple(table for table in self._tables if table in self._frozen or table not in trained)
+        # Those named here, and those that no update changes.
+        self.frozen_tables = tuple(table for table in self._tables if table in frozen_tables or table not in trained)
 
     def steps(self) -> tuple[OptimizerStep, ...]:
         found = []
@@ -580,7 +577,3 @@ def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:
             f"tables that are updated together have optimizers that have taken different numbers of steps "
             f"({steps_taken}); let step.apply call each of them equally often"
         )
-
-
-def _in_store(layer: keras.Layer) -> bool:
-    return hasattr(layer, "table_spec") and not getattr(layer, "on_worker", False)
