@@ -65,7 +65,7 @@ def _say_slowly(stopped: threading.Event, channel: grpc.Channel, table: str) -> 
         pass
 
 
-def _lookup(channel: grpc.Channel) -> grpc.StreamStreamMultiCallable[bytes, bytes]:
+def _lookup(channel: grpc.Channel) -> "grpc.StreamStreamMultiCallable[bytes, bytes]":
     return channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)
 
 
