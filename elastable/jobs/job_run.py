@@ -36,7 +36,7 @@ from elastable.master.core.job_master import Master
 from elastable.master.model.model_metrics import LazyLogs
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
-from elastable.monitoring.checkpoint_log import MOST_CHECKPOINTS, CheckpointLog
+from elastable.output.noted import MOST_CHECKPOINTS, CheckpointLog
 from elastable.output.progress_bars import JobProgress, summary_table
 from elastable.output.run_directory import RunDirectory
 from elastable.process.child import EndedChild

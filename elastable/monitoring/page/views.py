@@ -17,9 +17,8 @@ from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import GoneWorker, JobStatus, WorkerIdentity, WorkerStatus
-from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.metrics import Source
-from elastable.output.curves import Curves
+from elastable.output.noted import CheckpointLog, Curves
 from elastable.process.child import EndedChild
 
 if TYPE_CHECKING:
