@@ -16,8 +16,7 @@ import grpc
 import numpy as np
 
 from benchmarks.calls.sessions import STILL, serving, stub_workers
-from benchmarks.calls.silent_clients import SilentClients
-from benchmarks.calls.slow_clients import slow_clients
+from benchmarks.calls.silent_clients import SilentClients, slow_clients
 from benchmarks.harness import Row, publish
 from benchmarks.processes import child, line_of
 from elastable.embedding_store.contract.spec import TableSpec

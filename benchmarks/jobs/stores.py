@@ -13,6 +13,7 @@ is that of master, workers and server together: it says what a store costs where
 the address of the server.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,6 @@ import numpy as np
 from benchmarks.click_job.contender import ready
 from benchmarks.click_job.contenders import Job, click_job
 from benchmarks.harness import Row, compare, interleaved, publish
-from benchmarks.jobs.flights_job import flights_job
 from benchmarks.processes import processor_s, redis_server
 from benchmarks.storage.redis_log import COMPOSE_REDIS
 from elastable.embedding_store.wire.remote_source import RemoteSource
@@ -36,6 +36,10 @@ from tests.servers import Server
 
 _ROWS, _TABLES = 1_000_000, 26
 _ROUNDS, _SECONDS = 5, 1.5
+_FLIGHTS = Path(__file__).parents[2] / "examples" / "flights" / "model.py"
+_MICRO_BATCH, _MICRO_BATCHES = 512, 2
+_EPOCHS = 1_000  # more than a benchmark sees
+_WARM = 300  # versions: more than an epoch, in which most rows are first touches
 _MEMORY = "memory"
 _LOGGED = "memory?log={home}&fsync=interval"
 _FILES = "file://{home}?budget=64MiB"
@@ -135,7 +139,7 @@ def _races(more: bool, stores: Sequence[str]) -> list[_Race]:
         )
 
     def flights(workers: int) -> _Start:
-        return lambda name, home, options: flights_job(name, home, options, workers)
+        return lambda name, home, options: _flights_job(name, home, options, workers)
 
     races = [
         _Race("click, Adagrad, Zipf(1.05) ids", click("Adagrad", "zipf"), {_LOGGED: 0.9, _FILES: None, _REDIS: 0.8}),
@@ -151,6 +155,13 @@ def _races(more: bool, stores: Sequence[str]) -> list[_Race]:
         _Race("flights, 2 workers", flights(2), {_REDIS: 0.85}, latency=True),
     ]
     return [_Race(race.name, race.start, {**race.floors, **others}, race.latency) for race in races]
+
+
+def _flights_job(name: str, home: Path, options: Sequence[str], workers: int) -> Job:
+    """The main job of the README: 1,024 records a version, of each worker a part."""
+    job = ["--micro-batch-size", str(_MICRO_BATCH), "--grads-to-wait", str(_MICRO_BATCHES), "--epochs", str(_EPOCHS)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return Job(name, _FLIGHTS, _MICRO_BATCH * _MICRO_BATCHES, [*job, *options], home, environment, workers, _WARM)
 
 
 def _run(race: _Race) -> list[Row]:

@@ -15,11 +15,10 @@ from dataclasses import asdict
 
 from benchmarks.harness import RESULTS, Row, publish
 from benchmarks.processes import output_of
-from benchmarks.scale.fit import fitted
+from benchmarks.scale.fit import fitted, waits_found
 from benchmarks.scale.measuring import measured, shares
 from benchmarks.scale.setting import Run, Setting, write_runs
 from benchmarks.simulation.calibration import INSTALLED
-from benchmarks.simulation.waits import waits_found
 
 RUNS = RESULTS / "scale_runs.json"
 """Every run, as it was measured."""
