@@ -13,9 +13,8 @@ from functools import partial
 from rich.console import Console
 from rich.markup import escape
 
-from elastable.callbacks.averages import finalize_averages
-from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.final_weights import BestVersions, finalize_averages
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.snapshot import Snapshot
