@@ -117,7 +117,7 @@ class DirtyRows:
     `add` and `take` are called by the thread that commits; `give_back` by any.
 
     Args:
-        store: Whose commits these are.
+        store: Whose commits these are; it is now as a checkpoint has it.
         most_bytes: Of memory for the ids.
     """
 
@@ -125,15 +125,8 @@ class DirtyRows:
         self._store = store
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._tables: dict[str, _Table] = {}
+        self._tables = self._tables_now()
         self._returned: Changes | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        """From now on: the store is as a checkpoint has it."""
-        with self._lock:
-            self._tables = self._tables_now()
-            self._returned = None
 
     def add(self, updates: Mapping[str, TableUpdate]) -> None:
         """The updates of a commit that was made, or that is about to be."""

@@ -259,7 +259,7 @@ def write_blocks(
     row_bytes = 8 + 4 * (spec.dim + row_optimizer(spec.optimizer).slot_width(spec.dim))
     block_rows = max(1, _BLOCK_BYTES // row_bytes)
     ids = None if of.whole or changes is None else changes.ids(spec.name, block_rows)
-    blocks = source.scan(spec.name, block_rows) if ids is None else _changed_rows(source, spec.name, ids)
+    blocks = source.scan(spec.name, block_rows) if ids is None else (source.read_rows(spec.name, some) for some in ids)
     files, written = [], 0
     for number, group in enumerate(_groups(blocks, _FILE_BYTES // row_bytes)):
         file = f"{of.prefix}-{number:05d}.safetensors"
@@ -284,11 +284,6 @@ def _whole_ids(spec: TableSpec, ids: Int64) -> Int64:
     whole = of.table.origin
     stride, offset = of.id_stride // whole.id_stride, (of.id_offset - whole.id_offset) // whole.id_stride
     return ids if stride == 1 else global_ids(ids, stride, offset)
-
-
-def _changed_rows(source: Snapshot, table: str, ids: Iterable[Int64]) -> Iterator[RowBlock]:
-    for some in ids:
-        yield source.read_rows(table, some)
 
 
 def _groups(blocks: Iterable[RowBlock], most: int) -> Iterator[list[RowBlock]]:
