@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import Tensor
-from elastable.master.push_check import TensorSpec
+from elastable.master.model.dense import tensor_specs
 
 
 class ModelMetrics:
@@ -42,9 +42,7 @@ class ModelMetrics:
         own = step is not keras.Model.train_step
         counted = own and not any(each.name == "loss" and each is not tracker for each in getattr(model, "metrics", ()))
         self._loss_count = places.get(id(tracker.count)) if counted and tracker is not None else None
-        self.specs = tuple(
-            TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in self._variables
-        )
+        self.specs = tensor_specs(self._variables)
 
     def results(self, total: tuple[Tensor, ...], prefix: str = "") -> dict[str, float]:
         """Every metric's value.
