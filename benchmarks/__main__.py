@@ -5,48 +5,19 @@ import subprocess
 import sys
 import time
 
-__all__ = ["main"]
-
-_BENCHES = {
-    "store": "benchmarks.tables.store",
-    "lookup": "benchmarks.tables.lookup",
-    "dynamic": "benchmarks.tables.dynamic",
-    "update": "benchmarks.tables.update",
-    "catch_up": "benchmarks.tables.catch_up",
-    "dtypes": "benchmarks.tables.dtypes",
-    "partitions": "benchmarks.tables.partitions",
-    "host_embeddings": "benchmarks.replicas.host_embeddings",
-    "kg_balance": "benchmarks.graphs.kg_balance",
-    "kg": "benchmarks.graphs.kg",
-    "kg_bounds": "benchmarks.graphs.kg_bounds",
-    "kg_beyond_memory": "benchmarks.graphs.kg_beyond_memory",
-    "sharded_training": "benchmarks.replicas.sharded_training",
-    "wire": "benchmarks.calls.wire",
-    "load": "benchmarks.calls.load",
-    "sessions": "benchmarks.calls.sessions",
-    "waiting": "benchmarks.calls.waiting",
-    "offload": "benchmarks.jobs.offload",
-    "scale": "benchmarks.scale",
-    "simulation": "benchmarks.simulation",
-    "redis_rows": "benchmarks.storage.redis_rows",
-    "redis_log": "benchmarks.storage.redis_log",
-    "commit_log": "benchmarks.storage.commit_log",
-    "redis_appends": "benchmarks.storage.redis_appends",
-    "recovery": "benchmarks.storage.recovery",
-    "tiers": "benchmarks.storage.tiers",
-    "cold_rows": "benchmarks.storage.cold_rows",
-    "pins": "benchmarks.storage.pins",
-    "checkpoints": "benchmarks.storage.checkpoints",
-    "peers": "benchmarks.peers",
-    "click": "benchmarks.jobs.click",
-    "stores": "benchmarks.jobs.stores",
-    "pressure": "benchmarks.storage.pressure",
-    "promises": "benchmarks.storage.promises",
-    "metrics": "benchmarks.jobs.metrics",
-    "evaluations": "benchmarks.jobs.evaluations",
-    "collectives": "benchmarks.replicas.collectives",
+_ROOMS = {
+    "tables": "store lookup dynamic update catch_up dtypes partitions",
+    "graphs": "kg_balance kg kg_bounds kg_beyond_memory",
+    "replicas": "host_embeddings sharded_training collectives",
+    "calls": "wire load sessions waiting",
+    "storage": "redis_rows redis_log commit_log redis_appends recovery tiers cold_rows pins checkpoints "
+    "pressure promises",
+    "jobs": "offload click stores metrics evaluations",
 }
-"""Name -> module, in the order in which they run."""
+"""Room -> its benchmarks, in the order in which they run."""
+
+_BENCHES = {name: f"benchmarks.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()}
+_BENCHES |= {name: f"benchmarks.{name}" for name in ("scale", "simulation", "peers")}
 
 
 def main(names: list[str]) -> int:

@@ -11,16 +11,21 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Rounds", "Row", "compare", "interleaved", "machine", "publish", "rate"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+T = TypeVar("T")
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -46,10 +51,15 @@ class Row:
     name: str
     value: float | None
     unit: str
-    reference: float | None
-    ratio: float | None
+    reference: float | None = None
+    ratio: float | None = None
     floor: float | None = None
     note: str | None = None
+
+    @classmethod
+    def at_most(cls, name: str, value: float, unit: str, most: float) -> "Row":
+        """A figure of which less is better, and more than `most` is too much."""
+        return cls(name, value, unit, most, most / value, 1.0)
 
     @property
     def verdict(self) -> str:
@@ -61,10 +71,10 @@ class Row:
         return "ok" if self.ratio >= self.floor else "below"
 
 
-def interleaved(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Rounds:
+def interleaved(contenders: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """The figures of every contender, each called once a round, in turns that begin with another one each time."""
     names = list(contenders)
-    figures: dict[str, list[float]] = {name: [] for name in names}
+    figures: dict[str, list[T]] = {name: [] for name in names}
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -72,7 +82,14 @@ def interleaved(contenders: Mapping[str, Callable[[], float]], rounds: int) -> R
     return figures
 
 
-def compare(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float], floor: float | None = None) -> Row:
+def compare(
+    name: str,
+    unit: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    floor: float | None = None,
+    less: bool = False,
+) -> Row:
     """Medians, and the median of the rounds' ratios.
 
     Args:
@@ -81,13 +98,38 @@ def compare(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float]
         ours: Our figure in every round.
         theirs: The reference's, in the same rounds.
         floor: The lowest acceptable ratio.
+        less: Whether less is better, as it is of "us" in any case.
     """
     pairs = zip(ours, theirs, strict=True)
-    ratios = [other / own if unit == "us" else own / other for own, other in pairs]
+    ratios = [other / own if less or unit == "us" else own / other for own, other in pairs]
     return Row(name, statistics.median(ours), unit, statistics.median(theirs), statistics.median(ratios), floor)
 
 
-def rate(work: Callable[[], object], amount: float, at_least_s: float = 0.2) -> Callable[[], float]:
+Work = Callable[[], object]
+"""Does once what is measured."""
+
+
+def versus(
+    name: str,
+    unit: str,
+    ours: Work,
+    theirs: Work,
+    amount: float,
+    rounds: int,
+    floor: float | None = None,
+    at_least_s: float = 0.2,
+) -> Row:
+    """Compares how much of two works is done a second; see `rates` and `compare`."""
+    figures = rates({"ours": ours, "theirs": theirs}, amount, rounds, at_least_s)
+    return compare(name, unit, figures["ours"], figures["theirs"], floor)
+
+
+def rates(works: Mapping[str, Work], amount: float, rounds: int, at_least_s: float = 0.2) -> Rounds:
+    """What each work does of `amount` a second, in every round; see `interleaved` and `rate`."""
+    return interleaved({name: rate(work, amount, at_least_s) for name, work in works.items()}, rounds)
+
+
+def rate(work: Work, amount: float, at_least_s: float = 0.2) -> Callable[[], float]:
     """A contender that repeats `work` for a while and gives `amount` a second, of its median run."""
 
     def measure() -> float:
@@ -132,6 +174,26 @@ def publish(bench: str, title: str, rows: Sequence[Row]) -> None:
         figures = (_shown(row.value), row.unit, _shown(row.reference), ratio, floor, row.verdict)
         table.add_row(row.name, *figures, style=style)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+@contextmanager
+def drawing(file: Path, x: str, y: str, size: tuple[float, float] = (6, 4)) -> Iterator["Axes"]:
+    """A panel with these axes, which is a picture in `file` at the end of the block."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "elastable"  # the same picture of the same figures
+    figure, panel = pyplot.subplots(figsize=size)
+    panel.set(xlabel=x, ylabel=y)
+    panel.grid(alpha=0.3)
+    yield panel
+    panel.legend(fontsize=8)
+    figure.tight_layout()
+    file.parent.mkdir(exist_ok=True)
+    figure.savefig(file, dpi=110, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)
 
 
 def _written(row: Row) -> dict[str, object]:

@@ -12,8 +12,6 @@ from elastable.embedding_store.contract.arrays import Int64, UInt64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import RangePool, WorkCounter, join_work, leave_work, next_pieces
 
-__all__ = ["reading"]
-
 _WORDS_A_TURN = 1 << 15
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from benchmarks.harness import RESULTS
 from elastable.embedding_store.contract.malformed import DocumentFields
 
-__all__ = ["FIGURES", "QUOTING", "figures", "filled", "main"]
-
 _BLOCK = re.compile(r"(<!-- results (\w+)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEAD = "| measured | ours | reference | unit | ratio | floor |\n| --- | ---: | ---: | --- | ---: | ---: |\n"
 

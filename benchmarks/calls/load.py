@@ -5,7 +5,6 @@ The server and the busy clients run in separate processes.
     python -m benchmarks.calls.load
 """
 
-import subprocess
 import sys
 import threading
 import time
@@ -17,9 +16,9 @@ import grpc
 import numpy as np
 
 from benchmarks.calls.sessions import STILL, serving, stub_workers
-from benchmarks.calls.silent_clients import SilentClients
-from benchmarks.calls.slow_clients import slow_clients
+from benchmarks.calls.silent_clients import SilentClients, slow_clients
 from benchmarks.harness import Row, publish
+from benchmarks.processes import child, line_of
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unavailable
@@ -27,8 +26,6 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_source import RemoteSource
-
-__all__ = ["Load", "Waits", "busy_clients", "main", "measure"]
 
 _SPEC = TableSpec(STILL, 16, 100_000)
 _IDS = 64
@@ -136,21 +133,9 @@ def busy_clients(address: str, count: int) -> Iterator[None]:
     """So many clients, each with a separate connection, that look rows up all the time."""
     with ExitStack() as held:
         for first in range(0, count, _CLIENTS_EACH):
-            clients = held.enter_context(_process("busy", address, str(min(_CLIENTS_EACH, count - first))))
-            assert clients.stdout is not None
-            clients.stdout.readline()  # they are all connected
+            some = str(min(_CLIENTS_EACH, count - first))
+            line_of(held.enter_context(child("benchmarks.calls.load", "busy", address, some)))  # they are connected
         yield
-
-
-@contextmanager
-def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.calls.load", *arguments], stdout=subprocess.PIPE
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def _keep_busy(address: str, count: int) -> None:

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from benchmarks.calls.stub_workers import DIM, ROWS, TABLE
-from benchmarks.harness import Row, compare, publish
+from benchmarks.harness import Row, compare, interleaved, publish
+from benchmarks.processes import child, line_of, resident_bytes
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -28,8 +29,6 @@ from elastable.master.commits.dense_part import DensePart
 from elastable.master.core.job_master import Master
 from elastable.master.rpc.master_service import master_service
 from elastable.process.heap import keep_collections_short
-
-__all__ = ["STILL", "Pace", "main", "pace", "serving", "stub_workers"]
 
 STILL = "still"
 """A table that nobody trains."""
@@ -66,15 +65,12 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._asks, self._answers = process.stdin, process.stdout
-        self.address = self._answers.readline().strip()
+        self.address = line_of(process)
 
     def mark(self) -> dict[str, float]:
         """Its pushes, CPU seconds, bytes of memory and threads, until now."""
-        print("mark", file=self._asks, flush=True)
-        said: dict[str, float] = json.loads(self._answers.readline())
+        print("mark", file=self._process.stdin, flush=True)
+        said: dict[str, float] = json.loads(line_of(self._process))
         return said
 
 
@@ -97,8 +93,7 @@ def pace(served: Served, seconds: float) -> Pace:
 @contextmanager
 def serving(grads_to_wait: int, runs: bool = True) -> Iterator[Served]:
     """A master in a separate process; without `runs` it makes no version."""
-    arguments = ["serve", str(grads_to_wait), str(int(runs))]
-    with _process("benchmarks.calls.sessions", *arguments, stdin=subprocess.PIPE) as process:
+    with child("benchmarks.calls.sessions", "serve", str(grads_to_wait), str(int(runs))) as process:
         yield Served(process)
 
 
@@ -108,24 +103,13 @@ def stub_workers(address: str, count: int) -> Iterator[list[subprocess.Popen[str
     each = [count // _PROCESSES + (number < count % _PROCESSES) for number in range(_PROCESSES)]
     with ExitStack() as held:
         started = [
-            held.enter_context(_process("benchmarks.calls.stub_workers", address, str(some), str(sum(each[:number]))))
+            held.enter_context(child("benchmarks.calls.stub_workers", address, str(some), str(sum(each[:number]))))
             for number, some in enumerate(each)
             if some
         ]
         for process in started:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "joined\n"
+            assert line_of(process) == "joined"
         yield started
-
-
-@contextmanager
-def _process(module: str, *arguments: str, stdin: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def _serve(grads_to_wait: int, runs: bool) -> None:
@@ -148,7 +132,7 @@ def _serve(grads_to_wait: int, runs: bool) -> None:
                     "pushes": store.version() * grads_to_wait,
                     "cpu_s": used.ru_utime + used.ru_stime,
                     "at": time.monotonic(),
-                    "rss": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+                    "rss": resident_bytes(),
                     "threads": len(os.listdir("/proc/self/task")),
                 }
                 print(json.dumps(said), flush=True)
@@ -156,21 +140,22 @@ def _serve(grads_to_wait: int, runs: bool) -> None:
 
 def main() -> None:
     """Measures, prints and writes `results/sessions.json`."""
-    paces: dict[int, list[Pace]] = {count: [] for count in _COUNTS}
-    for _ in range(_ROUNDS):  # each count in each round, so that other load affects all alike
-        for count, measured in paces.items():
-            with serving(_GRADS_TO_WAIT) as served, stub_workers(served.address, count):
-                time.sleep(_WARM_UP_S)
-                measured.append(pace(served, _MEASURED_S))
-    few = paces[_COUNTS[0]]
+    paces = interleaved({f"{count:,}": partial(_pace_of, count) for count in _COUNTS}, _ROUNDS)
+    few, *_ = paces.values()
     rows: list[Row] = []
     for count, measured in paces.items():
         floors = (None, None) if measured is few else (0.8, 1 / 1.5)
-        pushes = [each.pushes_per_s for each in measured], [each.pushes_per_s for each in few]
-        rows.append(compare(f"pushes of {count:,} workers", "pushes/s", *pushes, floor=floors[0]))
-        cpu = [1e3 * each.cpu_ms_per_push for each in measured], [1e3 * each.cpu_ms_per_push for each in few]
-        rows.append(compare(f"the master's CPU time for a push of {count:,} workers", "us", *cpu, floor=floors[1]))
+        pushes = [[each.pushes_per_s for each in some] for some in (measured, few)]
+        rows.append(compare(f"pushes of {count} workers", "pushes/s", pushes[0], pushes[1], floors[0]))
+        cpu = [[1e3 * each.cpu_ms_per_push for each in some] for some in (measured, few)]
+        rows.append(compare(f"the master's CPU time for a push of {count} workers", "us", cpu[0], cpu[1], floors[1]))
     publish("sessions", "One master and up to 1,000 workers", [*rows, *_idle_rows()])
+
+
+def _pace_of(count: int) -> Pace:
+    with serving(_GRADS_TO_WAIT) as served, stub_workers(served.address, count):
+        time.sleep(_WARM_UP_S)
+        return pace(served, _MEASURED_S)
 
 
 def _idle_rows() -> list[Row]:
@@ -181,12 +166,11 @@ def _idle_rows() -> list[Row]:
         with stub_workers(served.address, count):
             time.sleep(_WARM_UP_S)
             idle = pace(served, _MEASURED_S)
-    cpu, most = 1e3 * idle.cpu_ms_per_s, 20_000.0
-    held = (idle.rss_bytes - before["rss"]) / count
+    held = (idle.rss_bytes - before["rss"]) / count / 1024
     return [
-        Row(f"CPU time a second, {count:,} workers waiting", cpu, "us", most, most / cpu, 1.0),
-        Row(f"memory of each of {count:,} workers waiting", held / 1024, "KiB", 1024.0, 1024**2 / held, 1.0),
-        Row(f"threads more with {count:,} workers", idle.threads - before["threads"], "threads", None, None),
+        Row.at_most(f"CPU time a second, {count:,} workers waiting", 1e3 * idle.cpu_ms_per_s, "us", 20_000.0),
+        Row.at_most(f"memory of each of {count:,} workers waiting", held, "KiB", 1024.0),
+        Row(f"threads more with {count:,} workers", idle.threads - before["threads"], "threads"),
     ]
 
 

@@ -1,15 +1,20 @@
-"""Clients that open a call and then stay silent: a minimal HTTP/2 client, thousands per thread."""
+"""Clients that open a call and then stay silent (a minimal HTTP/2 client, thousands per thread), and slow ones."""
 
 import selectors
 import socket
 import struct
 import threading
 import time
-from contextlib import suppress
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-__all__ = ["SilentClients"]
+import grpc
+import numpy as np
+
+from elastable.embedding_store.closing import Closing
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.messages.frames import encode
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING = 0, 1, 3, 4, 6
@@ -17,7 +22,7 @@ _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
 _WAIT_S = 0.1
 
 
-class SilentClients:
+class SilentClients(Closing):
     """Connections with one open call each, whose message never comes; a call that the server ends is made again.
 
     Args:
@@ -56,12 +61,8 @@ class SilentClients:
         """Connections that the server has not closed."""
         return len(self._received)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes all connections."""
         self._stopped.set()
         self._thread.join()
         for one in list(self._received):
@@ -137,3 +138,69 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 def _text(value: str) -> bytes:
     """A literal of HPACK, shorter than 127 bytes."""
     return bytes((len(value),)) + value.encode()
+
+
+# Two clients that are slow: one that hardly reads what it asked for, and one that hardly says what it asks for
+
+
+_READ, _SAID = 32_768, 262_144  # ids: the reply of the one, and the question of the other, are several messages
+_SLOW_PAUSE_S = 5.0
+_DEADLINE_S = 120.0
+
+
+@contextmanager
+def slow_clients(address: str, table: str) -> Iterator[None]:
+    """Both, while the block runs; a call that the server ends is made again."""
+    stopped = threading.Event()
+    with (
+        grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as reads,
+        grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as says,
+    ):
+        clients = [
+            threading.Thread(target=_again, args=(stopped, _read_slowly, reads, table), name="slow reader"),
+            threading.Thread(target=_again, args=(stopped, _say_slowly, says, table), name="slow sender"),
+        ]
+        for client in clients:
+            client.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            for client in clients:
+                client.join()
+
+
+def _again(stopped: threading.Event, call: object, channel: grpc.Channel, table: str) -> None:
+    assert callable(call)
+    while not stopped.is_set():
+        with suppress(grpc.RpcError):
+            call(stopped, channel, table)
+        stopped.wait(0.1)
+
+
+def _read_slowly(stopped: threading.Event, channel: grpc.Channel, table: str) -> None:
+    replies = _lookup(channel)(iter(_frames(table, _READ)), timeout=_DEADLINE_S)
+    for _ in replies:
+        if stopped.wait(_SLOW_PAUSE_S):
+            replies.cancel()  # type: ignore[no-untyped-call]
+            return
+
+
+def _say_slowly(stopped: threading.Event, channel: grpc.Channel, table: str) -> None:
+    def frames() -> Iterator[bytes]:
+        for frame in _frames(table, _SAID):
+            yield frame
+            if stopped.wait(_SLOW_PAUSE_S):
+                return
+
+    for _ in _lookup(channel)(frames(), timeout=_DEADLINE_S):
+        pass
+
+
+def _lookup(channel: grpc.Channel) -> "grpc.StreamStreamMultiCallable[bytes, bytes]":
+    return channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)
+
+
+def _frames(table: str, count: int) -> list[bytes]:
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table=table, count=count)])
+    return list(encode(header.SerializeToString(), [np.arange(count, dtype=np.int64) % 1_000]))

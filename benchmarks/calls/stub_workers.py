@@ -21,8 +21,6 @@ from elastable.master.rpc.messages import MASTER_SERVICE
 from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
 
-__all__ = ["IDS", "TABLE", "StubWorker", "run_workers"]
-
 TABLE, DIM, IDS = "t", 16, 512
 ROWS = 100_000
 _WAIT_MS = 20_000

@@ -6,7 +6,6 @@ Both serve the same methods of the same store, each in a process of its own, and
 """
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +20,7 @@ import grpc.aio
 import numpy as np
 
 from benchmarks.harness import compare, interleaved, publish, rate
+from benchmarks.processes import child, line_of
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.wire.access.credentials import Role
@@ -32,8 +32,6 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Servic
 from elastable.embedding_store.wire.server.handlers import Later
 from elastable.embedding_store.wire.service.store_service import StoreServicer, store_service
 from elastable.process.heap import keep_collections_short, keep_freed_memory
-
-__all__ = ["main"]
 
 _SESSIONS, _CLIENTS, _WAITS, _FRAMES, _ROUNDS = 200, 8, 64, 64, 15
 _DIM, _ROWS, _BATCH = 64, 100_000, 65_536
@@ -123,11 +121,7 @@ _MEASURED: list[tuple[str, str, Callable[[_Client], float]]] = [
 @contextmanager
 def _client(name: str) -> Iterator[_Client]:
     with ExitStack() as held:
-        command = [sys.executable, "-m", "benchmarks.calls.waiting", "--serve", name]
-        server = held.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        held.callback(server.kill)
-        assert server.stdout is not None
-        address = server.stdout.readline().strip()
+        address = line_of(held.enter_context(child("benchmarks.calls.waiting", "--serve", name)))
         source, raw = held.enter_context(RemoteSource(address)), held.enter_context(channel(address))
         others = [
             held.enter_context(grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]))

@@ -5,21 +5,21 @@ One process serves the store and the raw calls; another calls it.
     python -m benchmarks.calls.wire
 """
 
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import cycle
 
 import grpc
 import numpy as np
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
-from elastable.embedding_store.contract.row_data import RowBlock
+from benchmarks.harness import Row, Work, compare, publish, rates, versus
+from benchmarks.processes import child, line_of
+from benchmarks.tables.table_work import fill
 from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.lookups import lookup_request
 from elastable.embedding_store.wire.access.credentials import Role
@@ -32,8 +32,6 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BATCH = 2_000_000, 64, 65_536
 _BATCHES, _OUTS = 24, 4  # in rotation, so that no row is still in a cache
 _SPEC = TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of("sgd", learning_rate=0.01))
@@ -45,15 +43,11 @@ _SERVES_S = 600.0
 
 def main() -> None:
     """Measures, prints and writes `results/wire.json`."""
-    with _serving() as server:
-        assert server.stdout is not None
-        address = server.stdout.readline().decode().strip()
-        try:
-            with RemoteSource(address) as source, channel(address) as raw:
-                rows = [*_bulk(source, raw), _one_row(source, raw)]
-            rows.append(_shared(address))
-        finally:
-            server.kill()
+    with child("benchmarks.calls.wire", "--serve") as server:
+        address = line_of(server)
+        with RemoteSource(address) as source, channel(address) as raw:
+            rows = [*_bulk(source, raw), _one_row(source, raw)]
+        rows.append(_shared(address))
     publish("wire", "Lookups from another process: over gRPC on loopback, and from shared memory", rows)
 
 
@@ -73,8 +67,8 @@ def _bulk(source: RemoteSource, raw: grpc.Channel) -> list[Row]:
         assert start == len(rows)
 
     megabytes = _BATCH * _DIM * 4 / 1e6
-    contenders = {"ours": lambda: source.lookup({"t": next(batches)}), "raw": read, "copied": read_copied}
-    rounds = interleaved({name: rate(work, megabytes) for name, work in contenders.items()}, _ROUNDS)
+    works: dict[str, Work] = {"ours": lambda: source.lookup({"t": next(batches)}), "raw": read, "copied": read_copied}
+    rounds = rates(works, megabytes, _ROUNDS)
     name = f"lookup of {_BATCH:,} rows x {_DIM}, against"
     return [
         compare(f"{name} a raw byte stream", "MB/s", rounds["ours"], rounds["raw"], floor=0.8),
@@ -92,9 +86,8 @@ def _one_row(source: RemoteSource, raw: grpc.Channel) -> Row:
     empty = raw.unary_unary(f"/{_RAW}/Empty", None, None)
     one = np.arange(1)
     source.lookup({"t": one})  # its size is known from now on
-    ours = rate(lambda: source.lookup({"t": one}), 1e-6)
-    theirs = rate(lambda: empty(b"", timeout=60.0), 1e-6)
-    rounds = interleaved({"ours": ours, "theirs": theirs}, _ROUNDS)
+    works: dict[str, Work] = {"ours": lambda: source.lookup({"t": one}), "theirs": lambda: empty(b"", timeout=60.0)}
+    rounds = rates(works, 1e-6, _ROUNDS)
     times = {name: [1 / figure for figure in figures] for name, figures in rounds.items()}
     name = "lookup of 1 row, round trip, against an empty call"
     return compare(name, "us", times["ours"], times["theirs"], floor=round(1 / 1.5, 2))
@@ -108,33 +101,18 @@ def _shared(address: str) -> Row:
     requests = cycle([[lookup_request(_SPEC, of, outs[n % _OUTS])] for n, of in enumerate(ids)])
     megabytes = _BATCH * _DIM * 4 / 1e6
     with MemoryStore() as own, SharedSource(RemoteSource(address), required=True) as attached:
-        _fill(own)
-        contenders: dict[str, RowSource] = {"ours": attached, "theirs": own}
-        for source in contenders.values():
+        fill(own, _SPEC)
+        for source in (attached, own):
             source.lookup_into(next(requests))
-        measured = {name: _lookups(source, requests, megabytes) for name, source in contenders.items()}
-        rounds = interleaved(measured, _ROUNDS)
+        name = f"lookup of {_BATCH:,} rows x {_DIM} from shared memory, against in-process"
+        ours, theirs = (partial(_look_up, source, requests) for source in (attached, own))
+        row = versus(name, "MB/s", ours, theirs, megabytes, _ROUNDS, floor=0.9)
         assert attached.attached
-    name = f"lookup of {_BATCH:,} rows x {_DIM} from shared memory, against in-process"
-    return compare(name, "MB/s", rounds["ours"], rounds["theirs"], floor=0.9)
+    return row
 
 
-def _lookups(source: RowSource, requests: Iterator[list[LookupRequest]], megabytes: float) -> Callable[[], float]:
-    return rate(lambda: source.lookup_into(next(requests)), megabytes)
-
-
-def _fill(store: EmbeddingStore) -> None:
-    """A table whose rows are all there."""
-    store.create_table(_SPEC)
-    block = 1 << 17
-    for start in range(0, _ROWS, block):
-        ids = np.arange(start, min(_ROWS, start + block))
-        rows = np.ones((len(ids), _DIM), np.float32)
-        store.put("t", [RowBlock(ids, rows, np.empty((len(ids), 0), np.float32))])
-
-
-def _serving() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "benchmarks.calls.wire", "--serve"], stdout=subprocess.PIPE)
+def _look_up(source: RowSource, requests: Iterator[list[LookupRequest]]) -> None:
+    source.lookup_into(next(requests))
 
 
 def _serve() -> None:
@@ -159,7 +137,7 @@ def _serve() -> None:
         },
     )
     with SharedMemoryStore() as store:
-        _fill(store)
+        fill(store, _SPEC)
         with suppress(OSError):  # a kernel that cannot: the figure says what that costs
             store.make_huge()
         with GrpcServer("127.0.0.1:0", [store_service(store), raw], anonymous=Role.ADMINISTRATOR) as server:

@@ -13,17 +13,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from benchmarks.click_job.contender import Contender
 from benchmarks.click_job.draws import RECORDS
 from benchmarks.click_job.sizes import BATCH
-from benchmarks.processes import free_port
 from elastable.embedding_store.errors import Unavailable
 from elastable.master.rpc.client import MasterClient
-
-__all__ = ["Job", "StepCounter", "click_job", "click_variables", "dense_step", "plain_keras"]
+from tests.ports import free_address
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 240.0
@@ -46,22 +45,18 @@ class StepCounter(Contender):
         self._seconds_a_step = 0.0
 
     def start(self) -> None:
-        """See `Contender.start`."""
         self._process = _launch(self._command, self._environment, self._log, pipes=True)
 
     def warm_up(self) -> None:
-        """See `Contender.warm_up`."""
         self._train(3)
         self._seconds_a_step = self._train(3)
 
     def examples_per_second(self, seconds: float) -> float:
-        """See `Contender.examples_per_second`."""
         self._train(max(1, int(_SETTLE_S / self._seconds_a_step)))
         self._seconds_a_step = self._train(max(3, int(seconds / self._seconds_a_step)))
         return BATCH / self._seconds_a_step
 
     def close(self) -> None:
-        """See `Contender.close`."""
         _kill([self._process])
 
     def _train(self, steps: int) -> float:
@@ -90,10 +85,11 @@ def dense_step(optimizer: str, home: Path) -> StepCounter:
     return StepCounter(command, click_variables(0, optimizer), home / "dense.log")
 
 
+@dataclass
 class Job(Contender):
     """One `elastable master`, and its workers.
 
-    Args:
+    Attributes:
         name: Of its logs and run directory.
         model: The model file.
         examples: Of one version.
@@ -105,61 +101,51 @@ class Job(Contender):
         stores: Store servers of the job; 0: the master holds its rows.
         transport: Of workers, master and store servers.
         of_workers: More options of every worker.
-
-    Attributes:
-        name, examples: As given.
         address: Of the master.
         processes: The store servers', the master's, then the workers'.
     """
 
-    def __init__(
-        self,
-        name: str,
-        model: Path,
-        examples: int,
-        options: Sequence[str],
-        home: Path,
-        environment: Mapping[str, str],
-        workers: int,
-        warm: int,
-        stores: int = 0,
-        transport: str = "auto",
-        of_workers: Sequence[str] = (),
-    ) -> None:
-        self.name, self.examples, self._of_workers = name, examples, of_workers
-        self._model, self._options = str(model), list(options)
-        self._home, self._environment, self._workers, self._warm = home, environment, workers, warm
-        self._stores, self._transport = [f"127.0.0.1:{free_port()}" for _ in range(stores)], transport
-        self.address = f"127.0.0.1:{free_port()}"
+    name: str
+    model: Path
+    examples: int
+    options: Sequence[str]
+    home: Path
+    environment: Mapping[str, str]
+    workers: int
+    warm: int
+    stores: int = 0
+    transport: str = "auto"
+    of_workers: Sequence[str] = ()
+    address: str = field(default_factory=free_address)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         self._client = MasterClient(self.address, deadline_s=_START_S)
-        self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """See `Contender.start`."""
-        places = ["--listen", self.address, "--run-dir", str(self._home / f"runs-{self.name}"), "--no-export"]
-        if self._stores:
-            places += ["--stores", ",".join(self._stores)]
-        roles = {f"store-{number}": ["store", "--listen", each] for number, each in enumerate(self._stores)}
-        roles["master"] = ["master", self._model, *self._options, *places]
-        for number in range(self._workers):
-            arguments = ["worker", self._model, "--master", self.address, "--deadline", str(_START_S)]
-            roles[f"worker-{number}"] = [*arguments, *self._of_workers]
+        places = ["--listen", self.address, "--run-dir", str(self.home / f"runs-{self.name}"), "--no-export"]
+        stores = [free_address() for _ in range(self.stores)]
+        if stores:
+            places += ["--stores", ",".join(stores)]
+        roles = {f"store-{number}": ["store", "--listen", each] for number, each in enumerate(stores)}
+        roles["master"] = ["master", str(self.model), *self.options, *places]
+        for number in range(self.workers):
+            arguments = ["worker", str(self.model), "--master", self.address, "--deadline", str(_START_S)]
+            roles[f"worker-{number}"] = [*arguments, *self.of_workers]
         for role, arguments in roles.items():
-            log = self._home / f"{role}-{self.name}.log"
-            command = [sys.executable, "-m", "elastable", *arguments, "--transport", self._transport]
-            self.processes.append(_launch(command, self._environment, log))
+            log = self.home / f"{role}-{self.name}.log"
+            command = [sys.executable, "-m", "elastable", *arguments, "--transport", self.transport]
+            self.processes.append(_launch(command, self.environment, log))
 
     def warm_up(self) -> None:
-        """See `Contender.warm_up`."""
         give_up = time.monotonic() + _START_S
-        while self.version() < self._warm:
+        while self.version() < self.warm:
             if time.monotonic() > give_up:
-                raise RuntimeError(f"not warm after {_START_S} s; see {self._home}")
+                raise RuntimeError(f"not warm after {_START_S} s; see {self.home}")
             time.sleep(0.1)
         self._signal(signal.SIGSTOP)
 
     def examples_per_second(self, seconds: float) -> float:
-        """See `Contender.examples_per_second`."""
         with self.running():
             return self.measured(seconds)
 
@@ -172,7 +158,6 @@ class Job(Contender):
         return (last - first) * self.examples / (ended - began)
 
     def close(self) -> None:
-        """See `Contender.close`."""
         self._client.close()
         _kill(self.processes)
 
@@ -193,7 +178,7 @@ class Job(Contender):
         """The version that it has come to."""
         for process in self.processes:
             if process.poll() is not None:
-                raise RuntimeError(f"{process.args!r} ended with {process.returncode}; see {self._home}")
+                raise RuntimeError(f"{process.args!r} ended with {process.returncode}; see {self.home}")
         try:
             return self._client.status().version
         except Unavailable:

@@ -17,8 +17,6 @@ import tensorflow as tf
 from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN, LEARNING_RATE
 from benchmarks.peers.workloads import THREADS
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """For every line with a number of steps on stdin, makes that many and prints their number and seconds."""

@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from benchmarks.click_job.sizes import BATCH, FEATURES
 
-__all__ = ["IDS", "RECORDS", "batches"]
-
 RECORDS = 64 * BATCH
 """Different records, drawn beforehand; their batches are used in turn."""
 

@@ -18,8 +18,6 @@ from benchmarks.click_job.draws import batches
 from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN, LEARNING_RATE
 from elastable.worker.readers.batch.reader import Batch, Reader
 
-__all__ = ["click_model", "data", "model"]
-
 _ENDLESS = 1_000_000  # batches in an epoch: more than a benchmark sees
 
 

@@ -1,7 +1,5 @@
 """The sizes of the click model, importable without TensorFlow."""
 
-__all__ = ["BATCH", "DIM", "FEATURES", "HIDDEN", "LEARNING_RATE", "OPTIMIZERS"]
-
 FEATURES = 26
 DIM = 16
 HIDDEN = (256, 128)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import RESULTS, Row, compare, interleaved, publish
+from benchmarks.harness import RESULTS, Row, compare, drawing, interleaved, publish
 from benchmarks.peers import workloads
 from benchmarks.peers.environments import OURS, PYKEEN
 from benchmarks.peers.races import Pairing, Race, Runner, run
@@ -31,8 +31,6 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-
-__all__ = ["main", "peer_rows", "scheme_rows", "worker_rows"]
 
 _FLOORS = {"CoDEx-S": 5.0, "FB15k-237": 5.0, "WN18RR": 3.0}
 _GRAPHS = {"CoDEx-S": (2_034, 42, 32_888), "FB15k-237": (14_541, 237, 272_115), "WN18RR": (40_943, 11, 86_835)}
@@ -160,30 +158,17 @@ def _pace(scheme: str, dim: int, negatives: int) -> Callable[[], float]:
 
 def draw(rows: list[Row], file: Path) -> None:
     """The ratio over negatives, a line for each dimension; above 1 score-moving wins."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panel = pyplot.subplots(figsize=(6, 4))
     lines: Mapping[int, list[tuple[int, float]]] = {dim: [] for dim in _SCHEME_DIMS}
     for row in rows:
         words = row.name.replace(",", "").split()
         if row.ratio is not None:
             lines[int(words[4])].append((int(words[5]), row.ratio))
-    for dim, points in lines.items():
-        panel.plot(*zip(*points, strict=True), "o-", label=f"dim {dim}")
-    panel.axhline(1.0, color="black", linewidth=0.8)
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log", base=2)
-    panel.set_xlabel("negatives of each triple")
-    panel.set_ylabel("triples/s, score-moving over embedding-moving")
-    panel.grid(alpha=0.3)
-    panel.legend()
-    figure.tight_layout()
-    file.parent.mkdir(exist_ok=True)
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+    with drawing(file, "negatives of each triple", "triples/s, score-moving over embedding-moving") as panel:
+        for dim, points in lines.items():
+            panel.plot(*zip(*points, strict=True), "o-", label=f"dim {dim}")
+        panel.axhline(1.0, color="black", linewidth=0.8)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log", base=2)
 
 
 if __name__ == "__main__":

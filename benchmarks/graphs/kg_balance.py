@@ -7,14 +7,15 @@ the group, forward and backward; every worker must send the same number.
     python -m benchmarks.graphs.kg_balance
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import RESULTS, Row, compare, interleaved, publish, rate
+from benchmarks.harness import RESULTS, Row, Work, drawing, publish, versus
 from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
@@ -23,8 +24,6 @@ from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriple
 from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
-
-__all__ = ["drawn", "main", "measured"]
 
 _ENTITIES, _RELATIONS, _TRIPLES = 40_943, 11, 86_835  # WN18RR's sizes, triples at random
 _STEP, _DIM, _WORKERS, _ROUNDS = 1024, 128, (1, 2, 3, 4, 6, 8), 5
@@ -83,26 +82,14 @@ def measured() -> list[Row]:
 
 def drawn(rows: list[Row], file: Path) -> None:
     """Draws measured bytes as points on the lines of the formula, an SVG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "elastable"  # the same picture of the same figures
-    figure, panel = pyplot.subplots(figsize=(7, 4.2))
     along = np.linspace(min(_WORKERS), max(_WORKERS), 200)
-    for way in _WAYS:
-        line = panel.plot(along, [way.formula(workers) / 2**20 for workers in along], linewidth=1.4)[0]
-        found = [row.value for row in rows if row.name.endswith(f"{way.name}, MiB a worker sends")]
-        panel.plot(_WORKERS, found, "o", color=line.get_color(), label=way.name)
-    panel.set_xlabel("workers, for the same 1,024 triples a step")
-    panel.set_ylabel("MiB that a worker sends in a step")
-    panel.set_title("Points: measured. Lines: the formula (points above them: blocks rounded up).", fontsize=10)
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, metadata={"Date": None})
-    pyplot.close(figure)
+    axes = "workers, for the same 1,024 triples a step", "MiB that a worker sends in a step"
+    with drawing(file, *axes, size=(7, 4.2)) as panel:
+        panel.set_title("Points: measured. Lines: the formula (points above them: blocks rounded up).", fontsize=10)
+        for way in _WAYS:
+            line = panel.plot(along, [way.formula(workers) / 2**20 for workers in along], linewidth=1.4)[0]
+            found = [row.value or 0.0 for row in rows if row.name.endswith(f"{way.name}, MiB a worker sends")]
+            panel.plot(_WORKERS, found, "o", color=line.get_color(), label=way.name)
 
 
 def _random_triples() -> Int32:
@@ -151,19 +138,16 @@ def _batches(triples: Int32) -> Iterator[Row]:
     }
     for name, negatives in kinds.items():
         sampler = RigidSampler(partition, _STEP, negatives=negatives)
-        contenders = {"made": rate(_making(sampler), _STEP), "scored": rate(_scoring(sampler, sharding), _STEP)}
-        rounds = interleaved(contenders, _ROUNDS)
-        yield compare(
-            f"batches with {name}, against score and gradients", "triples/s", rounds["made"], rounds["scored"]
-        )
+        made = partial(_make, sampler, count())
+        of = f"batches with {name}, against score and gradients"
+        yield versus(of, "triples/s", made, _scoring(sampler, sharding), _STEP, _ROUNDS)
 
 
-def _making(sampler: RigidSampler) -> Callable[[], object]:
-    steps = count()
-    return lambda: sampler.batch(next(steps), 0)
+def _make(sampler: RigidSampler, steps: Iterator[int]) -> None:
+    sampler.batch(next(steps), 0)
 
 
-def _scoring(sampler: RigidSampler, sharding: Sharding) -> Callable[[], object]:
+def _scoring(sampler: RigidSampler, sharding: Sharding) -> Work:
     score = score_function("ComplEx", _DIM)
     entities, relations = _shard(sharding, score.entity_width), np.ones((_RELATIONS, score.relation_width), np.float32)
     scheme, batch = EmbeddingMoving(alone(), score), sampler.batch(0, 0)

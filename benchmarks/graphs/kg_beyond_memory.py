@@ -29,8 +29,6 @@ from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.schemes.candidate_losses import StepGradients
 
-__all__ = ["StoredTrainer", "main", "trial"]
-
 _ENTITIES, _RELATIONS, _TRIPLES, _STEPS, _DIM = 500_000, 50, 1_000_000, 300, 128
 _TABLE = "entities"
 _MIB = 1 << 20

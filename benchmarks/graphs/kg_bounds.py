@@ -27,8 +27,6 @@ from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.scores.kernels import dot_products
 from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import one_blas_thread, product_gradients, products
 
-__all__ = ["main", "product_row", "row_reads_row"]
-
 Shape = tuple[int, int, int]
 """Rows of the left matrix, what is summed over, columns of the right one."""
 

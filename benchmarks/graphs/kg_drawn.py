@@ -18,8 +18,6 @@ from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import SPLITS, KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph.names import Names
 
-__all__ = ["DRAWN", "DrawnSize", "HiddenModel", "drawn_graph"]
-
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 

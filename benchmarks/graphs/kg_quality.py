@@ -34,8 +34,6 @@ from elastable.process.heap import keep_freed_memory
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph, save_graph
 from elastable.replicas.knowledge_graphs.graph_settings import GraphSize, TrainSettings, planned_settings, settings_of
 
-__all__ = ["CASES", "Case", "main"]
-
 
 @dataclass(frozen=True, slots=True)
 class Case:

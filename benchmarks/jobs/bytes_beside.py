@@ -19,8 +19,6 @@ import redis
 
 from elastable.embedding_store.wire.remote_source import RemoteSource
 
-__all__: list[str] = []
-
 _PART = 512 << 10
 _KEPT_PARTS = 200
 _SEGMENT = 64 << 20

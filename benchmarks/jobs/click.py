@@ -8,20 +8,16 @@ process with the memory store and one worker process; plain Keras is
     python -m benchmarks.jobs.click [ROWS ...]
 """
 
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.click_job.contender import Contender
+from benchmarks.click_job.contender import Contender, ready
 from benchmarks.click_job.contenders import click_job, plain_keras
 from benchmarks.click_job.sizes import OPTIMIZERS
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
-
-__all__ = ["main", "raced"]
 
 _TABLES = (100_000, 1_000_000, 5_000_000)
 _FLOORS = {(100_000, "SGD"): 0.7, (5_000_000, "Adam"): 6.0}
@@ -34,8 +30,6 @@ _KERAS, _OURS, _OURS_ALONE = "Keras", "2 threads", "1 thread"
 
 def main(tables: tuple[int, ...] = _TABLES) -> None:
     """Measures, prints and writes `results/click.json`."""
-    # Ended from outside, too: contenders without a turn are stopped, and would stay so for ever.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     figures = {(rows, optimizer): _measure(rows, optimizer) for optimizer in OPTIMIZERS for rows in tables}
     lines = []
     for (rows, optimizer), rounds in figures.items():
@@ -49,13 +43,7 @@ def main(tables: tuple[int, ...] = _TABLES) -> None:
 
 def raced(contenders: Mapping[str, Contender]) -> Rounds:
     """Examples/s of everyone in every round; all are started before, and closed."""
-    with ExitStack() as held:
-        for contender in contenders.values():
-            held.enter_context(contender)
-        for contender in contenders.values():
-            contender.start()
-        for contender in contenders.values():
-            contender.warm_up()
+    with ready(*contenders.values()):
         turns = {name: partial(contender.examples_per_second, _SECONDS) for name, contender in contenders.items()}
         return interleaved(turns, _ROUNDS)
 

@@ -32,8 +32,6 @@ from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.user_model.build import build_model, sample_batch
 
-__all__ = ["main"]
-
 _RECORDS, _HELD_OUT, _MICRO_BATCH, _WORKERS = 1_280, 256, 16, 2
 _WARM, _TIMED, _ROUNDS = 20, 100, 5  # versions; the first of them compile
 _FLOOR = 0.8

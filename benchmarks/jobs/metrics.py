@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from benchmarks.click_job.contender import ready
 from benchmarks.click_job.contenders import Job, click_job
 from benchmarks.harness import Rounds, compare, interleaved, publish
-from benchmarks.processes import free_port, processor_s
-
-__all__ = ["main"]
+from benchmarks.processes import processor_s
+from tests.ports import free_port
 
 _ROWS, _OPTIMIZER, _THREADS = 1_000_000, "Adagrad", 2
 _ROUNDS, _SECONDS = 15, 3.0
@@ -43,15 +43,11 @@ def _measured(home: Path) -> tuple[Rounds, Rounds]:
     ports = [free_port() for _ in range(2)]
     served = [("--http", f"127.0.0.1:{port}") for port in ports]
     costs: dict[str, list[float]] = {"shown": [], "plain": []}
-    with (
-        click_job("shown", _ROWS, _OPTIMIZER, home, served[0], threads=_THREADS, of_workers=served[1]) as shown,
-        click_job("plain", _ROWS, _OPTIMIZER, home, threads=_THREADS) as plain,
-    ):
-        jobs = {"shown": shown, "plain": plain}
-        for job in jobs.values():
-            job.start()
-        for job in jobs.values():
-            job.warm_up()
+    jobs = {
+        "shown": click_job("shown", _ROWS, _OPTIMIZER, home, served[0], threads=_THREADS, of_workers=served[1]),
+        "plain": click_job("plain", _ROWS, _OPTIMIZER, home, threads=_THREADS),
+    }
+    with ready(*jobs.values()):
         turns = {name: partial(_turn, job, costs[name], ports if name == "shown" else ()) for name, job in jobs.items()}
         return interleaved(turns, _ROUNDS), costs
 
@@ -83,14 +79,12 @@ def _scraping(ports: Sequence[int]) -> Iterator[None]:
             over.wait(_SCRAPE_EVERY_S)
 
     scraping = threading.Thread(target=scrape)
-    if ports:
-        scraping.start()
+    scraping.start()
     try:
         yield
     finally:
         over.set()
-        if ports:
-            scraping.join()
+        scraping.join()
     if failures:
         raise failures[0]
 

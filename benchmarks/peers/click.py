@@ -12,13 +12,11 @@ from pathlib import Path
 
 from benchmarks.click_job.contender import Contender
 from benchmarks.click_job.contenders import StepCounter, click_job, click_variables, dense_step
-from benchmarks.harness import Row, compare
+from benchmarks.harness import Row
 from benchmarks.jobs.click import raced
 from benchmarks.peers.environments import RECOMMENDERS_ADDONS
-from benchmarks.peers.races import PEER_ABSENT
+from benchmarks.peers.races import row_of
 from benchmarks.peers.workloads import THREADS
-
-__all__ = ["click_rows", "redis_click_rows"]
 
 _RACES = ((100_000, "SGD", 2.5), (5_000_000, "Adagrad", 4.0), (5_000_000, "Adam", 10.0))
 _REDIS_RACES = ((100_000, "SGD", 4.0), (1_000_000, "Adagrad", 4.0))
@@ -40,11 +38,12 @@ def click_rows(home: Path) -> list[Row]:
                 contenders[f"servers-{workers}"] = _peer("parameter_server", rows, optimizer, folder, variables)
         figures = _raced(contenders)
         for workers in _WORKERS:
+            servers = figures.get(f"servers-{workers}")
             what = f"click, {optimizer}, {rows:,} rows, {workers} worker{'s' * (workers > 1)}"
             name = f"{what}, against ParameterServerStrategy"
-            lines.append(_row(name, figures, f"ours-{workers}", f"servers-{workers}", floor))
+            lines.append(row_of(name, "examples/s", figures[f"ours-{workers}"], servers, floor))
             most = f"dense step alone, {name.removeprefix('click, ')}"
-            lines.append(_row(most, figures, "dense", f"servers-{workers}", None))
+            lines.append(row_of(most, "examples/s", figures["dense"], servers, None))
     return lines
 
 
@@ -59,7 +58,8 @@ def redis_click_rows(home: Path, address: str) -> list[Row]:
             variables = {"CLICK_REDIS": address}
             contenders["theirs"] = _peer("recommenders_click", rows, optimizer, folder, variables)
         name = f"click, {optimizer}, {rows:,} rows in Redis, against recommenders-addons"
-        lines.append(_row(name, _raced(contenders), "ours", "theirs", floor))
+        figures = _raced(contenders)
+        lines.append(row_of(name, "examples/s", figures["ours"], figures.get("theirs"), floor))
     return lines
 
 
@@ -73,10 +73,3 @@ def _raced(contenders: Mapping[str, Contender]) -> Mapping[str, list[float]]:
     figures = {name: list(of) for name, of in raced(contenders).items()}
     print({name: [round(figure) for figure in of] for name, of in figures.items()}, flush=True)
     return figures
-
-
-def _row(name: str, figures: Mapping[str, list[float]], ours: str, theirs: str, floor: float | None) -> Row:
-    if theirs in figures:
-        return compare(name, "examples/s", figures[ours], figures[theirs], floor)
-    value = compare(name, "examples/s", figures[ours], figures[ours]).value
-    return Row(name, value, "examples/s", None, None, floor, PEER_ABSENT)

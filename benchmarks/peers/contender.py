@@ -8,12 +8,9 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.malformed import Document
-
-__all__ = ["Contender", "ContenderFailed"]
 
 _ROOT = Path(__file__).parents[2]
 _PREPARE_S = 300.0
@@ -25,7 +22,7 @@ class ContenderFailed(Exception):
     """A side could not prepare or run; the message has its own words."""
 
 
-class Contender:
+class Contender(Closing):
     """One side of a race. Stopped (`SIGSTOP`) whenever it has no turn, so that not even its idle threads spin."""
 
     def __init__(self, python: Path, side: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -76,14 +73,6 @@ class Contender:
             if pipe is not None:
                 with suppress(BrokenPipeError):  # a request that it did not live to read
                     pipe.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(self, request: Mapping[str, object], timeout_s: float) -> Document:
         process = self._process

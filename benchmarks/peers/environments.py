@@ -8,8 +8,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FBGEMM", "OURS", "PEERS", "PYKEEN", "RECOMMENDERS_ADDONS", "Environment", "main"]
-
 _HOME = Path(__file__).parents[2] / ".peers"
 _PINS = Path(__file__).parent
 

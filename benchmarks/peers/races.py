@@ -1,6 +1,7 @@
 """The comparisons, their contenders, and the names of their rows."""
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,8 +11,6 @@ from benchmarks.harness import Rounds, Row, compare, interleaved
 from benchmarks.peers.contender import Contender, ContenderFailed
 from benchmarks.peers.environments import FBGEMM, OURS, RECOMMENDERS_ADDONS, Environment
 from elastable.embedding_store.contract.malformed import DocumentFields
-
-__all__ = ["PEER_ABSENT", "Pairing", "Race", "Runner", "redis_races", "run", "table_races"]
 
 PEER_ABSENT = "peer absent"
 _ROUNDS = 7
@@ -103,12 +102,23 @@ def run(race: Race, home: Path, rounds: int = _ROUNDS, seconds: float = _SECONDS
 
 def _row(unit: str, pairing: Pairing, figures: Rounds, notes: Mapping[str, str]) -> Row:
     ours, theirs = figures.get(pairing.ours), figures.get(pairing.theirs)
+    note = notes.get(pairing.ours if ours is None else pairing.theirs)
+    return row_of(pairing.name, unit, ours, theirs, pairing.floor, note)
+
+
+def row_of(
+    name: str,
+    unit: str,
+    ours: Sequence[float] | None,
+    theirs: Sequence[float] | None,
+    floor: float | None,
+    note: str | None = PEER_ABSENT,
+) -> Row:
+    """As `compare`; where one of the two has no figures, `note` says why."""
     if ours is not None and theirs is not None:
-        return compare(pairing.name, unit, ours, theirs, pairing.floor)
-    value = None if ours is None else compare(pairing.name, unit, ours, ours).value
-    reference = None if theirs is None else compare(pairing.name, unit, theirs, theirs).value
-    note = notes[pairing.ours if ours is None else pairing.theirs]
-    return Row(pairing.name, value, unit, reference, None, pairing.floor, note)
+        return compare(name, unit, ours, theirs, floor)
+    value, reference = (None if of is None else statistics.median(of) for of in (ours, theirs))
+    return Row(name, value, unit, reference, None, floor, note)
 
 
 def table_races() -> list[Race]:

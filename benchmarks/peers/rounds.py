@@ -24,8 +24,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO
 
-__all__ = ["Turn", "main"]
-
 _LEAST_RUNS = 3
 _PR_SET_PDEATHSIG = 1
 

@@ -5,22 +5,6 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BAG",
-    "BATCH",
-    "DIM",
-    "ROWS",
-    "THREADS",
-    "Settings",
-    "bags",
-    "dynamic_ids",
-    "redis_ids",
-    "triples",
-    "uniform",
-    "unique",
-    "zipf",
-]
-
 Int64 = npt.NDArray[np.int64]
 
 ROWS, DIM, BATCH = 2_000_000, 64, 65_536
@@ -74,12 +58,12 @@ def dynamic_ids() -> tuple[Int64, list[Int64]]:
     return ids, [ids[random.integers(0, ROWS, BATCH)] for _ in range(_BATCHES)]
 
 
-def zipf(exponent: float = 1.05) -> list[Int64]:
-    """Batches of ids of which the k-th most frequent comes with probability ~ k ** -exponent."""
+def zipf(exponent: float = 1.05, batches: int = 0) -> list[Int64]:
+    """So many batches (0: as of the others) of ids of which the k-th most frequent has probability ~ k ** -exponent."""
     random = _random()
     shares = np.cumsum(np.arange(1, ROWS + 1, dtype=np.float64) ** -exponent)
     places = random.permutation(ROWS).astype(np.int64)  # frequent rows are no neighbours
-    return [places[np.searchsorted(shares, random.random(BATCH) * shares[-1])] for _ in range(_BATCHES)]
+    return [places[np.searchsorted(shares, random.random(BATCH) * shares[-1])] for _ in range(batches or _BATCHES)]
 
 
 def redis_ids(rows: int, batch: int) -> list[Int64]:

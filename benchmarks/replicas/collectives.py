@@ -14,27 +14,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Rounds, Row, compare, interleaved, publish
+from benchmarks.harness import Rounds, Row, Work, compare, interleaved, publish
 from elastable.embedding_store.contract.arrays import Array
 from elastable.process.heap import keep_freed_memory
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.processes.world import replica_group
 
-__all__ = ["main"]
-
 _SIZES = (2, 4)
 _BYTES = (4 << 10, 1 << 20, 16 << 20)
 _ROUNDS = 7
 _LIMIT_S = 900.0
 _COLLECTIVES = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
-
-Work = Callable[[], object]
 
 
 def main() -> None:
@@ -45,7 +41,9 @@ def main() -> None:
         for name, rounds in processes.items():
             rows.append(compare(f"{name}, {size} processes, against mpi4py", "us", rounds["ours"], rounds["raw"]))
             rows.append(compare(f"{name}, {size} processes, against a copy", "us", rounds["ours"], rounds["copy"]))
-            rows.append(compare(f"{name}, {size} threads, against a copy", "us", *_two(threads[name])))
+            rows.append(
+                compare(f"{name}, {size} threads, against a copy", "us", threads[name]["ours"], threads[name]["copy"])
+            )
         if size == 2:
             rows.append(_against_tensorflow(processes))
     publish("collectives", "Collectives of a replica group, one call; arrays of so many bytes a member", rows)
@@ -56,10 +54,6 @@ def _against_tensorflow(processes: Mapping[str, Rounds]) -> Row:
     name = f"all_reduce of {_size(_BYTES[-1])}, 2 processes, against TensorFlow's"
     value, reference = statistics.median(ours), statistics.median(theirs)
     return Row(name, value, "us", reference, reference / value, note="one after the other")
-
-
-def _two(rounds: Rounds) -> tuple[Sequence[float], Sequence[float]]:
-    return rounds["ours"], rounds["copy"]
 
 
 def _in_processes(size: int) -> dict[str, Rounds]:

@@ -25,8 +25,6 @@ from elastable.replicas.host_embeddings.host_embedding import HostTableOptions, 
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 
-__all__ = ["main", "measured"]
-
 # Rows, columns, ids of each replica.
 _SHAPES = (
     (4_000_000, 8, 4096),

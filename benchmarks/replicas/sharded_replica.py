@@ -7,32 +7,15 @@ import json
 import resource
 import statistics
 import sys
-import time
 
 import keras
 import numpy as np
 
 import elastable as et
-from benchmarks.tables.table_filling import resident_bytes
-
-__all__ = ["main"]
+from benchmarks.click_job.plain_keras import EpochClock
+from benchmarks.processes import resident_bytes
 
 _STEPS, _EPOCHS = 8, 5
-
-
-class _Clock(keras.callbacks.Callback):  # type: ignore[misc]
-    """Seconds of every epoch, and the resident memory behind each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-        self._began = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._began = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self.seconds.append(time.perf_counter() - self._began)
 
 
 def main(shared: str, width: int, batch_size: int) -> None:
@@ -57,7 +40,7 @@ def main(shared: str, width: int, batch_size: int) -> None:
     whole = et.TensorLocationSettings()
     trainer = et.ReplicaTrainer(model, et.LocationSettings(sharding if shared == "both" else whole, sharding), group)
     trainer.compile("adam", "mse")
-    clock = _Clock()
+    clock = EpochClock()
     sent = group.bytes_sent
     trainer.fit(x, y, batch_size, _EPOCHS, verbose=0, callbacks=[clock])
     held = trainer.memory()

@@ -14,15 +14,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import Row, compare, publish
-
-__all__ = ["main", "measured"]
+from benchmarks.harness import Row, compare, interleaved, publish
 
 _ROOT = Path(__file__).parents[2]
 _REPLICAS, _WIDTH, _BATCH, _ROUNDS = 2, 2048, 64, 3
 _LIMIT_S = 300.0
+_FIGURES = {
+    "step_us": ("a step", "us"),
+    "state": ("optimizer state of a replica", "B"),
+    "weights": ("weights of a replica between steps", "B"),
+    "resident": ("resident memory at the end", "B"),
+    "peak": ("resident memory at most", "B"),
+    "sent": ("sent by a replica in a step", "B"),
+}
+"""What a replica prints -> its row, and its unit."""
+
 _SHARED = {"none": "nothing shared", "state": "state shared", "both": "weights and state shared"}
 
 
@@ -33,25 +42,13 @@ def main() -> None:
 
 def measured(width: int = _WIDTH, rounds: int = _ROUNDS) -> list[Row]:
     """The rows of the table: every figure compared with two replicas that shard nothing."""
-    runs: dict[str, list[Mapping[str, float]]] = {name: [] for name in _SHARED}
-    names = list(runs)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            runs[name].append(_run(name, width))
+    runs = interleaved({name: partial(_run, name, width) for name in _SHARED}, rounds)
     figures = {name: {key: [run[key] for run in found] for key in found[0]} for name, found in runs.items()}
     return [row for name in ("state", "both") for row in _rows(_SHARED[name], figures[name], figures["none"])]
 
 
 def _rows(what: str, ours: Mapping[str, Sequence[float]], theirs: Mapping[str, Sequence[float]]) -> list[Row]:
-    return [
-        compare(f"{what}: a step", "us", ours["step_us"], theirs["step_us"]),
-        compare(f"{what}: optimizer state of a replica", "B", ours["state"], theirs["state"]),
-        compare(f"{what}: weights of a replica between steps", "B", ours["weights"], theirs["weights"]),
-        compare(f"{what}: resident memory at the end", "B", ours["resident"], theirs["resident"]),
-        compare(f"{what}: resident memory at most", "B", ours["peak"], theirs["peak"]),
-        compare(f"{what}: sent by a replica in a step", "B", ours["sent"], theirs["sent"]),
-    ]
+    return [compare(f"{what}: {name}", unit, ours[key], theirs[key]) for key, (name, unit) in _FIGURES.items()]
 
 
 def _run(shared: str, width: int) -> Mapping[str, float]:

@@ -7,22 +7,18 @@ dense values, and have Redis behind the servers; from all of them comes the cali
 """
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from benchmarks.harness import RESULTS, Row, publish
-from benchmarks.scale.fit import fitted
+from benchmarks.processes import output_of
+from benchmarks.scale.fit import fitted, waits_found
 from benchmarks.scale.measuring import measured, shares
 from benchmarks.scale.setting import Run, Setting, write_runs
 from benchmarks.simulation.calibration import INSTALLED
-from benchmarks.simulation.waits import waits_found
-
-__all__ = ["RUNS", "main"]
 
 RUNS = RESULTS / "scale_runs.json"
 """Every run, as it was measured."""
@@ -69,24 +65,20 @@ def _rows(run: Run) -> list[Row]:
     name = f"{run.setting.workers} workers, {run.setting.stores} store servers"
     each = run.rows_per_s / run.setting.stores
     rows = [
-        Row(f"{name}: rows of each server", each, "rows/s", None, None),
-        Row(f"{name}: p50 of a version", 1e3 * run.p50_s, "ms", None, None),
-        Row(f"{name}: p99 of a version", 1e3 * run.p99_s, "ms", None, None),
+        Row(f"{name}: rows of each server", each, "rows/s"),
+        Row(f"{name}: p50 of a version", 1e3 * run.p50_s, "ms"),
+        Row(f"{name}: p99 of a version", 1e3 * run.p99_s, "ms"),
     ]
     for kind, attribute in _KINDS.items():
         spent = getattr(run, attribute) / run.million_rows
-        rows.append(Row(f"{name}: processor time of {kind}, a million rows", spent, "s", None, None))
+        rows.append(Row(f"{name}: processor time of {kind}, a million rows", spent, "s"))
     return rows
 
 
 def _dense_step_s() -> float:
     """Processor seconds of the click model's dense step, for as many examples as a micro-batch has ids for."""
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks.scale.dense_step", str(Setting(1, 1).ids)]
-    figures = [
-        float(subprocess.run(command, env=quiet, check=True, capture_output=True, text=True).stdout) for _ in "123"
-    ]
-    return round(statistics.median(figures), 4)
+    figures = [output_of("benchmarks.scale.dense_step", str(Setting(1, 1).ids)) for _ in "123"]
+    return round(statistics.median(map(float, figures)), 4)
 
 
 if __name__ == "__main__":

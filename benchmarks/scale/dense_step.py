@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from benchmarks.click_job.sizes import DIM, FEATURES, HIDDEN
 
-__all__ = ["main"]
-
 _STEPS = 30
 
 

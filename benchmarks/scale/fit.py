@@ -1,6 +1,8 @@
 """From measured runs to a calibration: what a version, a call, a row and a value cost each kind of process."""
 
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -8,8 +10,8 @@ import numpy.typing as npt
 from benchmarks.harness import machine
 from benchmarks.scale.setting import Run
 from benchmarks.simulation.calibration import Calibration
-
-__all__ = ["fitted", "least_squares"]
+from benchmarks.simulation.cluster import of_run
+from benchmarks.simulation.job import simulated
 
 Float64 = npt.NDArray[np.float64]
 
@@ -27,7 +29,7 @@ _CROWDS = tuple(crowd / 200 for crowd in range(21))
 def fitted(runs: Sequence[Run], shares: tuple[float, float]) -> Calibration:
     """The calibration that explains the processor time of runs best, by relative error; no cost is negative.
 
-    `beside` and `wait` are still 0: `benchmarks.simulation.waits` finds them.
+    `beside` and `wait` are still 0: `waits_found` finds them.
 
     Args:
         runs: In which workers, store servers, ids, values of a row and dense values differ independently; at least one
@@ -120,3 +122,23 @@ def _of_redis(run: Run) -> tuple[float, ...]:
     of = run.setting
     rows = of.rows * -np.expm1(-of.workers * run.unique / of.rows)  # different rows of a version
     return rows, rows * of.dim
+
+
+# How much of the processor time of a version is waited for, and how long nobody computes
+
+
+_BESIDE = tuple(share / 20 for share in range(13))
+_WAITS = (0.0, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006)
+
+
+def waits_found(costs: Calibration, runs: Sequence[Run]) -> Calibration:
+    """The calibration with those `beside` and `wait` with which the simulation is closest to runs without Redis."""
+    memory = [run for run in runs if not run.setting.redis]
+    tried = [replace(costs, beside=beside, wait=wait) for beside in _BESIDE for wait in _WAITS]
+    return min(tried, key=lambda each: statistics.mean(abs(error(run, each)) for run in memory))
+
+
+def error(run: Run, costs: Calibration) -> float:
+    """By which part the simulated versions a second of a run differ from the measured ones."""
+    outcome = simulated(of_run(run), costs, versions=60)
+    return outcome.versions / outcome.seconds / (run.versions / run.seconds) - 1

@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import redis
 
-from benchmarks.jobs.stores import running_redis
-from benchmarks.processes import busy_s, moved_bytes, processor_s
+from benchmarks.processes import busy_s, moved_bytes, processor_s, redis_server
 from benchmarks.scale.processes import TABLE, drawn_ids, run_master, run_worker, table_spec
 from benchmarks.scale.setting import Run, Setting
+from benchmarks.storage.redis_log import COMPOSE_REDIS
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.local_processes import LocalStores, StoreAccess
 from elastable.jobs.options import StoreServerOptions
-
-__all__ = ["measured", "shares"]
 
 _WARM_VERSIONS = 5
 _START_S = 240.0
@@ -116,11 +113,9 @@ def _stores(setting: Setting, home: Path) -> Iterator[tuple[LocalStores, list[in
     with ExitStack() as held:
         url, of_redis = "memory", []
         if setting.redis:
-            address = held.enter_context(running_redis(home))
-            url = f"redis://{address}?deadline=120"
-            host, _, port = address.rpartition(":")
-            with redis.Redis(host, int(port)) as client:
-                of_redis = [int(client.info("server")["process_id"])]
+            server = held.enter_context(redis_server(*COMPOSE_REDIS))
+            assert server.process is not None
+            url, of_redis = f"{server.url}?deadline=120", [server.process.pid]
         options = StoreServerOptions(store=url, transport="grpc", listen="127.0.0.1:0")
         anybody = StoreAccess(Credentials.from_environment(), {}, {})
         yield held.enter_context(LocalStores(setting.stores, options, home, anybody)), of_redis

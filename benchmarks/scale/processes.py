@@ -35,8 +35,6 @@ from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.train_step import StepResult
 
-__all__ = ["TABLE", "drawn_ids", "run_master", "run_worker", "table_spec"]
-
 TABLE = "t"
 _POOL = 16  # different micro-batches of a worker
 _DEADLINE_S = 120.0

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from elastable.embedding_store.contract.malformed import Document
 
-__all__ = ["Run", "Setting", "read_runs", "write_runs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

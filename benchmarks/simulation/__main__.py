@@ -18,8 +18,6 @@ from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Outcome, of_run
 from benchmarks.simulation.job import simulated
 
-__all__ = ["main"]
-
 _PLOTS = Path(__file__).parents[2] / "docs" / "images"
 _WORKERS = (1, 3, 10, 30, 100, 300, 1_000)
 _STORES = (1, 4, 16, 64)
@@ -105,7 +103,7 @@ def _stragglers(costs: Calibration) -> list[Row]:
     for spread in (0.0, 0.1, 0.3, 1.0):
         outcome = simulated(replace(_BASE, workers=10, spread=spread), costs, 60)
         name = f"10 workers, 16 store servers, steps that differ by {100 * spread:.0f} %"
-        rows.append(Row(name, outcome.examples_per_s, "examples/s", None, None, note=outcome.limit))
+        rows.append(Row(name, outcome.examples_per_s, "examples/s", note=outcome.limit))
     return rows
 
 
@@ -119,7 +117,7 @@ def _shown(series: Series, every: Sequence[float], unit: str) -> list[Row]:
     for name, outcomes in series.items():
         for at, one in zip(every, outcomes, strict=True):
             latency = f"{one.limit}; p50 of a version {1e3 * statistics.median(one.latencies):,.0f} ms"
-            rows.append(Row(f"{name}: {at:,.0f} {unit}", one.examples_per_s, "examples/s", None, None, note=latency))
+            rows.append(Row(f"{name}: {at:,.0f} {unit}", one.examples_per_s, "examples/s", note=latency))
     return rows
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["INSTALLED", "Calibration"]
-
 INSTALLED = Path(__file__).with_name("calibration.json")
 """The one that is stored; `python -m benchmarks.scale` writes it."""
 

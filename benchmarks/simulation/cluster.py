@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 
 from benchmarks.scale.setting import Run
 
-__all__ = ["Cluster", "Outcome", "of_run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

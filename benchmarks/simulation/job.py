@@ -16,8 +16,6 @@ from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Outcome
 from benchmarks.simulation.stations import Cores, Station, Steps
 
-__all__ = ["simulated"]
-
 _CALLS = 5
 _ID_BYTES, _VALUE_BYTES = 8, 4
 

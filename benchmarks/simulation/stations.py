@@ -5,8 +5,6 @@ from collections.abc import Generator
 import numpy as np
 import simpy
 
-__all__ = ["Cores", "Station", "Steps"]
-
 Steps = Generator[simpy.Event, object, None]
 
 _SLICE_S = 0.003  # of Linux' scheduler where several processes want a core

@@ -30,8 +30,6 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
 _ROWS, _DIM, _BLOCK = 10_000_000, 16, 1 << 16
 _COMMITS, _CHANGED = 100, 1000
 _ROUNDS = 5
@@ -67,8 +65,8 @@ def _measured(home: Path, kind: str, store: MemoryStore) -> list[Row]:
     rows = [
         compare(f"write, {kind} ids, against a copy", "rows/s", in_rows["write"], in_rows["copy to"], _FLOOR),
         compare(f"restore, {kind} ids, against a read", "rows/s", in_rows["restore"], in_rows["copy from"], _FLOOR),
-        Row(f"recovery of a table of {kind} ids, seconds", seconds, "s", None, None),
-        Row(f"recovery, {kind} ids, of a row", seconds / _ROWS * 1e6, "us", None, None),
+        Row(f"recovery of a table of {kind} ids, seconds", seconds, "s"),
+        Row(f"recovery, {kind} ids, of a row", seconds / _ROWS * 1e6, "us"),
     ]
     full, increment = _increments(home / "series", store)
     name = f"increment of {_COMMITS * _CHANGED:,} changes, {kind} ids, against a full one"

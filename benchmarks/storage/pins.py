@@ -16,14 +16,11 @@ from itertools import cycle
 
 import numpy as np
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.harness import Row, compare, interleaved, publish, versus
 from benchmarks.peers import workloads
-from benchmarks.tables.table_filling import filled_blocks
+from benchmarks.tables.table_work import fill
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
-from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.process.heap import keep_freed_memory
-
-__all__ = ["main"]
 
 ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
 _COMMITS = 8  # per pin
@@ -71,13 +68,15 @@ def _lookups(optimizer: str, store: MemoryStore, updates: Updates) -> Row:
             _commit(store, next(updates))
         wanted = workloads.uniform()
         pinned, current = cycle(wanted), cycle(wanted)
-        contenders = {
-            "pinned": rate(lambda: store.lookup({"t": next(pinned)}, pin.version()), BATCH, 0.1),
-            "current": rate(lambda: store.lookup({"t": next(current)}), BATCH, 0.1),
-        }
-        figures = interleaved(contenders, _ROUNDS)
-    name = f"lookups at a pinned version, {optimizer}, half of the rows changed, vs. the current one"
-    return compare(name, "ids/s", figures["pinned"], figures["current"])
+        return versus(
+            f"lookups at a pinned version, {optimizer}, half of the rows changed, vs. the current one",
+            "ids/s",
+            lambda: store.lookup({"t": next(pinned)}, pin.version()),
+            lambda: store.lookup({"t": next(current)}),
+            BATCH,
+            _ROUNDS,
+            at_least_s=0.1,
+        )
 
 
 def _commit(store: MemoryStore, update: TableUpdate) -> int:
@@ -97,10 +96,7 @@ def _updates(batches: list[workloads.Int64]) -> Updates:
 def _filled(optimizer: str) -> Iterator[MemoryStore]:
     """A store whose table has values of its own in all rows."""
     with MemoryStore(workloads.THREADS, direct_bytes=1 << 33, before_image_bytes=_PINNED_BYTES) as store:
-        spec = TableSpec("t", DIM, ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01))
-        store.create_table(spec)
-        slots = row_optimizer(spec.optimizer).initial_slots(DIM)
-        store.put("t", filled_blocks(ROWS, DIM, slots))
+        fill(store, TableSpec("t", DIM, ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01)))
         yield store
 
 

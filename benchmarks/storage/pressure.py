@@ -15,14 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import redis
-
+from benchmarks.click_job.contender import ready
 from benchmarks.click_job.contenders import click_job
 from benchmarks.click_job.sizes import BATCH
 from benchmarks.harness import Row, publish
-from benchmarks.jobs.stores import running_redis
-
-__all__ = ["main"]
+from benchmarks.processes import redis_server
+from benchmarks.storage.redis_log import COMPOSE_REDIS
+from tests.servers import Server
 
 _MINUTES = 5.0
 _STEP_S = 30.0
@@ -36,21 +35,17 @@ def main(minutes: float = _MINUTES, store: str = _STORE) -> None:
     """Measures, prints and writes `results/pressure.json`."""
     paces: list[float] = []
     logs: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="pressure-") as folder, running_redis(Path(folder)) as address:
-        options = ["--store", store.replace("{redis}", address)]
-        with click_job("cold", _ROWS, _OPTIMIZER, Path(folder), options, ids="cold") as job:
-            job.start()
-            job.warm_up()
-            with job.running():
-                for number in range(round(60 * minutes / _STEP_S)):
-                    version, began = job.version(), time.perf_counter()
-                    time.sleep(_STEP_S)
-                    paces.append((job.version() - version) * BATCH / (time.perf_counter() - began))
-                    logs.append(_log_bytes(address) / _MB)
-                    print(
-                        f"{(number + 1) * _STEP_S:4.0f} s: {paces[-1]:,.0f} examples/s, log {logs[-1]:,.1f} MB",
-                        flush=True,
-                    )
+    with tempfile.TemporaryDirectory(prefix="pressure-") as folder, redis_server(*COMPOSE_REDIS) as server:
+        options = ["--store", store.replace("{redis}", server.address)]
+        job_of_cold_rows = click_job("cold", _ROWS, _OPTIMIZER, Path(folder), options, ids="cold")
+        with ready(job_of_cold_rows) as (job,), job.running():
+            for number in range(round(60 * minutes / _STEP_S)):
+                version, began = job.version(), time.perf_counter()
+                time.sleep(_STEP_S)
+                paces.append((job.version() - version) * BATCH / (time.perf_counter() - began))
+                logs.append(_log_bytes(server) / _MB)
+                said = f"{(number + 1) * _STEP_S:4.0f} s: {paces[-1]:,.0f} examples/s, log {logs[-1]:,.1f} MB"
+                print(said, flush=True)
     later = paces[1:] or paces
     middle = statistics.median(later)
     rows = [
@@ -58,15 +53,14 @@ def main(minutes: float = _MINUTES, store: str = _STORE) -> None:
             "slowest half minute, against their median", min(later), "examples/s", middle, min(later) / middle, _STEADY
         ),
         Row("last half minute, against their median", later[-1], "examples/s", middle, later[-1] / middle, _STEADY),
-        Row("largest log, of those looked at each half minute", max(logs), "MB", None, None),
+        Row("largest log, of those looked at each half minute", max(logs), "MB"),
     ]
     publish("pressure", f"{minutes:g} minutes, every row cold, {_OPTIMIZER}, tables in Redis", rows)
 
 
-def _log_bytes(address: str) -> float:
+def _log_bytes(server: Server) -> float:
     """Memory of all streams at the server."""
-    host, _, port = address.rpartition(":")
-    with redis.Redis(host, int(port)) as client:
+    with server.client() as client:
         return float(sum(client.memory_usage(key) or 0 for key in client.scan_iter(_type="STREAM", count=10_000)))
 
 

@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from benchmarks.click_job.contender import ready
 from benchmarks.click_job.contenders import click_job
 from benchmarks.click_job.sizes import BATCH
 from benchmarks.harness import Row, compare, interleaved, publish
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
-
-__all__ = ["main"]
 
 _ROWS, _OPTIMIZER, _THREADS = 1_000_000, "Adagrad", 2
 _ROUNDS, _SECONDS = 7, 2.0
@@ -43,9 +42,7 @@ def main() -> None:
 
 def _pinned(home: Path) -> Row:
     home.mkdir()
-    with click_job("pinned", _ROWS, _OPTIMIZER, home, threads=_THREADS) as job:
-        job.start()
-        job.warm_up()
+    with ready(click_job("pinned", _ROWS, _OPTIMIZER, home, threads=_THREADS)) as (job,):
 
         def with_pins(seconds: float) -> float:
             with job.running(), _pinning(job.address):
@@ -83,17 +80,14 @@ def _saving(home: Path) -> Row:
     checkpoints.mkdir(parents=True)
     more = ("--checkpoint-dir", str(checkpoints), "--checkpoint-every", str(_SAVE_EVERY), "--keep", "2")
     stretches: dict[bool, list[float]] = {True: [], False: []}
-    with click_job("saving", _ROWS, _OPTIMIZER, home, more, threads=_THREADS) as job:
-        job.start()
-        job.warm_up()
-        with job.running():
-            version, began, before = job.version(), time.perf_counter(), _drafts(checkpoints)
-            for _ in range(_LOOKS):
-                time.sleep(_LOOK_EVERY_S)
-                now, ended, drafts = job.version(), time.perf_counter(), _drafts(checkpoints)
-                if drafts == before:
-                    stretches[bool(drafts)].append((now - version) * BATCH / (ended - began))
-                version, began, before = now, ended, drafts
+    with ready(click_job("saving", _ROWS, _OPTIMIZER, home, more, threads=_THREADS)) as (job,), job.running():
+        version, began, before = job.version(), time.perf_counter(), _drafts(checkpoints)
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_EVERY_S)
+            now, ended, drafts = job.version(), time.perf_counter(), _drafts(checkpoints)
+            if drafts == before:
+                stretches[bool(drafts)].append((now - version) * BATCH / (ended - began))
+            version, began, before = now, ended, drafts
     means = {saving: statistics.fmean(figures) for saving, figures in stretches.items()}
     ratio = means[True] / means[False]
     name = f"training while a checkpoint of {_ROWS:,} rows is written, vs. while none is"

@@ -23,13 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Row, publish
-from benchmarks.jobs.stores import running_redis
+from benchmarks.processes import redis_server
+from benchmarks.storage.redis_log import COMPOSE_REDIS
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
 from elastable.process.heap import keep_freed_memory
-
-__all__ = ["main"]
 
 _CHANGED, _A_COMMIT, _DIM = 1_000_000, 20_000, 16
 _RECORD = bytes(1 << 16)
@@ -46,11 +45,7 @@ def main(urls: Sequence[str]) -> None:
         print(url, " ".join(f"{one:.2f}" for one in seconds), flush=True)
         middle, most = statistics.median(seconds), _AT_MOST_S.get(url)
         name = f"recovery, a million changed rows of {_DIM} values: {url.partition('?')[0].partition(':')[0]}"
-        rows.append(
-            Row(f"{name}, against {most:g} s", middle, "s", most, most / middle, 1.0)
-            if most
-            else Row(name, middle, "s", None, None)
-        )
+        rows.append(Row.at_most(f"{name}, against {most:g} s", middle, "s", most) if most else Row(name, middle, "s"))
     publish("recovery", "Opening a store again whose process was killed", rows)
 
 
@@ -60,7 +55,7 @@ def _recovered(url: str) -> float:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="recovery-")))
         place = url.replace("{home}", str(home / "store"))
         if "{redis}" in url:
-            place = place.replace("{redis}", held.enter_context(running_redis(home)))
+            place = place.replace("{redis}", held.enter_context(redis_server(*COMPOSE_REDIS)).address)
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.storage.recovery", _FILL, place], check=False
         ).returncode

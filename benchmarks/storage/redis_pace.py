@@ -22,8 +22,6 @@ from elastable.embedding_store.tiers.redis.records.record_codec import encode_re
 from elastable.embedding_store.tiers.redis.records.record_transfer import Batch, RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-__all__ = ["read_pace", "write_pace"]
-
 _SECONDS = 60.0
 
 _Encoded = tuple[list[UInt8], Int64, Int64]

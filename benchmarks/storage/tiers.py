@@ -11,27 +11,28 @@ writing as many bytes to a file that need never be on the disk.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import count, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from benchmarks.harness import Rounds, Row, compare, interleaved, publish, rate
+from benchmarks.harness import Rounds, Row, Work, compare, publish, rates
+from benchmarks.peers import workloads
 from benchmarks.processes import own_memory
+from benchmarks.tables.table_work import commit, fill, look_up, updates_of
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["main"]
-
-_ROWS, _DIM, _BATCH, _SKEW = 2_000_000, 64, 65_536, 1.05
+_ROWS, _DIM, _BATCH, _SKEW = workloads.ROWS, workloads.DIM, workloads.BATCH, 1.05
 _IDS = 4_000_000  # looked up before any batch comes again: fewer, and a cache would know them by heart
 _ROUNDS, _OUTPUTS = 7, 8  # in turn, so that they lie in memory and not in a cache
 _SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values per weight
@@ -55,108 +56,73 @@ def main() -> None:
 def _file_tier(folder: Path, optimizer: str) -> list[Row]:
     width = _DIM * (1 + _SLOTS[optimizer])
     budget = 4 * _ROWS * width // 4
-    batches = _zipf(_ROWS, _BATCH)
-    updates = _updates(batches)
-    with MemoryStore() as memory, _filled(memory, _ROWS, optimizer):
+    batches = workloads.zipf(_SKEW, _IDS // _BATCH)
+    updates = updates_of(batches[:24], np.random.default_rng(7).standard_normal((_BATCH, _DIM), dtype=np.float32))
+    with MemoryStore() as memory:
+        _filled(memory, optimizer)
         # Memory that results take is taken before, and used again.
         del [memory.lookup({"t": batch}) for batch in batches[:3]][:]
         before = own_memory()
         with open_store(f"file://{folder / 'unlogged'}?budget={budget}&log=none") as files:
-            _filled(files, _ROWS, optimizer)
+            _filled(files, optimizer)
             _warm(files, batches)
             grown = own_memory() - before
             np.testing.assert_array_equal(files.lookup({"t": batches[0]})["t"], memory.lookup({"t": batches[0]})["t"])
-            looked = _lookups(files, memory, batches)
-            turns = {"file": _committing(files, updates), "memory": _committing(memory, updates)}
-            committed = _commits(turns, updates)
+            tables = {"file": files.table("t"), "memory": memory.table("t")}
+            lookups = {kind: look_up(table, batches, _OUTPUTS) for kind, table in tables.items()}
+            looked = rates(lookups, _BATCH, _ROUNDS)
+            plain = commit(memory, updates)
+            committed = _commits({"file": commit(files, updates), "memory": plain}, updates)
         with (
             open_store(f"file://{folder / 'logged'}?budget={budget}") as logged,
             (folder / "bytes").open("wb", buffering=0) as file,
         ):
-            _filled(logged, _ROWS, optimizer)
+            _filled(logged, optimizer)
             _warm(logged, batches)
             size = 8 + 4 * width  # of a row and its id
-            turns = {"logged": _committing(logged, updates), "memory": turns["memory"]}
-            with_log = _commits({**turns, "bytes": _writing(file, size * len(updates[0].ids))}, updates)
+            works = {"logged": commit(logged, updates), "memory": plain}
+            with_log = _commits({**works, "bytes": _writing(file, size * len(updates[0].ids))}, updates)
     name = f"file tier, {optimizer}, budget a quarter of {4 * _ROWS * width // _MIB} MiB"
-    plain = with_log["memory"]
+    alone = with_log["memory"]
     return [
         compare(f"lookup, {name}, against memory", "rows/s", looked["file"], looked["memory"], 0.65),
         compare(f"commit, {name}, no log, against memory", "rows/s", committed["file"], committed["memory"], 0.6),
-        compare(f"commit, {name}, its own log, against memory", "rows/s", with_log["logged"], plain),
-        compare(f"writing the bytes of its log, {name}, against memory", "rows/s", with_log["bytes"], plain),
-        Row(f"memory of its own, {name}, against the budget", grown / _MIB, "MiB", budget / _MIB, budget / grown, 1.0),
+        compare(f"commit, {name}, its own log, against memory", "rows/s", with_log["logged"], alone),
+        compare(f"writing the bytes of its log, {name}, against memory", "rows/s", with_log["bytes"], alone),
+        Row.at_most(f"memory of its own, {name}, against the budget", grown / _MIB, "MiB", budget / _MIB),
     ]  # fmt: skip
 
 
-def _lookups(files: EmbeddingStore, memory: MemoryStore, batches: list[Int64]) -> Rounds:
-    outputs = cycle([np.zeros((_BATCH, _DIM), np.float32) for _ in range(_OUTPUTS)])
-    ours, theirs = cycle(batches), cycle(batches)
-    tables = files.table("t"), memory.table("t")
-    return interleaved(
-        {
-            "file": rate(lambda: tables[0].lookup(next(ours), out=next(outputs)), _BATCH),
-            "memory": rate(lambda: tables[1].lookup(next(theirs), out=next(outputs)), _BATCH),
-        },
-        _ROUNDS,
-    )
-
-
-def _updates(batches: list[Int64]) -> list[TableUpdate]:
-    random = np.random.default_rng(7)
-    ids = [np.unique(batch) for batch in batches[:24]]
-    return [TableUpdate(some, random.standard_normal((len(some), _DIM), dtype=np.float32)) for some in ids]
-
-
-def _committing(store: EmbeddingStore, updates: list[TableUpdate]) -> Iterator[None]:
-    for version, update in zip(count(1), cycle(updates), strict=False):
-        store.commit(Commit(version, {"t": update}, 1, {}))
-        yield
-
-
-def _commits(turns: Mapping[str, Iterator[None]], updates: list[TableUpdate]) -> Rounds:
+def _commits(works: Mapping[str, Work], updates: list[TableUpdate]) -> Rounds:
     """Rows/s of what commits the updates."""
     amount = _TOGETHER * float(np.median([len(update.ids) for update in updates]))
-    for turn in turns.values():
-        _take(turn, 2 * len(updates))
-    return interleaved({name: rate(partial(_take, turn, _TOGETHER), amount) for name, turn in turns.items()}, _ROUNDS)
+    for work in works.values():
+        _repeat(work, 2 * len(updates))
+    return rates({name: partial(_repeat, work, _TOGETHER) for name, work in works.items()}, amount, _ROUNDS)
 
 
-def _writing(file: BinaryIO, size: int) -> Iterator[None]:
-    """Writes so many bytes each time, again and again to the same pages of the system's cache."""
-    for number, entry in enumerate(cycle([np.random.default_rng(seed).bytes(size) for seed in range(4)])):
-        if number % _ENTRIES == 0:
-            file.seek(0)
-        file.write(entry)
-        yield
-
-
-def _take(turn: Iterator[None], times: int) -> None:
+def _repeat(work: Work, times: int) -> None:
     for _ in range(times):
-        next(turn)
+        work()
 
 
-def _zipf(rows: int, batch: int) -> list[Int64]:
-    """Batches in which the id of rank k comes with a probability in proportion to k ** -1.05."""
-    random = np.random.default_rng(2026)
-    shares = np.cumsum(np.arange(1, rows + 1) ** -_SKEW)
-    ids = random.permutation(rows)
-    return [ids[np.searchsorted(shares, shares[-1] * random.random(batch))] for _ in range(_IDS // batch)]
+def _writing(file: BinaryIO, size: int) -> Work:
+    """Writes so many bytes each time, again and again to the same pages of the system's cache."""
+    entries = cycle([np.random.default_rng(seed).bytes(size) for seed in range(4)])
+    numbers = cycle(range(_ENTRIES))
+
+    def work() -> None:
+        if next(numbers) == 0:
+            file.seek(0)
+        file.write(next(entries))
+
+    return work
 
 
-def _filled(store: EmbeddingStore, rows: int, optimizer: str) -> EmbeddingStore:
-    """The store, whose table "t" has all its rows."""
-    store.create_table(TableSpec("t", _DIM, rows, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01)))
-    store.put("t", _blocks(rows, _SLOTS[optimizer] * _DIM))
-    return store
-
-
-def _blocks(rows: int, slot_width: int) -> Iterator[RowBlock]:
-    random = np.random.default_rng(1)
-    for start in range(0, rows, 1 << 16):
-        ids = np.arange(start, min(start + (1 << 16), rows), dtype=np.int64)
-        weights = random.standard_normal((len(ids), _DIM), dtype=np.float32)
-        yield RowBlock(ids, weights, np.ones((len(ids), slot_width), np.float32))
+def _filled(store: EmbeddingStore, optimizer: str) -> EmbeddingTable:
+    """A table "t" that has all its rows."""
+    spec = TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01))
+    return fill(store, spec, random=np.random.default_rng(1))
 
 
 def _warm(store: EmbeddingStore, batches: list[Int64]) -> None:

@@ -9,21 +9,18 @@ that end so often that all rows have missed some steps.
     python -m benchmarks.tables.catch_up
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.harness import Row, Work, publish, versus
 from benchmarks.peers import workloads
-from benchmarks.tables.table_filling import filled_blocks
-from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
-from elastable.embedding_store.optimizers.registry import row_optimizer
+from benchmarks.tables.table_work import fill, look_up
+from elastable.embedding_store import Commit, EmbeddingTable, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.process.heap import keep_freed_memory
-
-__all__ = ["main"]
 
 ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
 _SMALL = 4096
@@ -52,12 +49,7 @@ def _vs_lazy(name: str, settings: dict[str, float], batch: int) -> list[Row]:
     case = f"{name}{''.join(f', {key}={value:g}' for key, value in settings.items())}, {batch:,} different ids"
     pairs = tuple(sorted({"learning_rate": 1e-3, **settings}.items()))
     with _filled(OptimizerSpec(name, pairs)) as lazy, _filled(OptimizerSpec(name, pairs, lazy=False)) as following:
-        updates = {"ours": _updates(following, batch), "lazy": _updates(lazy, batch)}
-        figures = interleaved({key: rate(work, batch, 0.1) for key, work in updates.items()}, _ROUNDS)
-        rows = [compare(f"update, lazy=False vs. lazy: {case}", "ids/s", figures["ours"], figures["lazy"])]
-        lookups = {"ours": _lookups(following, batch), "lazy": _lookups(lazy, batch)}
-        figures = interleaved({key: rate(work, batch, 0.1) for key, work in lookups.items()}, _ROUNDS)
-        return [*rows, compare(f"lookup, lazy=False vs. lazy: {case}", "ids/s", figures["ours"], figures["lazy"])]
+        return _compared(f"lazy=False vs. lazy: {case}", following, lazy, batch)
 
 
 def _with_replay_epochs(replay_epochs: int) -> list[Row]:
@@ -67,29 +59,31 @@ def _with_replay_epochs(replay_epochs: int) -> list[Row]:
     optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)
     every = _TURN // replay_epochs
     with _filled(optimizer) as one, _filled(optimizer) as many:
-        updates = {"ours": _updates(many, BATCH, every), "reference": _updates(one, BATCH)}
+        turn = _updates(many, BATCH, every)
         for _ in range(_TURN):
-            updates["ours"]()
-        figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in updates.items()}, _ROUNDS)
-        rows = [
-            compare(f"update, with replay epochs vs. without: {case}", "ids/s", figures["ours"], figures["reference"])
-        ]
-        lookups = {"ours": _lookups(many, BATCH), "reference": _lookups(one, BATCH)}
-        figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in lookups.items()}, _ROUNDS)
-        name = f"lookup, with replay epochs vs. without: {case}"
-        return [*rows, compare(name, "ids/s", figures["ours"], figures["reference"])]
+            turn()
+        return _compared(f"with replay epochs vs. without: {case}", many, one, BATCH, every)
+
+
+def _compared(case: str, ours: EmbeddingTable, theirs: EmbeddingTable, batch: int, replay_epoch: int = 0) -> list[Row]:
+    works = {
+        "update": (_updates(ours, batch, replay_epoch), _updates(theirs, batch)),
+        "lookup": (look_up(ours, _ids(batch)), look_up(theirs, _ids(batch))),
+    }
+    return [
+        versus(f"{what}, {case}", "ids/s", one, other, batch, _ROUNDS, at_least_s=0.1)
+        for what, (one, other) in works.items()
+    ]
 
 
 def _vs_keras() -> Row:
     """Keras' dense Adam, whose step reads and writes every row of the table."""
-    with _filled(OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)) as store:
-        contenders = {"ours": rate(_updates(store, BATCH), BATCH, 0.2), "keras": rate(_keras_steps(), BATCH, 0.2)}
-        figures = interleaved(contenders, 3)
     name = f"update, lazy=False vs. Keras' dense Adam, {BATCH:,} different ids"
-    return compare(name, "ids/s", figures["ours"], figures["keras"])
+    with _filled(OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)) as table:
+        return versus(name, "ids/s", _updates(table, BATCH), _keras_steps(), BATCH, 3)
 
 
-def _keras_steps() -> Callable[[], object]:
+def _keras_steps() -> Work:
     import keras
     import tensorflow as tf
 
@@ -106,15 +100,18 @@ def _keras_steps() -> Callable[[], object]:
     return lambda: step(tf.constant(next(turns)), tf.constant(next(gradients)))
 
 
+def _ids(batch: int) -> list[npt.NDArray[np.int64]]:
+    return [some[:batch].copy() for some in workloads.unique()]
+
+
 def _turns(batch: int) -> tuple[Iterator[npt.NDArray[np.int64]], Iterator[npt.NDArray[np.float32]]]:
     random = np.random.default_rng(1)
-    ids = [some[:batch].copy() for some in workloads.unique()]
-    return cycle(ids), cycle([random.standard_normal((batch, DIM), np.float32) for _ in range(4)])
+    return cycle(_ids(batch)), cycle([random.standard_normal((batch, DIM), np.float32) for _ in range(4)])
 
 
-def _updates(store: MemoryStore, batch: int, replay_epoch: int = 0) -> Callable[[], object]:
+def _updates(table: EmbeddingTable, batch: int, replay_epoch: int = 0) -> Work:
     """Commits; `replay_epoch`: how many of them make one, 0: none ends."""
-    turns, gradients = _turns(batch)
+    (turns, gradients), store = _turns(batch), table.store
 
     def work() -> None:
         version = store.version()
@@ -125,22 +122,15 @@ def _updates(store: MemoryStore, batch: int, replay_epoch: int = 0) -> Callable[
     return work
 
 
-def _lookups(store: MemoryStore, batch: int) -> Callable[[], object]:
-    turns, _ = _turns(batch)
-    return lambda: store.lookup({"t": next(turns)})
-
-
 @contextmanager
-def _filled(optimizer: OptimizerSpec) -> Iterator[MemoryStore]:
+def _filled(optimizer: OptimizerSpec) -> Iterator[EmbeddingTable]:
     """A table of which all rows hold values of their own, after a round of updates."""
     with MemoryStore(workloads.THREADS, direct_bytes=1 << 33) as store:
-        store.create_table(TableSpec("t", DIM, ROWS, optimizer=optimizer))
-        slots = row_optimizer(optimizer).initial_slots(DIM)
-        store.put("t", filled_blocks(ROWS, DIM, slots))
-        work = _updates(store, BATCH)
+        table = fill(store, TableSpec("t", DIM, ROWS, optimizer=optimizer))
+        work = _updates(table, BATCH)
         for _ in range(_TURN):
             work()
-        yield store
+        yield table
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from itertools import count, cycle
 
 import numpy as np
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
-from benchmarks.tables.lookup import filled_table, look_up
-from benchmarks.tables.table_filling import resident_bytes
+from benchmarks.harness import Row, compare, interleaved, publish, versus
+from benchmarks.processes import resident_bytes
+from benchmarks.tables.table_work import fill, look_up
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
@@ -19,8 +19,6 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
-
-__all__ = ["main"]
 
 _ROWS, _DIM, _BATCH, _BATCHES = 2_000_000, 64, 65_536, 24
 _GROWN = 4_000_000
@@ -46,12 +44,8 @@ def main() -> None:
     publish("dynamic", f"Tables of any int64: rows x {_DIM}, commits of {_BATCH:,} ids, {_THREADS} threads", rows)
 
 
-def _store() -> MemoryStore:
-    return MemoryStore(_THREADS)
-
-
 def _bytes_row(name: str, measured: float) -> Row:
-    return Row(name, measured, "bytes/row", _BYTES_A_ROW, _BYTES_A_ROW / measured, 1.0)
+    return Row.at_most(name, measured, "bytes/row", _BYTES_A_ROW)
 
 
 def _bytes_of_the_index(ids: Int64) -> list[Row]:
@@ -76,7 +70,7 @@ def _bytes_of_the_index(ids: Int64) -> list[Row]:
 def _bytes_of_a_table(ids: Int64) -> Row:
     """What a whole table adds to the process, less its weights and slots."""
     gradients = np.ones((_BATCH, _DIM), np.float32)
-    with _store() as store:
+    with MemoryStore(_THREADS) as store:
         for name in ("t", "warm"):
             store.create_table(TableSpec(name, _DIM, optimizer=_ADAGRAD))
         for version in (1, 2):  # from here on the process has what commits work with
@@ -90,12 +84,13 @@ def _bytes_of_a_table(ids: Int64) -> Row:
 
 
 def _lookup(ids: Int64, random: np.random.Generator) -> Row:
-    with _store() as store:
+    with MemoryStore(_THREADS) as store:
         batches = [random.integers(0, len(ids), _BATCH) for _ in range(_BATCHES)]
-        fixed, dynamic = filled_table(store, np.arange(len(ids))), filled_table(store, ids, dynamic=True)
-        pair = {"ours": look_up(dynamic, [ids[batch] for batch in batches]), "theirs": look_up(fixed, batches)}
-        figures = interleaved({side: rate(work, _BATCH, 0.1) for side, work in pair.items()}, _ROUNDS)
-        return compare("lookup, against a fixed table", "rows/s", figures["ours"], figures["theirs"], 0.6)
+        sgd = OptimizerSpec.of("sgd")
+        fixed = fill(store, TableSpec("fixed", _DIM, len(ids), optimizer=sgd))
+        dynamic = fill(store, TableSpec("dynamic", _DIM, optimizer=sgd), ids)
+        ours, theirs = look_up(dynamic, [ids[batch] for batch in batches], 6), look_up(fixed, batches, 6)
+        return versus("lookup, against a fixed table", "rows/s", ours, theirs, _BATCH, _ROUNDS, 0.6, 0.1)
 
 
 def _growth(ids: Int64) -> list[Row]:
@@ -104,7 +99,7 @@ def _growth(ids: Int64) -> list[Row]:
     seconds, claims, moved = list[float](), list[float](), list[float]()
     index = IdIndex()
     positions = np.zeros(_BATCH, np.int64)
-    with _store() as store:
+    with MemoryStore(_THREADS) as store:
         store.create_table(TableSpec("t", _DIM, optimizer=_ADAGRAD))
         for version, start in enumerate(range(0, len(ids) - _BATCH, _BATCH), 1):
             update = TableUpdate(ids[start : start + _BATCH], gradients)
@@ -139,7 +134,7 @@ def _new_rows(ids: Int64) -> Row:
     """Commits of ids that have no row yet, against commits of ids that have one."""
     gradients = np.ones((_BATCH, _DIM), np.float32)
     blocks = [ids[start : start + _BATCH] for start in range(0, len(ids) - _BATCH, _BATCH)]
-    with _store() as store:
+    with MemoryStore(_THREADS) as store:
         for name in ("new", "known"):
             store.create_table(TableSpec(name, _DIM, optimizer=_ADAGRAD))
         versions, coming, known = count(1), iter(blocks), cycle(blocks[:_BATCHES])

@@ -6,22 +6,18 @@ turns, so that rows come from memory rather than a cache.
     python -m benchmarks.tables.store
 """
 
-from collections.abc import Callable
-from itertools import count, cycle
+from itertools import cycle
 
 import numpy as np
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
-from benchmarks.tables.table_filling import filled_blocks
+from benchmarks.harness import Row, Work, publish, versus
+from benchmarks.tables.table_work import commit, copy, fill, look_up, take, updates_of
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.embedding_store.tables.grouping import coalesce, unique_ids
 from elastable.process.heap import keep_freed_memory
-
-__all__ = ["main"]
 
 _ROWS, _DIM, _BATCH, _BATCHES = 1_000_000, 64, 65_536, 16
 _ROUNDS = 7
@@ -41,42 +37,21 @@ def main() -> None:
 
 
 def _lookup(batches: list[Int64]) -> Row:
-    with _filled("sgd") as store:
-        table = store.lookup({"t": np.arange(_ROWS)})["t"]
-        ours, theirs = cycle(batches), cycle(batches)
-        out = np.empty((_BATCH, _DIM), np.float32)
-
-        def take() -> None:
-            ids = next(theirs)
-            _POOL.run(lambda start, stop: _take(table, ids[start:stop], out[start:stop]), _BATCH, 1)
-
-        return _against("lookup, against np.take into place", "rows/s", lambda: store.lookup({"t": next(ours)}), take)
-
-
-def _take(table: Float32, ids: Int64, out: Float32) -> None:
-    np.take(table, ids, axis=0, out=out, mode="clip")  # other modes fill a buffer first
+    with MemoryStore() as store:
+        table = fill(store, _spec("sgd"))
+        reference = take(table.lookup(np.arange(_ROWS)), batches, _POOL)
+        return _against("lookup, against np.take into place", "rows/s", look_up(table, batches), reference)
 
 
 def _commit(optimizer: str, batches: list[Int64], gradients: Float32) -> Row:
     """Against a copy that moves as many bytes: the gradient read, weights and slots read and written."""
-    updates = [TableUpdate(ids, gradients[: len(ids)]) for ids in (np.unique(batch) for batch in batches)]
+    updates = updates_of(batches, gradients)
     changed = len(updates[0].ids)
-    length = changed * _DIM * (1 + 2 * (1 + _SLOTS[optimizer])) // 2  # a copy reads a value and writes one
-    with _filled(optimizer) as store:
-        versions, turns = count(1), cycle(updates)
-        sources, target = cycle([np.ones(length, np.float32) for _ in range(4)]), np.empty(length, np.float32)
-
-        def copy() -> None:
-            source = next(sources)
-            _POOL.run(lambda start, stop: np.copyto(target[start:stop], source[start:stop]), length, 1)
-
-        return _against(
-            f"commit, {optimizer}, against copying as many bytes",
-            "rows/s",
-            lambda: store.commit(Commit(next(versions), {"t": next(turns)}, 1, {})),
-            copy,
-            changed,
-        )
+    values = changed * _DIM * (1 + 2 * (1 + _SLOTS[optimizer])) // 2  # a copy reads a value and writes one
+    with MemoryStore() as store:
+        fill(store, _spec(optimizer))
+        name = f"commit, {optimizer}, against copying as many bytes"
+        return _against(name, "rows/s", commit(store, updates), copy(values, _POOL), changed)
 
 
 def _unique(batches: list[Int64]) -> Row:
@@ -102,19 +77,12 @@ def _coalesce(batches: list[Int64], gradients: Float32) -> Row:
     )
 
 
-def _against(
-    name: str, unit: str, ours: Callable[[], object], theirs: Callable[[], object], amount: int = _BATCH
-) -> Row:
-    rounds = interleaved({"ours": rate(ours, amount), "theirs": rate(theirs, amount)}, _ROUNDS)
-    return compare(name, unit, rounds["ours"], rounds["theirs"])
+def _against(name: str, unit: str, ours: Work, theirs: Work, amount: int = _BATCH) -> Row:
+    return versus(name, unit, ours, theirs, amount, _ROUNDS)
 
 
-def _filled(optimizer: str) -> MemoryStore:
-    """A store whose table "t" has all its rows."""
-    store = MemoryStore()
-    store.create_table(TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01)))
-    store.put("t", filled_blocks(_ROWS, _DIM, np.ones(_SLOTS[optimizer] * _DIM, np.float32)))
-    return store
+def _spec(optimizer: str) -> TableSpec:
+    return TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01))
 
 
 if __name__ == "__main__":

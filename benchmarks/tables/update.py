@@ -15,17 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.harness import Row, publish, versus
 from benchmarks.peers import workloads
 from benchmarks.peers.races import run, table_races
-from benchmarks.tables.table_filling import filled_blocks
+from benchmarks.tables.table_work import copy, fill
 from elastable.embedding_store import EmbeddingTable, IndexedSlices, Indexer, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.process.heap import keep_freed_memory
-
-__all__ = ["main"]
 
 ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
 _POOL = RangePool(workloads.THREADS)
@@ -39,7 +37,7 @@ def main() -> None:
     keep_freed_memory()  # as every process of the `elastable` command does
     unique, zipf = workloads.unique(), workloads.zipf()
     rows = [_optimizer(name, unique) for name in FUSED]
-    rows += [_zipf(zipf), *_grouping(unique, zipf), *_against_tensorflow()]
+    rows += [_zipf(zipf), _grouped("unique", unique), _grouped("Zipf(1.05)", zipf), *_against_tensorflow()]
     publish("update", f"Updates in memory: {BATCH:,} ids of {ROWS:,} rows x {DIM}, {_POOL.threads} threads", rows)
 
 
@@ -63,41 +61,28 @@ def _zipf(batches: list[workloads.Int64]) -> Row:
 
 
 def _against_copying(name: str, table: EmbeddingTable, batches: list[workloads.Int64], moved: int) -> Row:
-    values = moved // 8  # float32: a copy reads a value and writes one
-    sources, target = cycle([np.ones(values, np.float32) for _ in range(_GRADIENTS)]), np.empty(values, np.float32)
-
-    def copy() -> None:
-        source = next(sources)
-        _POOL.run(lambda start, stop: np.copyto(target[start:stop], source[start:stop]), values, 1)
-
     random = np.random.default_rng(2)
     slices = [random.standard_normal((BATCH, DIM), np.float32) for _ in range(_GRADIENTS)]
     turns, gradients = cycle(batches), cycle(slices)
-    contenders = {
-        "ours": rate(lambda: table.update(None, IndexedSlices(next(gradients), next(turns))), BATCH, 0.1),
-        "copy": rate(copy, BATCH, 0.1),
-    }
-    figures = interleaved(contenders, _ROUNDS)
-    return compare(name, "ids/s", figures["ours"], figures["copy"])
+
+    def update() -> None:
+        table.update(None, IndexedSlices(next(gradients), next(turns)))
+
+    copying = copy(moved // 8, _POOL, _GRADIENTS)  # float32: a copy reads a value and writes one
+    return versus(name, "ids/s", update, copying, BATCH, _ROUNDS, at_least_s=0.1)
 
 
-def _grouping(unique: list[workloads.Int64], zipf: list[workloads.Int64]) -> list[Row]:
-    rows = []
-    for name, batches in (("unique", unique), ("Zipf(1.05)", zipf)):
-        indexer, ours, theirs = Indexer(), cycle(batches), cycle(batches)
-        contenders = {
-            "ours": rate(lambda group=indexer.group, turns=ours: group(next(turns)), BATCH, 0.1),  # type: ignore[misc]
-            "numpy": rate(
-                lambda turns=theirs: np.unique(next(turns), return_inverse=True, return_counts=True),  # type: ignore[misc]
-                BATCH,
-                0.1,
-            ),
-        }
-        figures = interleaved(contenders, _ROUNDS)
-        rows.append(
-            compare(f"Indexer.group, {name} ids, against np.unique", "ids/s", figures["ours"], figures["numpy"])
-        )
-    return rows
+def _grouped(kind: str, batches: list[workloads.Int64]) -> Row:
+    indexer, turns, theirs = Indexer(), cycle(batches), cycle(batches)
+    return versus(
+        f"Indexer.group, {kind} ids, against np.unique",
+        "ids/s",
+        lambda: indexer.group(next(turns)),
+        lambda: np.unique(next(theirs), return_inverse=True, return_counts=True),
+        BATCH,
+        _ROUNDS,
+        at_least_s=0.1,
+    )
 
 
 def _against_tensorflow() -> list[Row]:
@@ -112,9 +97,7 @@ def _filled(optimizer: str) -> Iterator[EmbeddingTable]:
     """A table of which all rows hold values of their own."""
     with MemoryStore(_POOL.threads, direct_bytes=1 << 33) as store:
         spec = TableSpec("t", DIM, ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01))
-        table = store.table(spec)
-        table.put(filled_blocks(ROWS, DIM, row_optimizer(spec.optimizer).initial_slots(DIM)))
-        yield table
+        yield fill(store, spec)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,3 @@
 """Keras callbacks in a job."""
 
-__all__ = ["averages", "best_versions", "callback_list", "freezing"]
+__all__ = ["callback_list", "final_weights", "freezing"]

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import keras
 
-from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_state import restore_states, states_of
+from elastable.callbacks.final_weights import BestVersions
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.malformed import Document, DocumentFields
 from elastable.embedding_store.errors import Unsupported

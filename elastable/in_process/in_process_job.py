@@ -13,9 +13,8 @@ from pathlib import Path
 import keras
 from rich.console import Console
 
-from elastable.callbacks.averages import finalize_averages
-from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.final_weights import BestVersions, finalize_averages
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.spec import TableSpec

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import keras
 
-from elastable.callbacks.averages import refuse_averages
+from elastable.callbacks.final_weights import refuse_averages
 from elastable.embedding_store.composite.locations import (
     LocationSettings,
     plan_tables,

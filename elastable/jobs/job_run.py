@@ -13,9 +13,8 @@ from functools import partial
 from rich.console import Console
 from rich.markup import escape
 
-from elastable.callbacks.averages import finalize_averages
-from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.final_weights import BestVersions, finalize_averages
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.snapshot import Snapshot
@@ -36,7 +35,7 @@ from elastable.master.core.job_master import Master
 from elastable.master.model.model_metrics import LazyLogs
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
-from elastable.monitoring.checkpoint_log import MOST_CHECKPOINTS, CheckpointLog
+from elastable.output.noted import MOST_CHECKPOINTS, CheckpointLog
 from elastable.output.progress_bars import JobProgress, summary_table
 from elastable.output.run_directory import RunDirectory
 from elastable.process.child import EndedChild

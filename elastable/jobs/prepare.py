@@ -8,7 +8,7 @@ from pathlib import Path
 
 import keras
 
-from elastable.callbacks.averages import refuse_averages
+from elastable.callbacks.final_weights import refuse_averages
 from elastable.embedding_store.composite.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore

@@ -1,3 +1,3 @@
 """What a process shows of itself over HTTP: metrics, health, and a live page."""
 
-__all__ = ["checkpoint_log", "metrics", "tracing", "watching"]
+__all__ = ["metrics", "tracing", "watching"]

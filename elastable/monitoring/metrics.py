@@ -16,7 +16,7 @@ from elastable.embedding_store.shards.server_contract import ServerStatus
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.retry import RETRIES
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.monitoring.checkpoint_log import CheckpointLog
+from elastable.output.noted import CheckpointLog
 from elastable.process.version import distribution_version
 
 if TYPE_CHECKING:

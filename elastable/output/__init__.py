@@ -1,3 +1,3 @@
 """What a run leaves behind and shows: run directory, curves, progress."""
 
-__all__ = ["curves", "progress_bars", "run_directory"]
+__all__ = ["noted", "progress_bars", "run_directory"]

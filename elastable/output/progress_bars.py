@@ -3,8 +3,7 @@
 import contextlib
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -34,7 +33,7 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:,.0f} examples/s", style="cyan")
 
 
-class JobProgress:
+class JobProgress(Progress):
     """One live line: examples/s, loss, version, workers, time left.
 
     Where there is no terminal, a line of plain text every ten seconds. The speed is that of the time since the line
@@ -46,13 +45,11 @@ class JobProgress:
     """
 
     def __init__(self, console: Console, examples: int, trained: int = 0) -> None:
-        self._console = console
-        self._live = console.is_terminal
         self._said: float | None = None
         self._trained = trained
         self._refused: dict[tuple[str, str], int] = {}
         self._since = time.monotonic()
-        self._progress = Progress(
+        super().__init__(
             TextColumn("[bold]epoch {task.fields[epoch]}[/bold]"),
             BarColumn(bar_width=24),
             _Rate(),
@@ -62,20 +59,11 @@ class JobProgress:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not self._live,
+            disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(
-            "train", total=examples, completed=trained, epoch="1", metrics="", version="0", workers=0, start=True
+        self._job = self.add_task(
+            "train", total=examples, completed=trained, epoch="1", metrics="", version="0", workers=0
         )
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def show(self, status: JobStatus) -> None:
         """Shows how far the job is."""
@@ -87,13 +75,13 @@ class JobProgress:
             "version": f"{status.version:,}/{status.versions_total:,}",
             "workers": len(status.workers),
         }
-        self._progress.update(self._task, completed=status.records_trained, **fields)
+        self.update(self._job, completed=status.records_trained, **fields)
         now = time.monotonic()
-        if not self._live and (self._said is None or now - self._said >= 10.0):
+        if self.disable and (self._said is None or now - self._said >= 10.0):
             rate = (status.records_trained - self._trained) / max(1e-9, now - self._since)
             self._said = self._since = now
             self._trained = status.records_trained
-            self._console.print(
+            self.console.print(
                 f"epoch {fields['epoch']}  version {fields['version']}  {rate:,.0f} examples/s  {metrics}  "
                 f"{fields['workers']} workers  {status.state}",
                 highlight=False,
@@ -111,17 +99,17 @@ class JobProgress:
             often = f" ({refusal.count} workers so far)" if refusal.count > 1 else ""
             waits = "" if status.workers or status.state != "waiting" else "; waiting for one that can"
             line = f"{who} failed{often}: {refusal.error}: {refusal.message}{waits}"
-            self._console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False, soft_wrap=True)
+            self.console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False, soft_wrap=True)
 
     def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
         """A lasting line for an epoch that is over."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-        self._console.print(f"epoch {epoch + 1}/{epochs}  {line}", highlight=False, soft_wrap=True)
+        self.console.print(f"epoch {epoch + 1}/{epochs}  {line}", highlight=False, soft_wrap=True)
 
     def evaluation(self, version: int, logs: Mapping[str, float]) -> None:
         """A lasting line for a version that was evaluated during training."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-        self._console.print(f"version {version:,}  {line}", highlight=False, soft_wrap=True)
+        self.console.print(f"version {version:,}  {line}", highlight=False, soft_wrap=True)
 
 
 def summary_table(result: DocumentFields, metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:

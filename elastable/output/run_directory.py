@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
-from elastable.output.curves import Curves
+from elastable.output.noted import Curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

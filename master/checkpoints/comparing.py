@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.tables.row_blocks import joined_rows
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint
+
+_SHOWN_IDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def _compare(first: Checkpoint, second: Checkpoint, name: str) -> TableDifferenc
             moved, most = _rows_that_differ(one, other)
             counts[part], largest[part] = counts[part] + int(moved.sum()), max(largest[part], most)
             differing |= moved
-        ids += _some(block.ids[known][differing], 5 - len(ids))
+        ids += block.ids[known][differing][: _SHOWN_IDS - len(ids)].tolist()
     return TableDifference(
         name,
         differences,
@@ -130,10 +132,6 @@ def _rows_that_differ(one: Float32, other: Float32) -> tuple[np.ndarray[tuple[in
         return np.ones(len(one), np.bool_), float("inf")
     moved = (one.view(np.uint32) != other.view(np.uint32)).any(axis=1)
     return moved, float(_gaps(one[moved], other[moved]).max(initial=0.0))
-
-
-def _some(ids: Int64, most: int) -> list[int]:
-    return [int(one) for one in ids[: max(0, most)]]
 
 
 def _gaps(one: Tensor, other: Tensor) -> Tensor:

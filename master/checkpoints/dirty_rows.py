@@ -1,6 +1,7 @@
-"""Which rows changed since the last checkpoint: collected where every commit passes."""
+"""Which rows changed since the last checkpoint: collected where every commit passes, or by store servers."""
 
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableStatistics, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.shards.server_contract import ChangedTable
+from elastable.embedding_store.shards.server_contract import ChangedTable, ShardStore
 
 _MOST_BYTES = 1 << 30
 _MOST_WAITING = 1 << 20  # ids of a table
@@ -115,7 +117,7 @@ class DirtyRows:
     `add` and `take` are called by the thread that commits; `give_back` by any.
 
     Args:
-        store: Whose commits these are.
+        store: Whose commits these are; it is now as a checkpoint has it.
         most_bytes: Of memory for the ids.
     """
 
@@ -123,15 +125,8 @@ class DirtyRows:
         self._store = store
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._tables: dict[str, _Table] = {}
+        self._tables = self._tables_now()
         self._returned: Changes | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        """From now on: the store is as a checkpoint has it."""
-        with self._lock:
-            self._tables = self._tables_now()
-            self._returned = None
 
     def add(self, updates: Mapping[str, TableUpdate]) -> None:
         """The updates of a commit that was made, or that is about to be."""
@@ -204,3 +199,51 @@ def _joined(older: Changes, newer: Changes) -> Changes:
             before.add(block)
         tables[name] = before
     return Changes(newer.version, tables, older.shrunk | newer.shrunk)
+
+
+# Where store servers keep the rows
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChanges:
+    """What changed on store servers up to a version, since the checkpoint of mark `base`."""
+
+    version: int
+    mark: bytes
+    base: bytes
+    tables: Mapping[str, ChangedTable]
+
+
+class ServersDirtyRows:
+    """Which rows changed since the last checkpoint, as `DirtyRows`; the servers keep them.
+
+    Args:
+        store: The servers; as it is now, it is equal to the checkpoint that the first increment builds upon.
+    """
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+        self._base = b""
+        self.take(store.version())
+
+    def add(self, updates: Mapping[str, TableUpdate]) -> None:
+        """The servers have seen the commit themselves."""
+
+    def take(self, version: int) -> ServerChanges:
+        """What changed up to `version`, the current one.
+
+        Raises:
+            CheckpointError: the servers are at another one.
+        """
+        mark = uuid.uuid4().bytes
+        taken = self._store.take_changes(mark, self._base)
+        if taken.version != version:
+            raise CheckpointError(f"the store servers are at version {taken.version}, and not at {version}")
+        changes = ServerChanges(version, mark, self._base, taken.tables)
+        self._base = mark
+        return changes
+
+    def give_back(self, changes: ServerChanges) -> None:
+        """The checkpoint of these changes failed: the servers hear of it with the next one."""
+        if self._base == changes.mark:
+            self._base = changes.base

@@ -15,10 +15,10 @@ from elastable.embedding_store.errors import BadInput, CheckpointError, Elastabl
 from elastable.embedding_store.shards.server_contract import ChangedTable, RowSave, RowSaver, SavedRows, TakenChanges
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
-from elastable.master.checkpoints.row_files import write_blocks
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, version_named
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
+from elastable.master.checkpoints.writing import write_blocks
 
 _NAME_BYTES = 16
 _LONGEST_PLACE = 4_096

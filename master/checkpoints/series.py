@@ -14,12 +14,11 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
-from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
-from elastable.master.checkpoints.saved_by_servers import ServerChanges, ServersDirtyRows, require_reached
+from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows, ServerChanges, ServersDirtyRows
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
 from elastable.master.checkpoints.storage.manifest import AgedTouches
-from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.checkpoints.writing import require_reached, write_checkpoint
 from elastable.master.tasks.progress import Progress
 
 

@@ -1,23 +1,36 @@
-"""Writes checkpoints while training continues, whole or not at all, and removes old ones."""
+"""Writes checkpoints while training continues, whole or not at all: the master its files, store servers theirs."""
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
+from elastable.embedding_store.composite.partitions import global_ids
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.shards.server_contract import ChangedTable, SavedRows, SavedTable, ServedRows, TableSave
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.shards.server_contract import (
+    ChangedTable,
+    RowSave,
+    SavedRows,
+    SavedTable,
+    ServedRows,
+    TableSave,
+)
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint, open_named
-from elastable.master.checkpoints.dirty_rows import Changes
-from elastable.master.checkpoints.row_files import write_blocks, write_state
-from elastable.master.checkpoints.saved_by_servers import ServerChanges, save_tables, stop_saving
+from elastable.master.checkpoints.dirty_rows import Changes, ServerChanges
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import (
     checkpoint_name,
@@ -224,3 +237,175 @@ def _standing(files: CheckpointFiles, name: str) -> StoredCheckpoint:
     except CheckpointError:
         return StoredCheckpoint(name)
     return StoredCheckpoint(name, tuple(one.name for one in found.chain()), str(found.job.get("job", "")))
+
+
+# The rows of one table as files: all of them, or those that changed and the ids of all that there are
+
+
+_FILE_BYTES = 32 << 20
+_BLOCK_BYTES = 4 << 20
+_IDS_A_FILE = 1 << 22
+
+
+def write_blocks(
+    out: FileWriter, of: TableSave, source: Snapshot, spec: TableSpec, changes: Changes | None
+) -> SavedTable:
+    """Hands the rows of one table over, by the ids of the whole table where `source` is a shard of it.
+
+    Args:
+        of: What is saved of it.
+        changes: Whose rows are written where it is not saved whole.
+    """
+    row_bytes = 8 + 4 * (spec.dim + row_optimizer(spec.optimizer).slot_width(spec.dim))
+    block_rows = max(1, _BLOCK_BYTES // row_bytes)
+    ids = None if of.whole or changes is None else changes.ids(spec.name, block_rows)
+    blocks = source.scan(spec.name, block_rows) if ids is None else (source.read_rows(spec.name, some) for some in ids)
+    files, written = [], 0
+    for number, group in enumerate(_groups(blocks, _FILE_BYTES // row_bytes)):
+        file = f"{of.prefix}-{number:05d}.safetensors"
+        parts: dict[str, list[Tensor]] = {
+            "ids": [_whole_ids(spec, block.ids) for block in group],
+            "weights": [block.weights for block in group],
+            "slots": [block.slots for block in group],
+        }
+        touches: list[Tensor] = [block.touches for block in group if block.touches is not None]
+        out.put(file, {**parts, "touches": touches} if touches else parts)
+        files.append(file)
+        written += sum(len(block.ids) for block in group)
+    names = _write_live(out, of.prefix, source, spec, block_rows) if of.live else ()
+    return SavedTable(source.row_count(spec.name), written, tuple(files), names)
+
+
+def _whole_ids(spec: TableSpec, ids: Int64) -> Int64:
+    """The ids of the table that was split into shards, of which this is one; else the same."""
+    of = spec.origin
+    if of.table is None:
+        return ids
+    whole = of.table.origin
+    stride, offset = of.id_stride // whole.id_stride, (of.id_offset - whole.id_offset) // whole.id_stride
+    return ids if stride == 1 else global_ids(ids, stride, offset)
+
+
+def _groups(blocks: Iterable[RowBlock], most: int) -> Iterator[list[RowBlock]]:
+    """Blocks that make one file together."""
+    group: list[RowBlock] = []
+    rows = 0
+    for block in blocks:
+        if group and rows + len(block.ids) > most:
+            yield group
+            group, rows = [], 0
+        if len(block.ids):
+            group.append(block)
+            rows += len(block.ids)
+    if group:
+        yield group
+
+
+def _write_live(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, block_rows: int) -> tuple[str, ...]:
+    files: list[str] = []
+    group: list[Int64] = []
+
+    def write() -> None:
+        files.append(f"{prefix}-live-{len(files):05d}.safetensors")
+        out.put(files[-1], {"ids": group})
+
+    for block in source.scan(spec.name, block_rows):
+        group.append(_whole_ids(spec, block.ids))
+        if sum(map(len, group)) >= _IDS_A_FILE:
+            write()
+            group = []
+    if group:
+        write()
+    return tuple(files)
+
+
+def write_state(out: FileWriter, prefix: str, source: Snapshot, table: str) -> str | None:
+    """Hands over what a table keeps besides its rows; the name of its file, None where there is nothing."""
+    state = source.table_state(table)
+    if not state:
+        return None
+    tensors: dict[str, list[Tensor]] = {}
+    if state.admission_counts is not None:
+        tensors["admission_counts"] = [state.admission_counts]
+    if state.untouched_decay is not None:
+        tensors["untouched_decay"] = [np.array([state.untouched_decay], np.float64)]
+    if state.touch_times is not None:
+        tensors["touch_times"] = [state.touch_times]
+    file = f"{prefix}-state.safetensors"
+    out.put(file, tensors)
+    return file
+
+
+# Rows that store servers write: where, and whether all is there
+
+
+_SEEN_WITHIN_S = 60.0  # shared file systems show files of other hosts late
+_LOOK_EVERY_S = 0.5
+_PROBE = "probe.safetensors"
+
+
+def stop_saving(source: ServedRows) -> None:
+    """Returns once no server writes into a draft any more."""
+    source.save_rows(RowSave(uuid.uuid4().bytes))
+
+
+def require_reached(files: CheckpointFiles, source: ServedRows, version: int) -> None:
+    """Raises `CheckpointError` where a store server cannot write to the folder of checkpoints, naming both."""
+    stop_saving(source)
+    draft = None
+    try:
+        draft = files.begin(checkpoint_name(version, files.names()))
+        with FileWriter(files, draft, {}) as out:
+            out.put(_PROBE, {"probe": [np.zeros(1, np.uint8)]})
+            size = out.entries()[_PROBE].bytes
+        saved = source.save_rows(RowSave(uuid.uuid4().bytes, files.place, draft, _PROBE, size, probe="probe"))
+        _require_seen(files, draft, saved)
+    except OSError as error:
+        raise CheckpointError(f"checkpoints cannot be written to {files.address}: {error}") from error
+    finally:
+        if draft is not None:
+            files.discard(draft)
+
+
+def save_tables(
+    out: FileWriter,
+    files: CheckpointFiles,
+    draft: str,
+    source: ServedRows,
+    known: str,
+    saves: Sequence[TableSave],
+    mark: bytes,
+) -> SavedRows:
+    """Has every server write its rows.
+
+    Args:
+        out: Writes files of the master's own; the file `known` has been handed to it.
+        known: A file of the draft, by which the servers know it.
+        saves: What is saved.
+        mark: Of the changes (`ServerChanges`), where a table is not saved whole.
+    """
+    size = out.entries()[known].bytes
+    save = RowSave(uuid.uuid4().bytes, files.place, draft, known, size, tuple(saves), mark, out.note)
+    saved = source.save_rows(save)
+    _require_seen(files, draft, saved)
+    return saved
+
+
+def _require_seen(files: CheckpointFiles, draft: str, saved: SavedRows) -> None:
+    """Waits until the files of the servers are here as they wrote them.
+
+    Raises:
+        CheckpointError: they are not: the servers write somewhere else.
+    """
+    give_up = time.monotonic() + _SEEN_WITHIN_S
+    while True:
+        sizes = files.sizes(draft)
+        missing = [name for name, file in saved.files.items() if sizes.get(name) != file.bytes]
+        if not missing:
+            return
+        if time.monotonic() > give_up:
+            raise CheckpointError(
+                f"{files.at(f'{draft}/{missing[0]}')} was written by a store server and is not there, or not whole: "
+                "give --checkpoint-dir a folder that all servers share, or a URL such as s3://bucket/job"
+            )
+        time.sleep(_LOOK_EVERY_S)

@@ -1,3 +1,3 @@
 """The master of a job: its state, the thread that makes versions, its hooks."""
 
-__all__ = ["hooks", "job_master", "served_master"]
+__all__ = ["hooks", "job_master"]

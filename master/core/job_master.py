@@ -23,6 +23,7 @@ from elastable.master.api import (
     Push,
     PushOutcome,
     PushReply,
+    ServedMaster,
     Session,
     Task,
     Tensor,
@@ -33,7 +34,6 @@ from elastable.master.commits.push_protocol import Ticket
 from elastable.master.core.driver import Driver, JobMeasures
 from elastable.master.core.hooks import Hooks
 from elastable.master.core.job_state import JobState
-from elastable.master.core.served_master import ServedMaster
 from elastable.master.core.waits import Waits
 from elastable.master.master_options import MasterOptions
 from elastable.master.model.model_metrics import ModelMetrics

@@ -1,6 +1,5 @@
 """The dense part of the one authoritative model: variables, states, and one or several Keras optimizers."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.model.discovery import table_optimizers
+from elastable.master.model.discovery import store_backed_layers, table_optimizers
 from elastable.master.model.keras_optimizer import (
     accumulation_of,
     clipping_of,
@@ -30,7 +29,7 @@ from elastable.master.push_check import TensorSpec
 _KINDS = ("variables", "states", "optimizer", "table_learning_rates")
 
 
-class DenseTensors(DensePart, ABC):
+class DenseTensors(DensePart):
     """What every dense part of a Keras model shares: its variables, read and written.
 
     Variables are the weights that an optimizer changes; states are all other weights (no metric and no seed of a
@@ -42,6 +41,7 @@ class DenseTensors(DensePart, ABC):
     Args:
         model: A built model.
         states: Its other weights, in model order.
+        own: The optimizers of its variables, each once, in the order in which checkpoints keep theirs.
         reported: What workers get besides the states, as one more state each.
     """
 
@@ -50,8 +50,10 @@ class DenseTensors(DensePart, ABC):
         model: keras.Model,
         trained: Sequence[keras.Variable],
         states: Sequence[keras.Variable],
+        own: Sequence[keras.Optimizer],
         reported: Sequence[keras.Variable] = (),
     ) -> None:
+        self._own_optimizers = own
         self._weights = variables_of(model.weights)
         self.trained, self._states = list(trained), list(states)
         self._reported = [*self._states, *reported]
@@ -66,19 +68,11 @@ class DenseTensors(DensePart, ABC):
     @property
     def optimizers(self) -> list[keras.Optimizer]:
         """All that train the model, each once."""
-        found = (*self._optimizers(), *self._table_optimizers.values())
+        found = (*self._own_optimizers, *self._table_optimizers.values())
         return list(dict(zip(map(id, found), found, strict=True)).values())
 
     def finalize_averages(self) -> None:
         """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
-
-    @abstractmethod
-    def _optimizers(self) -> Sequence[keras.Optimizer]:
-        """Those of its variables."""
-
-    @abstractmethod
-    def _optimizer_variables(self) -> Sequence[keras.Variable]:
-        """Of all optimizers of the model, in the order in which checkpoints keep them."""
 
     def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         known = tensors or {}
@@ -149,12 +143,11 @@ class DenseTensors(DensePart, ABC):
     def _by_key(self) -> dict[str, keras.Variable]:
         optimizers = self._table_optimizers.values()
         rates = [each._learning_rate for each in optimizers if isinstance(each._learning_rate, keras.Variable)]
+        slots = [variable for optimizer in self._own_optimizers for variable in optimizer.variables]
         # By position: Keras counts names up with every model made in a process.
         return {
             _key(kind, position): variable
-            for kind, found in zip(
-                _KINDS, (self.trained, self._states, self._optimizer_variables(), rates), strict=True
-            )
+            for kind, found in zip(_KINDS, (self.trained, self._states, slots, rates), strict=True)
             for position, variable in enumerate(found)
         }
 
@@ -214,7 +207,8 @@ class DenseState(DenseTensors):
         trained = [weight for weight in weights if id(weight) in known]
         states = [weight for weight in weights if id(weight) not in known]
         # A changing loss scale goes to the workers as one more state, and comes back unchanged.
-        super().__init__(model, trained, states, [] if self._update.scale is None else [self._update.scale])
+        reported = [] if self._update.scale is None else [self._update.scale]
+        super().__init__(model, trained, states, [self._optimizer], reported)
         # Then a gradient that is not finite is the optimizer's to answer, by a smaller loss scale.
         self.may_overflow = self._update.scale is not None
         _refuse_accumulated(self._optimizer, trained)
@@ -281,12 +275,6 @@ class DenseState(DenseTensors):
 
     def finalize_averages(self) -> None:
         self._update.finalize_averages([self.trained[number] for number in self._active])
-
-    def _optimizers(self) -> Sequence[keras.Optimizer]:
-        return [self._optimizer]
-
-    def _optimizer_variables(self) -> Sequence[keras.Variable]:
-        return list(self._optimizer.variables)
 
     def _compiled(self, whole: bool) -> Callable[..., None]:
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
@@ -489,10 +477,11 @@ class MultiUpdateState(DenseTensors):
     """
 
     def __init__(self, model: keras.Model, steps: Steps) -> None:
-        super().__init__(model, steps.variables, steps.states)
+        own = {id(each.optimizer): each.optimizer for each in steps.applies}
+        super().__init__(model, steps.variables, steps.states, list(own.values()))
         self._steps = steps
         self._updates = [DenseState(ModelPart(each.optimizer, each.layers, each.weights)) for each in steps.applies]
-        self._tables = tuple(sorted(layer.table_name for layer in model._flatten_layers() if _in_store(layer)))
+        self._tables = tuple(sorted(layer.table_name for layer in store_backed_layers(model)))
         position = {id(variable): number for number, variable in enumerate(self.trained)}
         self._positions = [tuple(position[id(variable)] for variable in each.variables) for each in steps.applies]
         self._known = {id(weight) for weight in variables_of(model.trainable_weights)}
@@ -516,16 +505,13 @@ class MultiUpdateState(DenseTensors):
                 f"{', '.join(strangers)} could not be trained when its train_step was planned: set trainable=True "
                 "before training begins, and freeze it then"
             )
-        wanted, self._frozen, self._flags = {id(variable) for variable in trainable}, frozen_tables, flags
+        wanted, self._flags = {id(variable) for variable in trainable}, flags
         for update, planned in zip(self._updates, self._steps.applies, strict=True):
             active = [variable for variable in planned.variables if id(variable) in wanted]
             update.hold(active, any_table=any(table not in frozen_tables for table in planned.tables))
-        self._set_frozen()
-
-    def _set_frozen(self) -> None:
-        """Frozen are the tables that `hold` named, and those that no update changes."""
         trained = {table for each in self._steps.applies for table in each.tables}
-        self.frozen_tables = tuple(table for table in self._tables if table in self._frozen or table not in trained)
+        # Those named here, and those that no update changes.
+        self.frozen_tables = tuple(table for table in self._tables if table in frozen_tables or table not in trained)
 
     def steps(self) -> tuple[OptimizerStep, ...]:
         found = []
@@ -551,12 +537,6 @@ class MultiUpdateState(DenseTensors):
         for update in self._updates:
             update.skip()
 
-    def _optimizers(self) -> Sequence[keras.Optimizer]:
-        return list({id(each.optimizer): each.optimizer for each in self._steps.applies}.values())
-
-    def _optimizer_variables(self) -> Sequence[keras.Variable]:
-        return [variable for optimizer in self._optimizers() for variable in optimizer.variables]
-
 
 DenseModel = DenseState | MultiUpdateState
 """The dense part of a Keras model."""
@@ -580,7 +560,3 @@ def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:
             f"tables that are updated together have optimizers that have taken different numbers of steps "
             f"({steps_taken}); let step.apply call each of them equally often"
         )
-
-
-def _in_store(layer: keras.Layer) -> bool:
-    return hasattr(layer, "table_spec") and not getattr(layer, "on_worker", False)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import keras
@@ -63,7 +62,6 @@ def store_backed_layers(model: keras.Model) -> tuple[StoreBackedLayer, ...]:
 def discover_tables(
     model: keras.Model,
     seed: int,
-    optimizer: OptimizerSpec | None = None,
     *,
     lazy: bool | None = True,
     optimizers: Mapping[str, keras.Optimizer] | None = None,
@@ -75,7 +73,6 @@ def discover_tables(
     Args:
         model: A built Keras model.
         seed: Of the initial values, where a layer does not set its own.
-        optimizer: Of the rows of tables without an optimizer of their own; None: what `compile()`'s becomes.
         lazy: As of `table_optimizer`, where a layer does not say itself. None: as plain Keras would, which has tables
             of fixed vocabularies and float32 alone, and moves all of their rows.
         optimizers: Table name -> the Keras optimizer that trains it in the place of the one of `compile()`.
@@ -93,14 +90,14 @@ def discover_tables(
             f"model {model.name!r} has no embedding layer with a table in a store: use et.Embedding in the place of "
             "keras.layers.Embedding, or move the large ones with --offload-embeddings-above"
         )
-    if optimizer is None:
-        refuse_unsupported(getattr(model, "optimizer", None))
+    of_model = getattr(model, "optimizer", None)
+    refuse_unsupported(of_model)
     specs: dict[str, TableSpec] = {}
     owners: dict[str, StoreBackedLayer] = {}
     seen: dict[str, list[str]] = {}
     for layer in layers:
-        given = (optimizers or {}).get(layer.table_name, getattr(model, "optimizer", None))
-        trained_by = _trained_by(layer, given, optimizer, lazy)
+        given = (optimizers or {}).get(layer.table_name, of_model)
+        trained_by = _trained_by(layer, given, lazy)
         _refuse_regularizer(layer, trained_by)
         constraint = getattr(layer, "embeddings_constraint", None)
         _refuse_accumulated(layer, given, constraint)
@@ -110,8 +107,8 @@ def discover_tables(
         else:
             specs[spec.name], owners[spec.name] = spec, layer
             by = getattr(layer, "optimizer", None) or given
-            if optimizer is None and getattr(layer, "embeddings_regularizer", None) is None:
-                seen.setdefault(sees_occurrences(by, getattr(model, "optimizer", None)), []).append(spec.name)
+            if getattr(layer, "embeddings_regularizer", None) is None:
+                seen.setdefault(sees_occurrences(by, of_model), []).append(spec.name)
     _tell_of_occurrences(seen)
     return specs
 
@@ -167,15 +164,11 @@ def _refuse_unlike(
         )
 
 
-def _trained_by(
-    layer: StoreBackedLayer, given: keras.Optimizer | None, optimizer: OptimizerSpec | None, lazy: bool | None
-) -> OptimizerSpec:
+def _trained_by(layer: StoreBackedLayer, given: keras.Optimizer | None, lazy: bool | None) -> OptimizerSpec:
     """The optimizer of the layer's rows: its own, or the given one; as lazy as the layer says, or the job."""
     said, own = getattr(layer, "lazy", None), getattr(layer, "optimizer", None)
     if lazy is None:
         lazy = getattr(layer, "input_dim", None) is None or getattr(layer, "table_dtype", None) not in (None, "float32")
-    if own is None and optimizer is not None:
-        return optimizer if said is None else replace(optimizer, lazy=said)
     try:
         if own is not None:
             refuse_of_table(own)

@@ -186,7 +186,7 @@ class _Block:
         optimizer.build([self._variable])
         own = {id(optimizer.iterations), id(optimizer.learning_rate)}
         self.slots = [variable for variable in optimizer.variables if id(variable) not in own]
-        self._rows, self._dim = rows, dim
+        self._rows = rows
         self._step = tf.function(self._traced, autograph=False)
 
     def run(

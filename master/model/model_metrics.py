@@ -1,6 +1,8 @@
 """The model's metrics, from summed metric state: an AUC is merged as counts, never as an average."""
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 import keras
 import numpy as np
@@ -8,7 +10,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import Tensor
-from elastable.master.push_check import TensorSpec
+from elastable.master.model.dense import tensor_specs
 
 
 class ModelMetrics:
@@ -40,9 +42,7 @@ class ModelMetrics:
         own = step is not keras.Model.train_step
         counted = own and not any(each.name == "loss" and each is not tracker for each in getattr(model, "metrics", ()))
         self._loss_count = places.get(id(tracker.count)) if counted and tracker is not None else None
-        self.specs = tuple(
-            TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in self._variables
-        )
+        self.specs = tensor_specs(self._variables)
 
     def results(self, total: tuple[Tensor, ...], prefix: str = "") -> dict[str, float]:
         """Every metric's value.
@@ -72,26 +72,15 @@ class ModelMetrics:
         return found
 
 
-class LazyLogs(Mapping[str, float]):
+class LazyLogs(UserDict[str, float]):
     """Metric results that are computed when they are first read."""
 
     def __init__(self, compute: Callable[[], dict[str, float]]) -> None:
         self._compute = compute
-        self._results: dict[str, float] | None = None
 
-    def _known(self) -> dict[str, float]:
-        if self._results is None:
-            self._results = self._compute()
-        return self._results
-
-    def __getitem__(self, name: str) -> float:
-        return self._known()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known())
-
-    def __len__(self) -> int:
-        return len(self._known())
+    @cached_property
+    def data(self) -> dict[str, float]:  # type: ignore[override]
+        return self._compute()
 
 
 def _scalars(name: str, result: tf.Tensor | float | Mapping[str, tf.Tensor]) -> Iterator[tuple[str, float]]:

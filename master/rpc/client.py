@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from threading import Event, Thread
-from typing import Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -163,15 +163,6 @@ def _wait_ms(wait_s: float) -> int:
     return round(wait_s * 1000)
 
 
-class SessionCall(Protocol):
-    """The call `Join`: its events as bytes."""
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-    def cancel(self) -> object:
-        """Ends the call, and with it the session."""
-
-
 class RemoteSession:
     """A worker's place in a job; while its stream is open the worker counts as alive.
 
@@ -189,7 +180,7 @@ class RemoteSession:
         DeadlineExceeded, Unavailable, BadSpec, StoreFailed: it did not come, or makes no sense.
     """
 
-    def __init__(self, stream: SessionCall, address: str, timeout_s: float) -> None:
+    def __init__(self, stream: Any, address: str, timeout_s: float) -> None:
         self._stream = stream
         self._address = address
         self._joined: Future[JobSpec] = Future()

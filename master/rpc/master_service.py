@@ -18,8 +18,17 @@ from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Answer, Later, control, stream, upload
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
-from elastable.master.api import AsyncPushId, DenseSnapshot, JobStatus, Lease, Push, PushReply, Session, WorkerIdentity
-from elastable.master.core.served_master import ServedMaster
+from elastable.master.api import (
+    AsyncPushId,
+    DenseSnapshot,
+    JobStatus,
+    Lease,
+    Push,
+    PushReply,
+    ServedMaster,
+    Session,
+    WorkerIdentity,
+)
 from elastable.master.rpc.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
 from elastable.master.rpc.messages import MASTER_SERVICE, failure_from_message, status_to_message
 from elastable.master.rpc.worker_identities import Identities

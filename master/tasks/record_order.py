@@ -1,7 +1,7 @@
 """The seeded order of an epoch's records: the same in every process, on every NumPy."""
 
-from abc import ABC, abstractmethod
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -9,11 +9,16 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 
 
-class RecordOrder(ABC):
-    """Positions of an epoch's order -> record indices."""
+class RecordOrder:
+    """Positions of an epoch's order -> record indices.
 
-    def __init__(self, records: int) -> None:
-        self._records = records
+    Args:
+        records: How many there are.
+        taken: Record indices, int64 `[stop - start]`, at positions that lie within them.
+    """
+
+    def __init__(self, records: int, taken: Callable[[int, int], Int64]) -> None:
+        self._records, self._taken = records, taken
 
     def take(self, start: int, stop: int) -> Int64:
         """Record indices, int64 `[stop - start]`, at positions start .. stop - 1.
@@ -24,9 +29,6 @@ class RecordOrder(ABC):
         if not 0 <= start <= stop <= self._records:
             raise BadInput(f"record order: positions {start}..{stop} do not lie within {self._records} records")
         return self._taken(start, stop)
-
-    @abstractmethod
-    def _taken(self, start: int, stop: int) -> Int64: ...
 
 
 @lru_cache(maxsize=4)
@@ -46,10 +48,11 @@ def record_order(records: int, epoch: int, seed: int, shuffle: bool, block: int 
     if block is not None and block < 1:
         raise BadInput(f"record order: block must be None or at least 1, got {block}")
     if not shuffle:
-        return _InOrder(records)
+        return RecordOrder(records, partial(np.arange, dtype=np.int64))
     if block is None or block >= records:
-        return _Permuted(_permutation(records, seed, epoch, 0))
-    return _Blocked(records, block, seed, epoch)
+        order = _permutation(records, seed, epoch, 0)
+        return RecordOrder(records, lambda start, stop: order[start:stop].copy())
+    return RecordOrder(records, _Blocks(records, block, seed, epoch).take)
 
 
 def _permutation(count: int, seed: int, epoch: int, stream: int) -> Int64:
@@ -59,33 +62,18 @@ def _permutation(count: int, seed: int, epoch: int, stream: int) -> Int64:
     return np.argsort(np.random.Philox(words).random_raw(count), kind="stable").astype(np.int64, copy=False)
 
 
-class _InOrder(RecordOrder):
-    def _taken(self, start: int, stop: int) -> Int64:
-        return np.arange(start, stop, dtype=np.int64)
-
-
-class _Permuted(RecordOrder):
-    def __init__(self, order: Int64) -> None:
-        super().__init__(order.size)
-        self._order = order
-
-    def _taken(self, start: int, stop: int) -> Int64:
-        return self._order[start:stop].copy()
-
-
-class _Blocked(RecordOrder):
+class _Blocks:
     """Only the order of the blocks is held; the order within one is made when it is touched."""
 
     def __init__(self, records: int, block: int, seed: int, epoch: int) -> None:
-        super().__init__(records)
-        self._block, self._seed, self._epoch = block, seed, epoch
+        self._records, self._block, self._seed, self._epoch = records, block, seed, epoch
         blocks = -(-records // block)
         self._blocks = _permutation(blocks, seed, epoch, 0)
         sizes = np.where(self._blocks == blocks - 1, records - (blocks - 1) * block, block)
         self._ends = np.cumsum(sizes)
         self._within = lru_cache(maxsize=8)(self._order_of_block)
 
-    def _taken(self, start: int, stop: int) -> Int64:
+    def take(self, start: int, stop: int) -> Int64:
         parts = [np.empty(0, np.int64)]
         place = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import RESULTS
-from benchmarks.scale.fit import least_squares
+from benchmarks.scale.fit import error, least_squares
 from benchmarks.scale.setting import read_runs
 from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.job import simulated
-from benchmarks.simulation.waits import error
 
 COSTS = Calibration.read()
 RUNS = read_runs(RESULTS / "scale_runs.json")

@@ -22,12 +22,12 @@ from elastable.master.api import (
     EvaluationReport,
     JobSpec,
     Push,
+    ServedMaster,
     SyncPushId,
     Tensor,
     WorkerIdentity,
 )
 from elastable.master.core.job_master import Master
-from elastable.master.core.served_master import ServedMaster
 from elastable.master.model.discovery import create_tables, discover_tables
 from elastable.master.rpc.bulk_messages import evaluation_frames, push_frames
 from elastable.master.rpc.client import MasterClient

@@ -94,7 +94,6 @@ class Checkpoints(_Folder):
             created(store)
             train(store, 3, 12)
             dirty = DirtyRows(store)
-            dirty.begin()
             write_checkpoint(self.folder, store, dense_of(3), JOB, progress_of(3))
             first = open_checkpoint(self.folder)
             for update in train(store, 1, 12):

@@ -17,8 +17,6 @@ from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["filled_tier", "prepare"]
-
 _OUTPUTS = 4  # in rotation, so that none is still in a cache
 
 

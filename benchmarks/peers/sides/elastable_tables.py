@@ -13,8 +13,6 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.process.heap import keep_freed_memory
 
-__all__ = ["prepare"]
-
 _OUTPUTS = 4  # in rotation, so that none is still in a cache
 _FILLED_AT_ONCE = 1 << 16
 _OPTIMIZERS = {

@@ -11,8 +11,6 @@ from elastable.replicas.groups.thread_group import alone
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 
-__all__ = ["prepare"]
-
 
 def prepare(race: str, settings: DocumentFields) -> Turn:
     """`race` is the model; a turn's call trains one batch with Adam, negatives of each triple drawn anew.

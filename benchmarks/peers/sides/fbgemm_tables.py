@@ -14,8 +14,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 
-__all__ = ["prepare"]
-
 _KEPT = 4  # outputs alive at once, so that none is still in a cache
 
 

@@ -11,8 +11,6 @@ from benchmarks.peers.rounds import Turn
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.slab import Slab
 
-__all__ = ["prepare"]
-
 
 def prepare(race: str, settings: Mapping[str, object]) -> Turn:
     """`bags`: the bytes of a batch's rows, each time others, until all of the table was read."""

@@ -26,8 +26,6 @@ from benchmarks.click_job.draws import batches
 from benchmarks.click_job.sizes import DIM, FEATURES, HIDDEN, LEARNING_RATE
 from benchmarks.peers import workloads
 
-__all__ = ["main"]
-
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 

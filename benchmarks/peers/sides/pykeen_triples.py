@@ -18,8 +18,6 @@ from torch.utils.data import default_collate
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 
-__all__ = ["prepare"]
-
 _MODELS = {"TransE": TransE, "RotatE": RotatE, "DistMult": DistMult, "ComplEx": ComplEx}
 
 

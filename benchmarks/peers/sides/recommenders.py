@@ -15,8 +15,6 @@ from tensorflow_recommenders_addons import dynamic_embedding as de
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 
-__all__ = ["prepare", "redis_creator"]
-
 _KEPT = 4  # outputs alive at once, so that none is still in a cache
 _FILLED_AT_ONCE = 1 << 16
 _CLUSTER = 0  # the only mode in which a table has more than one slice

@@ -19,8 +19,6 @@ from benchmarks.click_job.sizes import DIM, FEATURES, HIDDEN, LEARNING_RATE
 from benchmarks.peers import workloads
 from benchmarks.peers.sides.recommenders import redis_creator
 
-__all__ = ["main"]
-
 _PARTITIONS = 16
 
 

@@ -5,8 +5,6 @@ from benchmarks.peers.rounds import Turn
 from benchmarks.peers.sides.elastable_redis import filled_tier
 from benchmarks.storage.redis_pace import read_pace, write_pace
 
-__all__ = ["prepare"]
-
 
 def prepare(race: str, settings: workloads.Settings) -> Turn:
     """`redis lookup`, `redis write` or `redis flush`: their traffic."""

@@ -8,8 +8,6 @@ import tensorflow as tf
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 
-__all__ = ["prepare"]
-
 _RATE = 0.01
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7
 

@@ -9,8 +9,6 @@ import torch
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 
-__all__ = ["prepare"]
-
 _KEPT = 4  # outputs alive at once, so that none is still in a cache
 
 

@@ -17,9 +17,8 @@ from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import GoneWorker, JobStatus, WorkerIdentity, WorkerStatus
-from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.metrics import Source
-from elastable.output.curves import Curves
+from elastable.output.noted import CheckpointLog, Curves
 from elastable.process.child import EndedChild
 
 if TYPE_CHECKING:
@@ -81,7 +80,8 @@ class JobView:
         return {
             **_progress(status),
             "kind": "job",
-            **_times(self.started),
+            "time": time.time(),
+            "started": self.started,
             "why": self.master.not_ready(),
             "curves": self.curves.points(),
             "phases": _phases(self.master, _commits(self.store if problem is None else None, status)),
@@ -131,13 +131,10 @@ class ShardView:
             "job": "" if claim is None else printable(claim.job, 256, lines=False),
             "pushed_bytes": self.shard.buffered_bytes,
             "workers": [],
-            **_times(self.started),
+            "time": time.time(),
+            "started": self.started,
             "problems": _store_problems(problem),
         }
-
-
-def _times(started: float) -> dict[str, object]:
-    return {"time": time.time(), "started": started}
 
 
 def _progress(status: JobStatus) -> dict[str, object]:

@@ -129,18 +129,18 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def in_order(work: Callable[[T], R], items: Iterable[T], threads: int = _THREADS) -> Iterator[R]:
+def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """`work(item)` of every item, in their order, done by threads that are one item each ahead.
 
     Raises:
         Exception: what `work` raised, in its place.
     """
-    with ThreadPoolExecutor(threads, "elastable-checkpoint") as pool:
+    with ThreadPoolExecutor(_THREADS, "elastable-checkpoint") as pool:
         waiting: deque[Future[R]] = deque()
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                if len(waiting) > threads:
+                if len(waiting) > _THREADS:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

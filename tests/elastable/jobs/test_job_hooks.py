@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 
-from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.final_weights import BestVersions
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock

@@ -25,11 +25,10 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.master.api import WorkerIdentity
 from elastable.master.rpc.messages import status_from_message, status_to_message
 from elastable.monitoring import endpoints as event_stream
-from elastable.monitoring.checkpoint_log import CheckpointLog
 from elastable.monitoring.endpoints import PAGE, Endpoints
 from elastable.monitoring.http_server import HttpServer
 from elastable.monitoring.page.views import JobView, ShardView, View, Watched, advice_on
-from elastable.output.curves import Curves
+from elastable.output.noted import CheckpointLog, Curves
 from elastable.process.child import EndedChild
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, get

@@ -46,6 +46,6 @@ def test_the_speed_of_a_job_that_goes_on_does_not_count_what_was_trained_before(
     with live:
         for _ in range(2):
             live.show(at(879, 800_000))
-        (task,) = live._progress.tasks
+        (task,) = live.tasks
         assert not task.speed
         assert task.completed == 800_000

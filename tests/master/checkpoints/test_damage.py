@@ -179,8 +179,6 @@ def changed(change: Callable[..., object]) -> Damage:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda place: (place / "manifest.json").write_text(DEEP),
-        lambda place: (place / "manifest.json").write_text("[]"),
         changed(lambda fields: fields.update(version=float("inf"))),
         changed(lambda fields: fields.update(tables=[3])),
         changed(lambda fields: fields["tables"]["fixed"]["spec"].update(name=7)),
@@ -233,7 +231,7 @@ def test_a_header_that_is_none_of_safetensors(header: str) -> None:
 
 
 def test_a_text_that_is_no_manifest() -> None:
-    for text in (b"", b"\xff", b"3", DEEP.encode(), b'{"format": 1}', b'{"format": 3, "checksum": []}'):
+    for text in (b"", b"\xff", b"3", b"[]", DEEP.encode(), b'{"format": 1}', b'{"format": 3, "checksum": []}'):
         with pytest.raises(CheckpointError):
             Manifest.from_json(text)
 

@@ -29,10 +29,10 @@ from elastable.embedding_store.shards.version_sums import sum_pushes
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
-from elastable.master.checkpoints.row_files import write_blocks
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
+from elastable.master.checkpoints.writing import write_blocks
 from tests.embedding_store.shards.served_shards import served, stopped_with
 from tests.master.checkpoints.jobs import JOB, SPECS, commit, created, dense_of, progress_of, rows
 from tests.waiting import until

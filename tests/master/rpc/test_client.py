@@ -37,12 +37,12 @@ from elastable.master.api import (
     Push,
     PushOutcome,
     PushReply,
+    ServedMaster,
     SyncPushId,
     Task,
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.core.served_master import ServedMaster
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
 from elastable.master.rpc.worker_identities import SESSION_KEY

@@ -1,11 +1,43 @@
-"""The checkpoints that a job has written, also before it was resumed, or could not write."""
+"""What a job notes for those who watch it: its metrics as curves, and its checkpoints. Any thread may use either."""
 
+import math
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+_MOST_POINTS = 256
+_MOST_CURVES = 32
+
+
+class Curves:
+    """Points (version, value) by name of the metric. A full one loses every second point."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._points: dict[str, list[tuple[int, float]]] = {}
+
+    def note(self, kind: str, version: int, values: Mapping[str, float]) -> None:
+        """Takes what `RunDirectory.record` notes; of an epoch the metrics of the validation split alone."""
+        with self._lock:
+            for name, value in values.items():
+                if (kind == "epoch" and not name.startswith("val_")) or not math.isfinite(value):
+                    continue
+                if name not in self._points and len(self._points) >= _MOST_CURVES:
+                    continue
+                points = self._points.setdefault(name, [])
+                points.append((version, float(value)))
+                if len(points) > _MOST_POINTS:
+                    del points[1::2]
+
+    def points(self) -> dict[str, list[tuple[int, float]]]:
+        """Name -> points, by version."""
+        with self._lock:
+            return {name: sorted(points) for name, points in self._points.items()}
+
 
 MOST_CHECKPOINTS = 20
 """That are noted."""
@@ -33,7 +65,7 @@ class NotedCheckpoint:
 
 
 class CheckpointLog:
-    """The latest of them, and how many this process has written. Any thread may use it."""
+    """The latest of them, and how many this process has written."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,8 @@
-"""The best version of a job, kept whole for `EarlyStopping(restore_best_weights=True)`.
+"""The weights that a job ends with: the best version's, kept whole meanwhile, or their moving averages (`use_ema`).
 
-Keras copies all weights whenever an epoch was the best so far, and puts them back in the end. Here it is shown the
-dense weights alone; the rows of the tables, of any number, are kept in a checkpoint of that version.
+Keras copies all weights whenever an epoch was the best so far, and puts them back in the end. With
+`EarlyStopping(restore_best_weights=True)` it is shown the dense weights alone here; the rows of the tables, of any
+number, are kept in a checkpoint of that version.
 """
 
 import shutil
@@ -10,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import keras
+import numpy as np
 
-from elastable.callbacks.averages import report_rows
 from elastable.callbacks.callback_state import named
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import JobSpec
@@ -21,8 +24,13 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_weights
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.model.dense import DenseModel
+from elastable.master.model.keras_optimizer import inner_optimizer
+from elastable.master.model.wrapping_optimizers import keeps_averages, rows_become_averages
 from elastable.master.tasks.progress import Progress
 from elastable.worker.rows.saved_rows import rows_unlisted
+
+RowsChanged = Callable[[Mapping[str, TableUpdate]], None]
+"""Called with rows that were written."""
 
 _HOOKS = ("on_epoch_end", "on_train_end")  # where EarlyStopping reads and assigns weights
 _KEPT_IN_A_JOB = 3  # it may be resumed from before the newest of them
@@ -47,7 +55,7 @@ class BestVersions:
         job: JobSpec,
         progress: Callable[[], Progress],
         directory: str | Path | None = None,
-        rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
+        rows_changed: RowsChanged = lambda updates: None,
     ) -> None:
         self._followed = {}
         for name, callback in named(callbacks):
@@ -114,7 +122,7 @@ class BestVersions:
         # Each restores over the one before: the last counts.
         for name, callback in reversed(self._followed.items()):
             if callback.best_weights is not None:
-                restore_weights(self._open(name, self._noted[name]), self._store, report_rows(self._rows_changed))
+                restore_weights(self._open(name, self._noted[name]), self._store, _report_rows(self._rows_changed))
                 return
 
     def close(self) -> None:
@@ -130,3 +138,48 @@ class BestVersions:
 
     def _home(self, name: str) -> str:
         return f"{self._temporary or self._directory}/{name.replace(' ', '-')}"
+
+
+# Moving averages: what becomes of them at the end of training, and where they are refused
+
+
+def finalize_averages(
+    dense: DenseModel,
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    rows_changed: RowsChanged = lambda updates: None,
+) -> None:
+    """Training has ended: variables and rows that are trained become their moving averages, as in Keras.
+
+    Doing it again changes nothing.
+
+    Args:
+        store: Holds the tables; nobody commits to it meanwhile.
+        rows_changed: Called with rows that were written.
+    """
+    dense.finalize_averages()
+    trained = sorted(set(tables) - set(dense.frozen_tables))
+    rows_become_averages(store, trained, _report_rows(rows_changed))
+
+
+def _report_rows(rows_changed: RowsChanged) -> Callable[[str, Int64], None]:
+    """Calls `rows_changed` with an update without gradients for the table and the ids that it gets."""
+    return lambda table, ids: rows_changed({table: TableUpdate(ids, np.zeros((len(ids), 0), np.float32))})
+
+
+def refuse_averages(optimizer: keras.Optimizer, store: EmbeddingStore, tables: Mapping[str, TableSpec]) -> None:
+    """Raises where averages could not be put in the place of weights so that a job goes on from them.
+
+    Raises:
+        Unsupported: the store keeps a record of its last version, which holds the variables as they were trained.
+    """
+    having = ["the model's optimizer"] if inner_optimizer(optimizer).use_ema else []
+    for name, spec in tables.items():
+        if keeps_averages(spec.optimizer):
+            having.append(f"table {name!r}")
+    if having and store.keeps_records:
+        raise Unsupported(
+            f"use_ema=True ({', '.join(having)}): at the end of training weights become their averages, and the store "
+            "keeps a record of its last version, which a resumed job would go on from, with other weights; keep the "
+            "tables in a store without a log (--store memory), or leave use_ema out"
+        )
