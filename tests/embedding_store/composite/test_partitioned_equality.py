@@ -1,17 +1,24 @@
 """A partitioned store holds, to the bit, the rows and slots of one that is not split."""
 
+import shutil
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elastable.embedding_store import EmbeddingStore, MemoryStore, PartitionedStore, TableUpdate, coalesce
 from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.tables.row_blocks import fresh_rows
+from tests.contracts.store_history import History, Program, programs
 from tests.contracts.store_samples import commit, create_tables, rows_by_id
 from tests.embedding_store.store_kinds import KINDS
+from tests.file_stores import quick_folder
+from tests.plugins.seeds import examples
 
 VARIANTS = {
     "nesterov": OptimizerSpec.of("sgd", momentum=0.9, nesterov=True),
@@ -90,3 +97,15 @@ def test_the_documents_cases_with_duplicates(strategy: str, rows: int, dim: int,
         expected = table.copy()
         np.subtract.at(expected, ids, gradients)
         np.testing.assert_array_equal(store.lookup({"t": np.arange(rows)})["t"], expected)
+
+
+@settings(max_examples=examples(40))
+@given(programs(), st.permutations(sorted(KINDS)))
+def test_any_history_while_rows_move_from_kind_to_kind(program: Program, kinds: list[str]) -> None:
+    folder, following = quick_folder(), cycle(kinds)
+
+    def make() -> EmbeddingStore:
+        return KINDS[next(following)](folder)
+
+    History(make(), make, but=("byte", "few")).play(program)  # which cannot be split by column, or by id
+    shutil.rmtree(folder)
