@@ -10,11 +10,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Bags, lookup_many
+from elastable.embedding_store import Bags, Commit, EmbeddingStore, RowBlock, TableUpdate, initial_rows, lookup_many
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
@@ -27,7 +25,6 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     TableNotFound,
 )
-from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.tables.table_update import IndexedSlices, SparseGradient, TableSlices, update_tables
 from tests.contracts.store_dtypes import DtypeContract
 from tests.contracts.store_history import HistoryContract

@@ -16,10 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store import Commit
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore
 from elastable.embedding_store.engine import staged_commit, store_history
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed, Unavailable
 from elastable.embedding_store.log import base_file

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import EmbeddingStore, MemoryStore
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store import Commit, EmbeddingStore, InitializerSpec, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
