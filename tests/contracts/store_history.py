@@ -1,6 +1,7 @@
 """Any history of a store: whatever is called in whatever order, it equals a store in memory, and dictionaries."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,17 @@ from elastable.embedding_store import (
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.errors import BadInput, StaleVersion, Unsupported
+from elastable.embedding_store.errors import (
+    BadGradient,
+    BadIds,
+    BadInput,
+    ElastableError,
+    FutureVersion,
+    IdOutOfRange,
+    StaleVersion,
+    TableNotFound,
+    Unsupported,
+)
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from tests.contracts.store_samples import EXTREMES, MakeStore
 from tests.embedding_store.dictionary_model import ModelTable
@@ -68,6 +79,44 @@ def ids_of(name: str, numbers: Sequence[int] | Int64) -> Int64:
     given = np.array(numbers, np.int64)
     return WILD[given] if name == "wild" else given
 
+
+def spoiled(name: str, **changed: object) -> Callable[[Commit], Commit]:
+    """Spoils the update of a table."""
+
+    def spoil(commit: Commit) -> Commit:
+        update = commit.updates.get(name) or TableUpdate(np.arange(2), np.ones((2, SPECS[name].dim), np.float32))
+        return replace(commit, updates={**commit.updates, name: replace(update, **changed)})  # type: ignore[arg-type]
+
+    return spoil
+
+
+def _rate(name: str, rate: float) -> Callable[[Commit], Commit]:
+    return lambda commit: replace(commit, learning_rates={name: rate}, frozen=())
+
+
+ONES = np.ones((2, 2), np.float32)
+HOSTILE: dict[str, tuple[Callable[[Commit], Commit], type[ElastableError]]] = {
+    "past version": (lambda commit: replace(commit, version=commit.version - 1), StaleVersion),
+    "version to come": (lambda commit: replace(commit, version=commit.version + 1), FutureVersion),
+    "step below 0": (lambda commit: replace(commit, step=-1), BadInput),
+    "rate NaN": (_rate("dynamic", np.nan), BadInput),
+    "rate of a table that follows": (_rate("moments", 1e300), BadInput),
+    "decay of exactly all": (_rate("decayed", 10.00001), BadInput),
+    "ids of a wrong kind": (spoiled("dynamic", ids=np.ones(2, np.float32), gradients=ONES), BadIds),
+    "ids of two dimensions": (spoiled("dynamic", ids=np.ones((2, 1), np.int64), gradients=ONES), BadIds),
+    "outside": (spoiled("decayed", ids=np.array([1, 14]), gradients=ONES), IdOutOfRange),
+    "negative id": (spoiled("decayed", ids=np.array([-1, 1]), gradients=ONES), IdOutOfRange),
+    "wider": (spoiled("dynamic", ids=np.arange(2), gradients=np.ones((2, 3), np.float32)), BadGradient),
+    "no columns": (spoiled("dynamic", ids=np.arange(2), gradients=np.ones((2, 0), np.float32)), BadGradient),
+    "fewer rows": (spoiled("dynamic", ids=np.arange(3), gradients=ONES), BadGradient),
+    "float64": (spoiled("dynamic", ids=np.arange(2), gradients=ONES.astype(float)), BadGradient),
+    "flat": (spoiled("dynamic", ids=np.arange(2), gradients=np.ones(4, np.float32)), BadGradient),
+    "no such table": (
+        lambda commit: replace(commit, updates={**commit.updates, "none": TableUpdate(np.arange(2), ONES)}),
+        TableNotFound,
+    ),
+}
+"""Commits that every store refuses with an error; then they have changed nothing."""
 
 Table = tuple[dict[int, tuple[bytes, ...]], bytes, TableState]
 
@@ -118,12 +167,14 @@ class History:
         make: Makes an empty store, also to move all rows to; None: rows are moved nowhere.
         but: Tables that are left out.
         calls: Names of the methods that make up a history. Each draws what it needs.
+        hostile: Commits that are refused.
         models: The tables that a dictionary is kept for, too.
     """
 
+    hostile = HOSTILE
     calls: tuple[str, ...] = (
         *("commit", "commit", "commit_to_all", "look_up", "delete", "put", "put", "put_state", "clear", "drop"),
-        *("pin", "pin", "pin_again", "unpin", "nest_pins", "scan_a_pin_while_rows_change", "move", "grow"),
+        *("pin", "pin", "pin_again", "unpin", "nest_pins", "scan_a_pin_while_rows_change", "move", "grow", "refuse"),
     )
 
     def __init__(
@@ -209,6 +260,21 @@ class History:
         seed = int(random.integers(1 << 20))
         version, numbers = self.plain.version() + 1, self.numbers(random, unique=True)
         self.make_commit(commit_of(version, numbers, seed, self.trained, ends=seed % 3 == 0))
+
+    def refuse(self, random: Random) -> None:
+        """A commit is whole or nothing of it is there; a retry finds what the first attempt left."""
+        if not self.plain.version():
+            self.commit_to_all(random)
+        names = {"dynamic", "admitted", "decayed", *random.choice(self.trained, 3).tolist()} - {"rowwise"}
+        good = commit_of(self.plain.version() + 1, self.numbers(random), int(random.integers(1 << 20)), names)
+        for what, (spoil, error) in self.hostile.items():
+            staged = random.random() < 0.5
+            for _ in range(2):
+                with pytest.raises(error):
+                    self.store.stage(spoil(good))() if staged else self.store.commit(spoil(good))
+                assert self.store.version() == self.plain.version(), what
+        self.compare(self.names)
+        self.make_commit(good)
 
     def grow(self, random: Random) -> None:
         if self.grown < 2:
@@ -345,8 +411,10 @@ def programs(kind: type[History] = History, most: int = 30) -> st.SearchStrategy
 
 
 class HistoryContract:
+    history: type[History] = History
+
     def test_any_history_is_that_of_a_store_in_memory(self, make_store: MakeStore) -> None:
         """Each call twice or more, in any order, and a history of another seed where the tests are given one."""
         random = np.random.default_rng(np.random.randint(1 << 30))
-        drawn = [(call, int(random.integers(1 << 20))) for call in History.calls * 2]
-        History(make_store(), make_store).play([drawn[at] for at in random.permutation(len(drawn))])
+        drawn = [(call, int(random.integers(1 << 20))) for call in self.history.calls * 2]
+        self.history(make_store(), make_store).play([drawn[at] for at in random.permutation(len(drawn))])

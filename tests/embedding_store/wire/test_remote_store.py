@@ -4,6 +4,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import ClassVar
 
 import grpc
 import numpy as np
@@ -17,8 +19,13 @@ from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.handlers import behaviour_of, with_behaviour
 from tests.contracts.store_contract import StoreContract
+from tests.contracts.store_history import HOSTILE, History, spoiled
 from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, rows_by_id, update
 from tests.embedding_store.serving import client_service, serving
+from tests.untyped import Keywords
+
+THREE = np.ones((3, 2), np.float32)
+SQUARED: Keywords = {"ids": int64(1, 2, 3), "gradients": THREE}
 
 
 def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServer]:
@@ -27,7 +34,22 @@ def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServ
     return store, server
 
 
+class OfClients(History):
+    """What a server refuses of its clients, and takes from its own process."""
+
+    hostile: ClassVar = {
+        **HOSTILE,
+        "last version": (lambda commit: replace(commit, version=2**63 - 1), errors.BadInput),
+        "repeated extreme ids": (spoiled("dynamic", ids=int64(-(2**63), 7, -(2**63)), gradients=THREE), errors.BadIds),
+        "gradient infinite": (spoiled("admitted", ids=int64(1, 2, 3), gradients=THREE * np.inf), errors.NotFinite),
+        "squares NaN": (spoiled("dynamic", **SQUARED, row_squares=THREE[:, 0] * np.nan), errors.NotFinite),
+        "squares below 0": (spoiled("dynamic", **SQUARED, row_squares=-THREE[:, 0]), errors.BadGradient),
+    }
+
+
 class TestRemoteStore(StoreContract):
+    history = OfClients
+
     @pytest.fixture
     def make_store(self, held: ExitStack) -> MakeStore:
         return lambda: open_store(f"grpc://{serve(held)[1].address}")
