@@ -166,6 +166,7 @@ class History:
     Attributes:
         make: Makes an empty store, also to move all rows to; None: rows are moved nowhere.
         but: Tables that are left out.
+        made: Whether the store has the tables already.
         calls: Names of the methods that make up a history. Each draws what it needs.
         hostile: Commits that are refused.
         models: The tables that a dictionary is kept for, too.
@@ -178,7 +179,11 @@ class History:
     )
 
     def __init__(
-        self, store: EmbeddingStore, make: Callable[[], EmbeddingStore] | None = None, but: Collection[str] = ()
+        self,
+        store: EmbeddingStore,
+        make: Callable[[], EmbeddingStore] | None = None,
+        but: Collection[str] = (),
+        made: bool = False,
     ) -> None:
         self.store, self.make = store, make
         self.plain = MemoryStore(1, direct_bytes=100)
@@ -188,7 +193,7 @@ class History:
         for name in SPECS.keys() - but:
             spec = SPECS[name]
             try:
-                assert self.store.create_table(spec)
+                assert self.store.create_table(spec) is not made
             except Unsupported:  # as int8 rows where no column stands alone
                 continue
             self.plain.create_table(spec)
@@ -410,11 +415,16 @@ def programs(kind: type[History] = History, most: int = 30) -> st.SearchStrategy
     return st.integers(5, most).flatmap(lambda count: st.lists(call, min_size=count, max_size=count))
 
 
+def program(kind: type[History], seed: int) -> Program:
+    """Each call twice or more, in any order."""
+    random = np.random.default_rng(seed)
+    drawn = [(call, int(random.integers(1 << 20))) for call in kind.calls * 2]
+    return [drawn[at] for at in random.permutation(len(drawn))]
+
+
 class HistoryContract:
     history: type[History] = History
 
     def test_any_history_is_that_of_a_store_in_memory(self, make_store: MakeStore) -> None:
-        """Each call twice or more, in any order, and a history of another seed where the tests are given one."""
-        random = np.random.default_rng(np.random.randint(1 << 30))
-        drawn = [(call, int(random.integers(1 << 20))) for call in self.history.calls * 2]
-        self.history(make_store(), make_store).play([drawn[at] for at in random.permutation(len(drawn))])
+        seed = np.random.randint(1 << 30)  # of this test, and another one where the tests are given one
+        self.history(make_store(), make_store).play(program(self.history, seed))
