@@ -16,7 +16,6 @@ from elastable.embedding_store.composite.partitioned_store import PartitionedSto
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import dense_replay
 from elastable.embedding_store.errors import BadInput, BadSpec, StoreFailed, Unsupported
@@ -256,13 +255,6 @@ def test_a_slow_table_steps_when_another_one_is_updated() -> None:
         before = a.lookup(np.array([1]))
         b.update(None, ones)
         assert not np.array_equal(a.lookup(np.array([1])), before)
-
-
-def test_specs_say_it_everywhere() -> None:
-    spec = table()
-    assert spec_from_json(spec_to_json(spec)) == spec
-    assert "lazy" not in spec_to_json(table(optimizer=OptimizerSpec.of("adam")))
-    assert spec != table(optimizer=OptimizerSpec("adamw", ADAMW.hyperparameters))
 
 
 @pytest.mark.parametrize("name", sorted(FUSED.keys() - set(known_dense_forms())))

@@ -109,13 +109,6 @@ def test_a_staged_push_changes_nothing_before_it_is_finished(store: MemoryStore)
     assert (store.version(), rows(store, [3])) == (1, [-0.5])
 
 
-def test_terms_say_rate_and_step(store: MemoryStore) -> None:
-    pushes = ClientPushes(store)
-    terms = PushTerms(1, 7, {"t": 2.0}, time=5.0, summed=True)
-    assert pushes.push(replace(push(1, [3]), terms=terms)).version == 1
-    assert rows(store, [3]) == [-2.0]
-
-
 def test_pushes_that_are_not_finite_can_be_skipped(store: MemoryStore) -> None:
     pushes = ClientPushes(store, "skip")
     skipped = pushes.push(push(1, [1], np.inf))
