@@ -108,7 +108,7 @@ def test_flushed_rows_have_a_version_and_a_lag(written: Written) -> None:
 class Followed(History):
     """A follower, and one that begins from what there is, read exactly the newest version after each call."""
 
-    calls = (*History.calls, "flush", "flush")
+    calls = (*History.calls, "flush", "flush_and_clear")
 
     def __init__(self, written: Written, reader: StoreReader) -> None:
         self.written, self.reader = written, reader
@@ -116,6 +116,12 @@ class Followed(History):
 
     def flush(self, random: Random) -> None:
         self.written.store.flush()
+
+    def flush_and_clear(self, random: Random) -> None:
+        """What lies in the tier counts no more."""
+        self.flush(random)
+        for _ in range(3):
+            self.clear(random)
 
     def close(self) -> None:
         self.release()

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elastable.embedding_store import (
@@ -110,6 +110,7 @@ dynamic = plain.map(lambda spec: replace(spec, vocabulary_size=None, admission=A
 specs = plain | st.builds(lambda spec, eviction: replace(spec, eviction=eviction), dynamic, evictions)
 
 
+@example(TableSpec("t", 8, eviction=EvictionSpec(ttl=3600, every=7)), 2, 1)
 @given(specs, st.integers(1, 9), st.integers(0, 9))
 def test_a_spec_comes_back_as_it_was(whole: TableSpec, shards: int, first: int) -> None:
     half = replace(whole, origin=ShardOrigin(1, 0, first, whole, 2))

@@ -79,7 +79,7 @@ class Reopened(History):
 
     def reset(self, random: Random) -> None:
         version = int(random.integers(31))
-        if self.unless_pinned(lambda store: store.reset_version(version)):
+        if self.unless_pinned(random, lambda store: store.reset_version(version)):
             for name in [name for name in self.models if SPECS[name].eviction is not None]:
                 del self.models[name]  # it would have to know which commits count
 
