@@ -245,7 +245,8 @@ class StoreContract(HistoryContract, MembershipContract, DtypeContract, PinContr
         for call in calls:
             with pytest.raises(IdOutOfRange, match=message):
                 call()
-        for of in (np.zeros(2, np.float32), np.zeros((2, 2), np.int64)):
+        kinds: tuple[np.ndarray, ...] = (np.zeros(2, np.float32), np.zeros((2, 2), np.int64))
+        for of in kinds:
             with pytest.raises(BadIds, match="'cities'"):
                 store.lookup({"cities": of})
         assert (store.version(), store.row_count("cities")) == (0, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ class History:
         models: The tables that a dictionary is kept for, too.
     """
 
-    hostile = HOSTILE
+    hostile: ClassVar = HOSTILE
     calls: tuple[str, ...] = (
         *("commit", "commit", "commit_to_all", "look_up", "delete", "put", "put", "put_state", "clear", "drop"),
         *("pin", "pin", "pin_again", "unpin", "nest_pins", "scan_a_pin_while_rows_change", "move", "grow", "refuse"),

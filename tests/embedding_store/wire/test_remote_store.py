@@ -103,19 +103,6 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
                 remote.drop_table("people")
 
 
-def test_another_commit_of_a_version_that_stands_is_refused(held: ExitStack) -> None:
-    store, server = serve(held)
-    store.create_table(fixed())
-    commits = [Commit(1, {"cities": update(int64(1), 4, seed)}, 0, {}) for seed in range(2)]
-    with RemoteStore(server.address, 60) as ours, RemoteStore(server.address, 30) as theirs:
-        ours.commit(commits[0])
-        before = rows_by_id(store, "cities")
-        for again in (ours, theirs):
-            with pytest.raises(errors.StaleVersion):
-                again.commit(commits[1])
-        assert rows_by_id(store, "cities") == before
-
-
 def test_row_squares_and_rates_travel(held: ExitStack) -> None:
     store, server = serve(held)
     spec = TableSpec("t", 4, optimizer=OptimizerSpec.of("rowwise_adagrad", learning_rate=0.1))
