@@ -77,7 +77,7 @@ def losing(service: Service, *methods: str) -> Service:
 
 
 def test_calls_whose_answer_was_lost_count_once() -> None:
-    methods = ("PushRows", "DropTable", "Put", "CreateTable", "ResetVersion")
+    methods = ("PushRows", "DropTable", "Put", "CreateTable", "ResetVersion", "Pin")
     with MemoryStore() as store, MemoryStore() as model:
         service = losing(client_service(store), *methods)
         with (
@@ -92,6 +92,12 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
                 each.stage(Commit(2, {"people": update(int64(1, 7), 5, seed=3)}, 1, {}))()
                 assert each.version() == 2
             assert rows_by_id(store, "people") == rows_by_id(model, "people")
+            pin = remote.pin(lease_s=90)
+            assert len(store.pins()) == 1
+            pin.renew(300)
+            assert [one.lease_left_s > 100 for one in store.pins()] == [True]
+            pin.close()
+            assert store.pins() == ()
             blocks = list(remote.scan("people"))
             remote.clear("people")
             remote.put("people", blocks)
