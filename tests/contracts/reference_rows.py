@@ -185,16 +185,16 @@ StepRow = Callable[[np.ndarray, "np.ndarray | None", np.ndarray, int], tuple[np.
 """(weights, slots side by side or None for a row never updated, gradient, step) -> (weights, slots)."""
 
 
-def row_step(spec: OptimizerSpec) -> StepRow:
-    """One step of an optimizer on one row."""
+def row_step(spec: OptimizerSpec, rate: float | None = None) -> StepRow:
+    """One step of an optimizer on one row, at its own learning rate or another one."""
     optimizer = row_optimizer(spec)
+    taken = optimizer.default_learning_rate if rate is None else rate
 
     def step_row(w: np.ndarray, slots: np.ndarray | None, g: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         widths = [len(w) if slot.columns is None else slot.columns for slot in optimizer.slots]
         before = optimizer.initial_slots(len(w)) if slots is None else slots
         parts = np.split(before, np.cumsum(widths)[:-1]) if widths else []
-        rate = optimizer.default_learning_rate
-        w, after = stepped(spec.name, w, parts, g, step, rate, optimizer.hyperparameters)
+        w, after = stepped(spec.name, w, parts, g, step, taken, optimizer.hyperparameters)
         return w, np.concatenate([np.empty(0, np.float32), *after])
 
     return step_row

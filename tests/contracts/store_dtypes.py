@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.tables.initial_values import initial_rows
 from tests.contracts.store_samples import commit, int64, rows_by_id, update
 
 IDS = np.random.default_rng(3).permutation(np.arange(-60, 60) * 10**15)
-HALF_DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 
 def narrow(dtype: str, dim: int = 5, optimizer: str = "adam") -> TableSpec:
@@ -32,47 +30,6 @@ def takes_int8(store: EmbeddingStore, spec: TableSpec) -> bool:
 
 
 class DtypeContract:
-    @HALF_DTYPES
-    @pytest.mark.parametrize("optimizer", ["adam", "sgd", "contract_block"])
-    def test_narrow_tables_hold_the_same_bits_everywhere(
-        self, store: EmbeddingStore, dtype: str, optimizer: str
-    ) -> None:
-        spec = narrow(dtype, optimizer=optimizer)
-        asked = np.concatenate((IDS, int64(-7, 10**18), IDS[:9]))
-        with MemoryStore(threads=1) as plain:
-            stores = (store, plain)
-            for one in stores:
-                assert one.create_table(spec)
-                assert one.specs()["t"].dtype == dtype
-            for seed in range(3):
-                rows = [one.lookup({"t": asked}, seed)["t"] for one in stores]
-                np.testing.assert_array_equal(*rows)  # type: ignore[arg-type]
-                for one in stores:
-                    commit(one, {"t": update(IDS[seed : seed + 80], 5, seed)})
-            assert rows_by_id(store, "t", 7) == rows_by_id(plain, "t")
-            kept = list(store.scan("t", 7))
-            store.clear("t")
-            store.put("t", kept)
-            assert rows_by_id(store, "t") == rows_by_id(plain, "t")
-
-    @HALF_DTYPES
-    def test_narrow_and_wide_tables_side_by_side(self, store: EmbeddingStore, dtype: str) -> None:
-        specs = {
-            name: TableSpec(name, dim, 50, kind, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
-            for name, dim, kind in (("a", 3, dtype), ("b", 5, "float32"), ("c", 1, dtype), ("d", 2, "float32"))
-        }
-        ids = np.arange(0, 50, 3)
-        with MemoryStore(threads=1) as plain:
-            for one in (store, plain):
-                for spec in specs.values():
-                    one.create_table(spec)
-                updates = {name: update(ids, spec.dim, spec.dim) for name, spec in specs.items()}
-                one.commit(Commit(1, updates, 0, {}))
-            asked = {name: np.arange(50) for name in specs}
-            found = [one.lookup(asked, 1) for one in (store, plain)]
-            for name in specs:
-                np.testing.assert_array_equal(found[0][name], found[1][name])
-
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
     @pytest.mark.parametrize("combiner", ["sum", "mean"])
     def test_bags_of_narrow_rows_are_those_of_the_numbers_they_read(

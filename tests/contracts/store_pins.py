@@ -7,18 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
     InitializerSpec,
     OptimizerSpec,
     TableSpec,
 )
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, StaleVersion, TableNotFound
-from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.tables.lookups import Bags
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update
 from tests.threads import on_threads
@@ -95,55 +92,6 @@ class PinContract:
                 np.testing.assert_array_equal(table.lookup(of, version=2), expected)
                 assert (table.lookup(of) != expected).any()
 
-    def test_first_touches_deletions_and_put_rows_do_not_show_in_a_pin(self, pinning: EmbeddingStore) -> None:
-        before, rows = whole(pinning), read(pinning)
-        held, fresh = set(rows_by_id(pinning, "people")), int64(7, 8, 9)
-        with pinning.pin() as pin:
-            first = initial_rows(PEOPLE, fresh)
-            commit(pinning, {"people": update(fresh, 5)})
-            np.testing.assert_array_equal(pin.lookup({"people": fresh})["people"], first)
-            assert (pinning.lookup({"people": fresh})["people"] != first).any()
-            pinning.delete("people", np.array([*list(held)[::2], *list(held)[:3], 8, 12345], np.int64))
-            weights, slots = np.full((3, 4), 9, np.float32), np.full((3, 4), 8, np.float32)
-            pinning.put("cities", [RowBlock(int64(1, 50, 99), weights, slots)])
-            assert (read(pin), whole(pin)) == (rows, before)
-            commit(pinning, self.change(9))
-            assert (read(pin), read(pinning, 2), whole(pin)) == (rows, rows, before)
-            block = pin.read_rows("people", np.array([7, *held, 8], np.int64))
-            assert block.ids.tolist() == list(held)
-
-    def test_rows_changed_without_a_commit_after_a_pin_of_the_current_version(self, pinning: EmbeddingStore) -> None:
-        before, rows = whole(pinning), read(pinning)
-        with pinning.pin() as pin:
-            pinning.delete("cities", PLACES[::3])
-            assert read(pinning) != rows  # the version is committed, and this is what became of it
-            assert (read(pin), whole(pin)) == (rows, before)
-
-    def test_admission_and_eviction_do_not_show_in_a_pin(self, store: EmbeddingStore) -> None:
-        specs = (
-            TableSpec("admits", 4, optimizer=OptimizerSpec.of("adagrad"), admission=AdmissionSpec(2, 1 << 12)),
-            TableSpec("evicts", 4, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_age=1)),
-            TableSpec("rare", 4, eviction=EvictionSpec(min_frequency=2, every=3)),
-            TableSpec("timed", 4, eviction=EvictionSpec(ttl=1.0)),
-        )
-        for spec in specs:
-            store.create_table(spec)
-        names = [spec.name for spec in specs]
-
-        def step(seed: int) -> None:
-            ids = np.random.default_rng(seed).permutation(np.arange(-12, 12))[:9]
-            commit(store, {name: update(ids, 4, seed) for name in names}, time=100 + 0.4 * seed)
-
-        reported: list[tuple[Snapshot, dict[str, object]]] = []
-        for seed in range(14):
-            step(seed)
-            if seed % 3 == 1:
-                reported.append((store.pin(), whole(store, names)))
-            for pin, expected in reported:
-                assert whole(pin, names) == expected
-            if seed % 5 == 4:
-                reported.pop(1 if seed == 4 else 0)[0].close()
-
     def test_pins_of_one_version_are_counted_apart(self, pinning: EmbeddingStore) -> None:
         rows = read(pinning)
         first, second = pinning.pin(), pinning.pin(2)
@@ -219,42 +167,6 @@ class PinContract:
         kept.row_count("cities")
         kept.close()
 
-    def test_versions_between_are_released(self, pinning: EmbeddingStore) -> None:
-        pins, reported = [], []
-        for seed in range(2, 8):
-            pins.append(pinning.pin())
-            reported.append((read(pinning), whole(pinning)))
-            commit(pinning, self.change(seed))
-        for gone in (3, 1, 0, 5, 2):
-            pins[gone].close()
-            pins[gone] = None  # type: ignore[call-overload]
-            for pin, (rows, before) in zip(pins, reported, strict=True):
-                if pin is not None:
-                    assert read(pin) == read(pinning, pin.version()) == rows
-                    assert whole(pin) == before
-        pins[4].close()
-        assert pinning.pins() == ()
-
-    def test_a_scan_half_way_gives_each_row_once(self, pinning: EmbeddingStore) -> None:
-        expected = {name: rows_by_id(pinning, name) for name in ("cities", "people")}
-        for name in expected:
-            with pinning.pin() as pin:
-                expected[name] = rows_by_id(pinning, name)
-                found: dict[int, tuple[bytes, bytes]] = {}
-                for number, block in enumerate(pin.scan(name, 5)):
-                    assert 0 < len(block.ids) <= 5
-                    for one, weights, slots in zip(block.ids.tolist(), block.weights, block.slots, strict=True):
-                        assert one not in found
-                        found[one] = (weights.tobytes(), slots.tobytes())
-                    commit(pinning, self.change(100 + number))
-                    ids = PLACES if name == "cities" else FOLK
-                    pinning.delete(name, ids[number::7])
-                    if number == 3 and name == "people":
-                        commit(pinning, {name: update(np.arange(1, 1500), 5)})
-                    if number % 3 == 0:
-                        pinning.pin().close()
-                assert found == expected[name]
-
     def test_what_would_break_a_pin_is_refused(self, pinning: EmbeddingStore) -> None:
         with pinning.pin() as pin:
             before = whole(pin)
@@ -271,19 +183,6 @@ class PinContract:
         pinning.clear("cities")
         pinning.drop_table("people")
         pinning.reset_version(7)
-
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    def test_narrow_rows_are_kept_as_they_read(self, store: EmbeddingStore, dtype: str) -> None:
-        store.create_table(
-            TableSpec("t", 5, None, dtype, InitializerSpec("normal", 0.0, 0.1), 3, OptimizerSpec.of("adam"))
-        )
-        commit(store, {"t": update(FOLK[:80], 5)})
-        rows, before = store.lookup({"t": FOLK})["t"], whole(store, ["t"])
-        with store.pin() as pin:
-            for seed in range(3):
-                commit(store, {"t": update(FOLK[20:], 5, seed)})
-            np.testing.assert_array_equal(pin.lookup({"t": FOLK})["t"], rows)
-            assert whole(pin, ["t"]) == before
 
     def test_readers_of_a_pin_beside_commits_see_its_version(self, store: EmbeddingStore) -> None:
         store.create_table(

@@ -14,7 +14,6 @@ from elastable.embedding_store.optimizers.registry import register_row_optimizer
 Store = TypeVar("Store", bound=EmbeddingStore)
 MakeStore = Callable[[], EmbeddingStore]
 EXTREMES = np.array([-(2**63), -1, 0, 2**63 - 1], np.int64)
-"""Seconds that a test waits for a thread to end."""
 
 
 def int64(*ids: int) -> np.ndarray:

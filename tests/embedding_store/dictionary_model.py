@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from elastable.embedding_store import TableSpec, initial_rows
+from elastable.embedding_store import RowBlock, TableSpec, initial_rows
 from tests.contracts.reference_rows import row_step
 
 Row = tuple[np.ndarray, np.ndarray]
+_NEXT = 2**62
 
 
 @dataclass
@@ -31,7 +32,7 @@ class ModelTable:
     def bytes_by_id(self) -> dict[int, tuple[bytes, bytes]]:
         return {one: (weights.tobytes(), slots.tobytes()) for one, (weights, slots) in self.rows.items()}
 
-    def commit(self, version: int, pairs: list[tuple[int, np.ndarray]], step: int) -> None:
+    def commit(self, version: int, pairs: list[tuple[int, np.ndarray]], step: int, rate: float | None = None) -> None:
         """Gradients of any ids, duplicates among them, in the order in which they are summed."""
         sums: dict[int, np.ndarray] = {}
         for one, gradient in pairs:
@@ -41,13 +42,22 @@ class ModelTable:
                 self.sighted[one] = self.sighted.get(one, 0) + 1
                 if self.sighted[one] < self.spec.admission.sightings:
                     continue
-            self.rows[one] = row_step(self.spec.optimizer)(*self.row(one), total, step)
+            self.rows[one] = row_step(self.spec.optimizer, rate)(*self.row(one), total, step)
             self.touched[one] = version
             self.touches[one] = self.touches.get(one, 0) + 1
 
+    def put(self, block: RowBlock) -> None:
+        """Rows without touches count as touched, once, at the version that comes next."""
+        for at, one in enumerate(block.ids.tolist()):
+            self.rows[one] = block.weights[at], block.slots[at]
+            touched, times = (_NEXT, 1) if block.touches is None else block.touches[at].tolist()
+            self.touched[one], self.touches[one] = touched, times
+
     def evict(self, version: int, now_ms: int = 0) -> None:
         """The end of every commit, also of those without gradients for this table; `now_ms`: its time."""
+        now_ms = max([now_ms, *self.times.values()])  # a clock that went back stands still
         self.times[version] = now_ms
+        self.touched |= {one: version for one, touched in self.touched.items() if touched == _NEXT}
         rule = self.spec.eviction
         if rule is None or version % rule.every:
             return

@@ -1,23 +1,15 @@
 """Readers of a store in Redis: flushed rows with their lag, or exactly the newest version."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
-from elastable.embedding_store.contract.spec import (
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    TableSpec,
-)
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store import EmbeddingStore, MemoryStore
 from elastable.embedding_store.engine.store_tier import StoreTier
 from elastable.embedding_store.errors import (
     FutureVersion,
@@ -31,21 +23,12 @@ from elastable.embedding_store.store_reader import StoreReader
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
+from tests.contracts.store_history import MOST, NAMES, SPECS, TRAINED, History, Random, commit_of, ids_of, program
 from tests.contracts.store_samples import create_tables
 from tests.threads import on_threads
 
-_OF = OptimizerSpec.of
-SPECS = [
-    TableSpec("adagrad", 3, 60, optimizer=_OF("adagrad", learning_rate=0.1), seed=4),
-    TableSpec("half", 5, None, "float16", InitializerSpec("normal", 0.0, 0.1), 3, _OF("adam", learning_rate=0.05)),
-    TableSpec("brain", 4, None, "bfloat16", InitializerSpec("normal", 0.0, 1.0), 3, _OF("sgd", learning_rate=0.1)),
-    TableSpec("served", 4, None, "int8", InitializerSpec("uniform", -1.0, 1.0), 5),
-    TableSpec("evicts", 2, None, optimizer=_OF("adagrad"), eviction=EvictionSpec(max_rows=20, every=2)),
-    TableSpec("admits", 2, None, optimizer=_OF("sgd", learning_rate=0.1), admission=AdmissionSpec(2, 64)),
-    TableSpec("follows", 3, None, optimizer=_OF("adamw", lazy=False, learning_rate=0.1, weight_decay=0.05)),
-]
-FOLLOWING = "follows"
-IDS = np.arange(60, dtype=np.int64)
+STEADY = [name for name in NAMES if SPECS[name].optimizer.lazy]
+NUMBERS = np.array([*range(MOST + 1), *range(5)])
 
 
 class Written:
@@ -55,7 +38,7 @@ class Written:
         self.url, self._place = url, RedisPlace(url)
         self.store = MemoryStore(threads=1)
         self.store.keep_tier(StoreTier(RedisTier(self._place), RedisLog(self._place), 1 << 20), every_s=every_s)
-        create_tables(self.store, *SPECS)
+        create_tables(self.store, *SPECS.values())
 
     def close(self) -> None:
         try:
@@ -64,24 +47,14 @@ class Written:
             self._place.close()
 
 
-def updates(version: int, specs: list[TableSpec] = SPECS) -> dict[str, TableUpdate]:
-    random = np.random.default_rng(version)
-    made = {}
-    for spec in specs:
-        if spec.dtype != "int8":
-            ids = random.permutation(IDS)[:12]
-            made[spec.name] = TableUpdate(ids, random.normal(size=(12, spec.dim)).astype(np.float32))
-    return made
-
-
-def commit(store: EmbeddingStore, specs: list[TableSpec] = SPECS) -> None:
+def commit(store: EmbeddingStore) -> None:
     version = store.version() + 1
-    store.commit(Commit(version, updates(version, specs), version - 1, {}, record=b"%d" % version))
+    numbers = np.random.default_rng(version).permutation(MOST + 1)[:9].tolist()
+    store.commit(replace(commit_of(version, numbers, version, TRAINED), record=b"%d" % version))
 
 
-def rows(source: StoreReader | EmbeddingStore, tables: list[str], version: int | None = None) -> dict[str, bytes]:
-    repeated = np.concatenate((IDS, IDS[:7]))
-    found = source.lookup(dict.fromkeys(tables, repeated), version)
+def rows(source: StoreReader | EmbeddingStore, tables: Sequence[str], version: int | None = None) -> dict[str, bytes]:
+    found = source.lookup({name: ids_of(name, NUMBERS) for name in tables}, version)
     return {name: values.tobytes() for name, values in found.items()}
 
 
@@ -107,17 +80,13 @@ def written(url: str) -> Iterator[Written]:
     made.close()
 
 
-STEADY = [spec.name for spec in SPECS if spec.name != FOLLOWING]
-ALL = [spec.name for spec in SPECS]
-
-
 def test_flushed_rows_have_a_version_and_a_lag(written: Written) -> None:
     store = written.store
     with reading(written.url) as reader:
         assert reader.specs() == {}
         commit(store)
         store.flush()
-        assert set(reader.specs()) == set(ALL)
+        assert set(reader.specs()) == set(NAMES)
         at_flush = rows(store, STEADY)
         assert rows(reader, STEADY) == at_flush
         assert (reader.status().version, reader.status().newest, reader.status().lag) == (1, 1, 0)
@@ -130,68 +99,64 @@ def test_flushed_rows_have_a_version_and_a_lag(written: Written) -> None:
         store.flush()
         assert rows(reader, STEADY) == rows(store, STEADY)
         assert reader.status().lag == 0
-        with pytest.raises(Unsupported, match=r"table 'follows': its rows follow every step.*follow=True"):
-            rows(reader, [FOLLOWING])
+        with pytest.raises(Unsupported, match=r"table 'every': its rows follow every step.*follow=True"):
+            rows(reader, ["every"])
         with pytest.raises(Unsupported, match=r"version 4 of redis.*of no single version.*follow=True"):
             rows(reader, STEADY, 4)
 
 
-def changes(store: EmbeddingStore) -> Iterator[Callable[[], object]]:
-    """Everything that can happen to a table, step by step."""
-    weights = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
-    other = TableSpec("brain", 6, None, optimizer=_OF("sgd", learning_rate=0.2), seed=9)
-    yield lambda: commit(store)
-    yield lambda: store.put("served", [RowBlock(IDS[:9], weights, np.empty((9, 0), np.float32))])
-    yield from [lambda: commit(store)] * 4
-    yield lambda: store.delete("half", IDS[10:30])
-    yield lambda: store.put("half", [store.read_rows("half", IDS[30:40])])
-    yield lambda: commit(store)
-    yield lambda: store.clear("adagrad")
-    yield lambda: commit(store)
-    yield lambda: store.drop_table("brain")
-    yield lambda: commit(store, [spec for spec in SPECS if spec.name != "brain"])
-    yield lambda: store.create_table(other)
-    yield from [lambda: commit(store, list(store.specs().values()))] * 3
-    yield lambda: store.reset_version(40)
-    yield lambda: commit(store, list(store.specs().values()))
+class Followed(History):
+    """A follower, and one that begins from what there is, read exactly the newest version after each call."""
+
+    calls = (*History.calls, "flush", "flush_and_clear")
+
+    def __init__(self, written: Written, reader: StoreReader) -> None:
+        self.written, self.reader = written, reader
+        super().__init__(written.store, made=True)
+
+    def flush(self, random: Random) -> None:
+        self.written.store.flush()
+
+    def flush_and_clear(self, random: Random) -> None:
+        """What lies in the tier counts no more."""
+        self.flush(random)
+        for _ in range(3):
+            self.clear(random)
+
+    def close(self) -> None:
+        self.release()
+        self.plain.close()
+
+    def settle(self) -> None:
+        version = self.store.version()
+        assert self.reader.version() == version
+        expected = rows(self.store, self.names)
+        assert rows(self.reader, self.names, version) == expected
+        with reading(self.written.url, follow=True) as late:
+            assert rows(late, self.names, version) == expected
 
 
-FLUSHED: dict[str, Callable[[int], bool]] = {
-    "never": lambda step: False,
-    "sometimes": lambda step: step % 3 == 2,
-    "always": lambda step: True,
-}
-
-
-@pytest.mark.parametrize("flushed", FLUSHED)
-def test_followers_read_exactly_the_newest_version(written: Written, flushed: str) -> None:
-    store = written.store
+@pytest.mark.parametrize("seed", range(2))
+def test_followers_read_exactly_the_newest_version(written: Written, seed: int) -> None:
     with reading(written.url, follow=True) as reader:
-        for step, change in enumerate(changes(store)):
-            change()
-            if FLUSHED[flushed](step):
-                store.flush()
-            there = list(store.specs())
-            assert reader.version() == store.version(), step
-            assert rows(reader, there, store.version()) == rows(store, there), step
-            with reading(written.url, follow=True) as late:  # which begins from what there is now
-                assert rows(late, there, store.version()) == rows(store, there), step
-        with pytest.raises(StaleVersion, match="read version 41 now"):
-            rows(reader, ["half"], 40)
-        with pytest.raises(FutureVersion, match="read version 41 now"):
-            rows(reader, ["half"], 42)
+        Followed(written, reader).play(program(Followed, seed))
+        written.store.reset_version(40)
+        with pytest.raises(StaleVersion, match="read version 40 now"):
+            rows(reader, ["half"], 39)
+        with pytest.raises(FutureVersion, match="read version 40 now"):
+            rows(reader, ["half"], 41)
         with pytest.raises(TableNotFound, match="no table 'nothing'"):
-            rows(reader, ["nothing"])
-        with pytest.raises(IdOutOfRange, match="60"):
-            reader.lookup({"adagrad": np.array([60])})
+            reader.lookup({"nothing": np.arange(3)})
+        with pytest.raises(IdOutOfRange, match="14"):
+            reader.lookup({"fixed": np.array([14])})
 
 
 def test_followers_are_exact_while_rows_are_flushed_at_any_moment(url: str) -> None:
     expected: dict[int, dict[str, bytes]] = {}
-    with create_tables(MemoryStore(threads=1), *SPECS) as plain:
+    with create_tables(MemoryStore(threads=1), *SPECS.values()) as plain:
         for version in range(1, 31):
             commit(plain)
-            expected[version] = rows(plain, ALL)
+            expected[version] = rows(plain, NAMES)
     written, done = Written(url, every_s=0.001), threading.Event()
 
     def write() -> None:
@@ -205,11 +170,11 @@ def test_followers_are_exact_while_rows_are_flushed_at_any_moment(url: str) -> N
         while not done.is_set():
             version = reader.version()
             with suppress(StaleVersion):
-                assert not version or rows(reader, ALL, version) == expected[version]
+                assert not version or rows(reader, NAMES, version) == expected[version]
 
     with closing(written), reading(url, follow=True) as reader:
         on_threads([write, follow], done)
-        assert rows(reader, ALL, 30) == expected[30]
+        assert rows(reader, NAMES, 30) == expected[30]
 
 
 def test_readers_take_nothing_over_and_need_no_right_to_write(redis_url: str) -> None:
@@ -221,7 +186,7 @@ def test_readers_take_nothing_over_and_need_no_right_to_write(redis_url: str) ->
         rights = ("~{elastable*", "+@read", "+@connection", "+info", "+cluster|slots", "+time")
         client.execute_command("ACL", "SETUSER", "onlooker", "on", ">secret", *rights)
         owner = client.get("{elastable}:owner")
-        for follow, tables in ((False, STEADY), (True, ALL)):
+        for follow, tables in ((False, STEADY), (True, NAMES)):
             with reading(redis_url.replace("://", "://onlooker:secret@"), follow) as reader:
                 assert (rows(reader, tables) == rows(written.store, tables)) == follow
         assert client.get("{elastable}:owner") == owner
@@ -245,5 +210,5 @@ def test_lost_rows_and_lost_changes_are_errors(redis_url: str) -> None:
             pass
         client.delete("{elastable}:log")
         with pytest.raises(StoreBroken, match="the end of the log is lost"):
-            rows(follows, ["adagrad"])
+            rows(follows, ["dynamic"])
     written.close()

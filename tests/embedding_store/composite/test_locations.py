@@ -42,63 +42,43 @@ def test_sizes_are_those_of_the_tensors() -> None:
     weight, state = lines["large", "weight"], lines["large", "optimizer_state"]
     assert (weight.elements, weight.bytes) == (64_000_000, 256_000_000)
     assert (state.elements, state.bytes) == (128_000_000, 512_000_000)
+    halves, slots, _ = plan_tables(tables(HALF), both("memory"))
+    assert (halves.bytes, slots.bytes) == (40 * 2, 80 * 4)
     any_id = lines["any", "weight"]
     assert (any_id.elements, any_id.bytes, any_id.row_bytes) == (None, None, 32)
     assert lines["large", "accumulator"].location.storage == "memory"
 
 
-@pytest.mark.parametrize(("dtype", "bytes_"), [("float16", 2), ("bfloat16", 2), ("float32", 4)])
-def test_weights_count_in_their_dtype_and_slots_in_float32(dtype: str, bytes_: int) -> None:
-    spec = TableSpec("t", 4, 10, dtype, optimizer=ADAM)
-    weight, state, _ = plan_tables(tables(spec), both("memory"))
-    assert (weight.bytes, state.bytes) == (40 * bytes_, 80 * 4)
+HALF = TableSpec("half", 4, 10, "float16", optimizer=ADAM)
+SCALAR, PAIR, PLAIN = (TableSpec(f"of-{n}", 1, n, optimizer=OptimizerSpec.of("sgd")) for n in (1, 2, 10))
+APART = LocationSettings(settings("redis"), settings("memory"))
+TOGETHER = LocationSettings(settings("redis"), settings("memory"), overrides={"small": TensorLocation("file")})
 
 
-def test_fewer_elements_than_the_threshold_stay_on_the_worker() -> None:
-    # The largest of the linked tensors counts: 80 elements of Adam's state and 40 of the rows.
-    assert storage_of_tables(plan_tables(tables(SMALL), both("redis", 81))) == {"small": "worker"}
-    assert storage_of_tables(plan_tables(tables(SMALL), both("redis", 80))) == {"small": "redis"}
+@pytest.mark.parametrize(
+    ("specs", "places", "expected"),
+    [
+        # The largest of the linked tensors counts: 80 elements of Adam's state and 40 of the rows.
+        ([SMALL], both("redis", 81), {"small": "worker"}),
+        ([SMALL], both("redis", 80), {"small": "redis"}),
+        ([SCALAR, PAIR], LocationSettings(), {"of-1": "worker", "of-2": "memory"}),  # the default: two elements
+        # A table of any id, and one of halves, never stays for its size.
+        ([ANY, HALF], both("file", 1 << 60), {"any": "file", "half": "file"}),
+        # As small as it is, and as large as the other: no threshold is looked at where a name is said.
+        ([SMALL, LARGE], both("file", 100, small="redis", large="worker"), {"small": "redis", "large": "worker"}),
+        # Without slots there is nothing to disagree with; an override is for both.
+        ([PLAIN], APART, {"of-10": "redis"}),
+        ([SMALL], TOGETHER, {"small": "file"}),
+    ],
+)
+def test_where_tables_go(specs: list[TableSpec], places: LocationSettings, expected: dict[str, str]) -> None:
+    assert storage_of_tables(plan_tables(tables(*specs), places)) == expected
+
+
+def test_why_a_table_goes_there() -> None:
     reason = plan_tables(tables(SMALL), both("redis", 81))[0].reason
     assert reason == "80 elements, fewer than min_elements_for_off_worker=81"
-
-
-def test_the_default_threshold_is_two_elements() -> None:
-    scalar = TableSpec("one", 1, 1, optimizer=OptimizerSpec.of("sgd"))
-    pair = TableSpec("two", 1, 2, optimizer=OptimizerSpec.of("sgd"))
-    places = storage_of_tables(plan_tables(tables(scalar, pair), LocationSettings()))
-    assert places == {"one": "worker", "two": "memory"}
-
-
-def test_a_table_of_any_id_never_stays_for_its_size() -> None:
-    assert storage_of_tables(plan_tables(tables(ANY), both("file", 1 << 60))) == {"any": "file"}
-    with pytest.raises(BadSpec, match="'any' holds any id"):
-        plan_tables(tables(ANY), both("memory", any="worker"))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_narrow_table_never_stays_for_its_size(dtype: str) -> None:
-    narrow = tables(TableSpec("narrow", 4, 10, dtype, optimizer=ADAM))
-    assert storage_of_tables(plan_tables(narrow, both("file", 1 << 60))) == {"narrow": "file"}
-    with pytest.raises(BadSpec, match=f"'narrow' keeps its rows in {dtype}, which the worker's variables cannot"):
-        plan_tables(narrow, both("memory", narrow="worker"))
-
-
-def test_an_override_is_taken_as_it_is() -> None:
-    # As small as it is, and as large as the other: no threshold is looked at.
-    places = storage_of_tables(plan_tables(tables(SMALL, LARGE), both("file", 100, small="redis", large="worker")))
-    assert places == {"small": "redis", "large": "worker"}
     assert {line.reason for line in plan_tables(tables(SMALL), both("file", small="redis"))[:2]} == {"override by name"}
-
-
-def test_a_row_and_its_slots_belong_together() -> None:
-    apart = LocationSettings(settings("redis"), settings("memory"))
-    with pytest.raises(BadSpec, match=r"'small': its rows go to redis .* optimizer state to memory .* linked"):
-        plan_tables(tables(SMALL), apart)
-    # Without slots there is nothing to disagree with; an override is for both.
-    plain = TableSpec("plain", 4, 10, optimizer=OptimizerSpec.of("sgd"))
-    assert storage_of_tables(plan_tables(tables(plain), apart)) == {"plain": "redis"}
-    overridden = LocationSettings(settings("redis"), settings("memory"), overrides={"small": TensorLocation("file")})
-    assert storage_of_tables(plan_tables(tables(SMALL), overridden)) == {"small": "file"}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +88,15 @@ def test_a_row_and_its_slots_belong_together() -> None:
         (lambda: settings("memory", -1), "must not be negative, got -1"),
         (lambda: LocationSettings(accumulator=settings("redis")), "accumulator on 'redis'"),
         (lambda: plan_tables(tables(SMALL), both("memory", smal="redis")), "'smal': there is .* did you mean 'small'"),
+        (lambda: plan_tables(tables(ANY), both("memory", any="worker")), "'any' holds any id"),
+        (
+            lambda: plan_tables(tables(HALF), both("file", half="worker")),
+            "'half' keeps its rows in float16, which the wo",
+        ),
+        (
+            lambda: plan_tables(tables(SMALL), APART),
+            "'small': its rows go to redis .* optimizer state to memory .*lin",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:

@@ -19,7 +19,7 @@ from tests.file_stores import file_store
 class TestPlacedStore(StoreContract):
     @pytest.fixture
     def make_store(self) -> MakeStore:
-        places = {"cities": "file", "t": "memory"}
+        places = {"cities": "file", "fixed": "file", "half": "file", "t": "memory"}
         return lambda: PlacedStore({"memory": MemoryStore(2), "file": MemoryStore(1)}, places, default="memory")
 
 

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableStatistics,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.membership import AdmissionSketch, RowMembership, TouchTimes
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, StaleVersion
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.id_index import IdIndex
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import commit as commit_updates
@@ -46,23 +46,6 @@ def test_statistics() -> None:
         assert store.delete("e", np.array([9, 77])) == len(block.ids) == 1
         statistics = store.table_statistics("e")
         assert (statistics.deleted, statistics.written) == (1, 1)
-
-
-def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
-    with create_tables(MemoryStore(), table("t", AdmissionSpec(2), EvictionSpec(max_age=1))) as store:
-        commit(store, t=[1])
-        commit(store, t=[1, 2])
-        commit(store)
-        before = whole(store, ["t"])
-        assert store.table_state("t")
-        bad = TableUpdate(np.array([2, 3]), np.ones((1, 3), np.float32))
-        good = TableUpdate(np.array([2, 3]), np.ones((2, 3), np.float32))
-        with pytest.raises(BadInput, match="'t'"):
-            store.commit(Commit(4, {"t": bad}, 0, {}))
-        with pytest.raises(StaleVersion):
-            store.commit(Commit(3, {"t": good}, 0, {}))
-        store.stage(Commit(4, {"t": good}, 0, {}))  # and never carried out
-        assert (whole(store, ["t"]), store.version(), store.table_statistics("t").refused) == (before, 3, 2)
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

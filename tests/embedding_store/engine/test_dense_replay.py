@@ -2,36 +2,32 @@
 
 import functools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis import HealthCheck, given, settings
 
 from elastable.embedding_store import AdmissionSpec, EvictionSpec, IndexedSlices, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.composite.moving import repartition
-from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine import dense_replay
 from elastable.embedding_store.errors import BadInput, BadSpec, StoreFailed, Unsupported
-from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import known_dense_forms, row_optimizer
 from elastable.embedding_store.tables.conversion import convert_table
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.reference_rows import REFERENCES
+from tests.contracts.store_history import SPECS, History, Program, Random, programs
+from tests.contracts.store_history import commit_of as history_commit
 from tests.contracts.store_samples import create_tables
 from tests.embedding_store.engine.tiered_stores import crowded_store
-from tests.embedding_store.serving import serving
 from tests.embedding_store.tiers.dict_tier import DictTier
 from tests.file_stores import file_store, quick_folder
 from tests.plugins.seeds import examples
@@ -122,25 +118,14 @@ def restore(source: Snapshot, into: EmbeddingStore, version: int) -> None:
 Make = Callable[[ExitStack, Path], EmbeddingStore]
 
 
-def served(held: ExitStack, tmp_path: Path) -> EmbeddingStore:
-    store = held.enter_context(MemoryStore(threads=1))
-    server = held.enter_context(serving(store, writable=True))
-    return open_store(f"grpc://{server.address}")
-
-
 STORES: dict[str, Make] = {
     "memory": lambda held, path: MemoryStore(threads=2),
     "indexed": lambda held, path: MemoryStore(threads=1, direct_bytes=0),
     "file": lambda held, path: file_store(path / "file", 1 << 20, threads=1),
     "crowded": lambda held, path: crowded_store(held, DictTier(), path / "log"),
-    "token": lambda held, path: PartitionedStore([MemoryStore(1), MemoryStore(1), MemoryStore(1)], "token"),
     "encoding": lambda held, path: PartitionedStore([MemoryStore(1), file_store(path / "half", 1 << 20)], "encoding"),
-    "placed": lambda held, path: PlacedStore(
-        {"memory": MemoryStore(1), "file": file_store(path / "file", 1 << 20)}, {"t": "file"}, "memory"
-    ),
-    "shared": lambda held, path: SharedMemoryStore(1),
-    "remote": served,
 }
+"""Every other kind of store goes through the histories of `tests.contracts.store_history`, on such tables, too."""
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -166,69 +151,6 @@ def test_a_restored_table_goes_on_with_the_same_bits(name: str) -> None:
         expected = everything(whole)
         assert everything(once) == expected
         assert everything(often) == expected
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[int, Everything]:
-    """What one table in memory that nothing happens to holds at some versions."""
-    found = {}
-    with create_tables(MemoryStore(1), table()) as store:
-        for number in range(1, 91):
-            step(store, number, number in ENDS)
-            if number in (20, 60, 70, 90):
-                found[number] = everything(store)
-    return found
-
-
-@pytest.mark.parametrize("kind", STORES)
-def test_every_store_is_restored_to_the_same_bits(kind: str, tmp_path: Path, expected: dict[int, Everything]) -> None:
-    with ExitStack() as held:
-        before = held.enter_context(STORES[kind](held, tmp_path / "before"))
-        after = held.enter_context(PartitionedStore([MemoryStore(1), MemoryStore(1)], "token"))
-        again = held.enter_context(STORES[kind](held, tmp_path / "after"))
-        before.create_table(table())
-        for number in range(1, 61):
-            step(before, number, number in ENDS)
-            if number == 20:
-                early = held.enter_context(before.pin())
-        last = held.enter_context(before.pin())
-        for number in range(61, 91):
-            step(before, number)
-            if number == 70:
-                assert everything(early) == expected[20]
-                assert everything(last) == expected[60]
-        assert everything(before) == expected[90]
-        bags = before.table("t").lookup(IDS.reshape(2, -1), combiner="sum")
-        np.testing.assert_allclose(bags, rows(before).reshape(2, -1, DIM).sum(1), rtol=1e-5, atol=1e-6)
-        restore(last, after, 60)
-        restore(after, again, 60)
-        for number in range(61, 91):
-            step(after, number)
-            step(again, number)
-            if number == 70:
-                assert everything(after) == expected[70]
-        assert everything(after) == expected[90]
-        assert everything(again) == expected[90]
-        assert everything(early) == expected[20]
-
-
-def test_a_table_that_is_cleared_begins_as_a_new_one() -> None:
-    """A checkpoint may be restored into a store whose tables were trained before."""
-    optimizer = OptimizerSpec.of("adamw", lazy=False, weight_decay=0.05, beta_1=0.5, beta_2=0.9)
-    spec = TableSpec("t", DIM, ROWS, optimizer=optimizer)
-    with MemoryStore(1) as store, MemoryStore(1) as used, MemoryStore(1) as new:
-        for one in (store, used, new):
-            one.create_table(spec)
-        for number in range(1, 31):
-            step(store, number, number == 30)
-            step(used, number, number == 7)
-        for one in (used, new):
-            restore(store, one, 30)
-        for number in range(31, 501):
-            for one in (store, used, new):
-                step(one, number, number == 400)
-            if number % 20 == 0:
-                assert everything(store) == everything(used) == everything(new)
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -335,13 +257,6 @@ def test_a_slow_table_steps_when_another_one_is_updated() -> None:
         assert not np.array_equal(a.lookup(np.array([1])), before)
 
 
-def test_specs_say_it_everywhere() -> None:
-    spec = table()
-    assert spec_from_json(spec_to_json(spec)) == spec
-    assert "lazy" not in spec_to_json(table(optimizer=OptimizerSpec.of("adam")))
-    assert spec != table(optimizer=OptimizerSpec("adamw", ADAMW.hyperparameters))
-
-
 @pytest.mark.parametrize("name", sorted(FUSED.keys() - set(known_dense_forms())))
 def test_optimizers_without_a_dense_form_are_refused(name: str) -> None:
     with MemoryStore(1) as store, pytest.raises(Unsupported, match=r"no dense-equivalent form.*adam.*rmsprop, .*sgd"):
@@ -389,7 +304,7 @@ def test_commits_that_freeze_a_table_leave_every_bit_of_it(kind: str, tmp_path: 
             without.commit(commit_of(number, version=version))  # the same steps, and no others
             before = everything(store)
             np.testing.assert_allclose(rows(store), rows(without), rtol=1e-6, atol=1e-7)
-        if kind in ("memory", "indexed", "file", "shared", "remote"):
+        if kind in ("memory", "indexed", "file"):
             assert everything(store) == everything(without)
 
 
@@ -437,136 +352,49 @@ def test_steps_that_nobody_saved_are_refused() -> None:
     assert other.save() == saved
 
 
-LIVING = {
-    spec.name: spec
-    for spec in (
-        TableSpec("adamw", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]),
-        TableSpec("seventh", DIM, optimizer=OPTIMIZERS["adam 0.95 0.999"], eviction=EvictionSpec(max_age=20, every=3)),
-        TableSpec(
-            "nesterov",
-            DIM,
-            optimizer=OptimizerSpec.of("sgd", lazy=False, momentum=0.8, nesterov=1.0, weight_decay=0.02),
-        ),
-        TableSpec("moments", DIM, ROWS, optimizer=OPTIMIZERS["rmsprop, moments alone"]),
-    )
-}
+class Replayed(History):
+    """Rows are brought to newer replay epochs all the time, and moved between kinds of stores, some of them used."""
 
+    calls = (*History.calls, "nobody_comes", "move", "close_and_open")
 
-class ReplayEpochsInAnyHistory(RuleBasedStateMachine):
-    """One store that nothing happens to, and one that is killed, restored elsewhere, pinned, closed and swept."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.folder = quick_folder()
-        self.held = ExitStack()
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(dense_replay, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
-        self.made = 0
-        self.whole: EmbeddingStore = self.held.enter_context(MemoryStore(1, direct_bytes=1 << 30))
-        self.killed = self.new("direct")
-        for spec in LIVING.values():
-            for store in (self.whole, self.killed):
-                store.create_table(spec)
-        self.ended = False
-        self.pins: list[tuple[Snapshot, dict[str, Everything]]] = []
-        self.commit([1, 2, 3], False)
-
-    def new(self, kind: str) -> EmbeddingStore:
-        self.made += 1
-        folder = self.folder / str(self.made)
+    def __init__(self, held: ExitStack, folder: Path) -> None:
+        self.held, self.folder, self.made = held, folder, 0
         self.open_again: Callable[[], EmbeddingStore] | None = None
+        super().__init__(MemoryStore(1), self.another, but=("byte",))  # which cannot be split by column
+
+    def another(self) -> EmbeddingStore:
+        self.made += 1
+        kind, folder = list(STORES)[self.made % len(STORES)], self.folder / str(self.made)
         if kind == "file":
             self.open_again = functools.partial(file_store, folder)
-        if kind == "crowded":
+        elif kind == "crowded":
             self.open_again = functools.partial(crowded_store, self.held, DictTier(), folder)
+        else:
+            self.open_again = None
+        store = STORES[kind](self.held, folder) if self.open_again is None else self.open_again()
+        if self.made % 2:
+            create_tables(store, SPECS["every"], SPECS["moments"])
+            for version in (1, 2, 3):
+                store.commit(history_commit(version, [1, 3], version, ["every", "moments"], version == 2))
+        return store
+
+    def nobody_comes(self, random: Random) -> None:
+        for _ in range(int(random.integers(2, 40))):
+            self.make_commit(history_commit(self.plain.version() + 1, [], 0, []))
+
+    def close_and_open(self, random: Random) -> None:
         if self.open_again is not None:
-            return self.open_again()
-        if kind == "encoding":
-            return PartitionedStore([MemoryStore(1), MemoryStore(1)], "encoding")
-        return MemoryStore(1, direct_bytes=0 if kind == "indexed" else 1 << 30)
-
-    def both(self) -> Iterator[EmbeddingStore]:
-        yield from (self.whole, self.killed)
-
-    @rule(ids=st.lists(st.integers(0, 12), max_size=6, unique=True), ends=st.booleans())
-    def commit(self, ids: list[int], ends: bool) -> None:
-        version = self.whole.version()
-        random = np.random.default_rng(version)
-        gradients = random.normal(size=(len(ids), DIM)).astype(np.float32)
-        updates = {name: TableUpdate(np.array(ids), gradients) for name in LIVING} if ids else {}
-        rate = 0.01 * float(random.uniform())
-        for store in self.both():
-            store.commit(Commit(version + 1, updates, version, dict.fromkeys(LIVING, rate), ends_replay_epoch=ends))
-        self.ended = ends
-
-    @rule(steps=st.integers(2, 40))
-    def nobody_comes(self, steps: int) -> None:
-        for _ in range(steps):
-            self.commit([], False)
-
-    @rule()
-    def end(self) -> None:
-        self.commit([7], True)
-
-    @precondition(lambda self: self.ended)
-    @rule(kind=st.sampled_from(["direct", "indexed", "file", "encoding", "crowded"]))
-    def kill_and_restore(self, kind: str) -> None:
-        self.release()
-        store = self.new(kind)
-        restore(self.killed, store, self.killed.version())
-        self.killed.close()
-        self.killed = store
-
-    @precondition(lambda self: self.open_again is not None)
-    @rule()
-    def close_and_open(self) -> None:
-        assert self.open_again is not None
-        self.release()
-        self.killed.close()
-        self.killed = self.open_again()
-
-    @precondition(lambda self: len(self.pins) < 3)
-    @rule()
-    def pin(self) -> None:
-        # Rows that were deleted since a version was pinned first are there for whoever pins it again.
-        same = [expected for pin, expected in self.pins if pin.version() == self.killed.version()]
-        expected = same[0] if same else {name: everything(self.whole, name, IDS[:14]) for name in LIVING}
-        self.pins.append((self.killed.pin(), expected))
-
-    @rule(number=st.integers(0, 2))
-    def unpin(self, number: int) -> None:
-        if number < len(self.pins):
-            self.pins.pop(number)[0].close()
-
-    @rule(ids=st.lists(st.integers(0, 12), min_size=1, max_size=3, unique=True))
-    def delete(self, ids: list[int]) -> None:
-        for store in self.both():
-            for name in LIVING:
-                store.delete(name, np.array(ids))
-
-    @invariant()
-    def bits_are_the_same(self) -> None:
-        if hasattr(self, "pins"):
-            for name in LIVING:
-                assert everything(self.whole, name, IDS[:14]) == everything(self.killed, name, IDS[:14]), name
-                for pin, expected in self.pins:
-                    assert everything(pin, name, IDS[:14]) == expected[name], name
-
-    def release(self) -> None:
-        for pin, _ in self.pins:
-            pin.close()
-        self.pins.clear()
-
-    def teardown(self) -> None:
-        if hasattr(self, "pins"):
             self.release()
-            self.killed.close()
-            self.held.close()
-            self.patch.undo()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.store.close()
+            self.store = self.open_again()
 
 
-TestReplayEpochsInAnyHistory = ReplayEpochsInAnyHistory.TestCase
-TestReplayEpochsInAnyHistory.settings = settings(
-    max_examples=examples(25), stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(programs(Replayed))
+def test_replay_epochs_in_any_history(monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
+    few = functools.partial(table_steps.TableSteps, most=MOST)
+    folder = quick_folder()
+    with ExitStack() as held, monkeypatch.context() as patch:
+        held.callback(shutil.rmtree, folder)
+        patch.setattr(dense_replay, "TableSteps", few)
+        Replayed(held, folder).play(program)

@@ -44,9 +44,6 @@ class TestMemoryStores(StoreContract):
         return partial(STORES[request.param], tmp_path)
 
 
-OPTIMIZER = OptimizerSpec.of("adagrad", learning_rate=0.1)
-
-
 def test_a_table_of_a_thousand_million_rows_costs_nothing_until_touched() -> None:
     spec = TableSpec("huge", 16, 10**9, optimizer=OptimizerSpec.of("adam"))
     with create_tables(MemoryStore(threads=1), spec) as store:

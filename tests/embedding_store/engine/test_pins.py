@@ -1,11 +1,16 @@
 """Pins of stores in this process: bounded, freed after the dead, all or none, past caches."""
 
 import logging
+import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elastable.embedding_store import EmbeddingStore, MemoryStore, SharedMemoryStore
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
@@ -13,11 +18,15 @@ from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.snapshot import PinStatistics, Snapshot, joined_pins
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.before_images import BeforeImages
-from elastable.embedding_store.engine.pins import PinKeeper
+from elastable.embedding_store.engine.pins import PinKeeper, StorePins
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
+from tests.contracts.store_history import History, Program, Random, programs
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import commit, create_tables, fixed, int64, rows_by_id, update
-from tests.file_stores import file_store
+from tests.embedding_store.engine.tiered_stores import crowded_store
+from tests.embedding_store.tiers.dict_tier import DictTier
+from tests.file_stores import file_store, quick_folder
+from tests.plugins.seeds import examples
 from tests.waiting import until
 
 SPEC = TableSpec("t", 8, None, optimizer=OptimizerSpec.of("adam"))
@@ -270,3 +279,68 @@ def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture, m
             "the pin for a test was not renewed: redis at 1.2.3.4 broke",
             "the pin for a test ends with its lease: redis at 1.2.3.4 is gone",
         ]
+
+
+class Leased(History):
+    """Pins whose leases end, in the middle of a scan, too."""
+
+    calls = (*History.calls, "wait", "wait_in_a_scan", "renew")
+
+    def __init__(self, kind: str, held: ExitStack) -> None:
+        folder, self.now, self.ends = quick_folder(), 0.0, dict[Snapshot, float]()
+        held.callback(shutil.rmtree, folder, ignore_errors=True)
+        if kind == "files":
+            store = file_store(folder / "store")
+        elif kind == "crowded":
+            store = crowded_store(held, DictTier(), folder / "log")
+        else:
+            store = MemoryStore(2, direct_bytes=0 if kind == "indexed" else 1 << 20)
+        store._pins = StorePins(store._tables, 1 << 30, lambda: self.now)
+        super().__init__(store)
+
+    def wait(self, random: Random) -> None:
+        self.now += float(random.choice([0.5, 5.0, 30.0]))
+        for pin, _ in self.pins:
+            if self.ends[pin] <= self.now:
+                with pytest.raises(StaleVersion, match=f"version {pin.version()}"):
+                    pin.lookup({"fixed": np.arange(3)})
+        self.pins = [one for one in self.pins if self.ends[one[0]] > self.now]
+
+    def wait_in_a_scan(self, random: Random) -> None:
+        if self.pins:
+            pin, _ = self.pins[0]
+            blocks = pin.scan("dynamic", 1)
+            more = pin.row_count("dynamic") > len(list(islice(blocks, 1)))
+            self.wait(random)
+            if self.ends[pin] <= self.now and more:
+                with pytest.raises(StaleVersion):
+                    next(blocks)
+
+    def renew(self, random: Random) -> None:
+        if self.pins:
+            pin, _ = self.pins[-1]
+            lease = float(random.choice([2.0, 20.0]))
+            pin.renew(lease)
+            self.ends[pin] = self.now + lease
+
+    def pin(self, random: Random) -> None:
+        super().pin(random)
+        self.ends.setdefault(self.pins[-1][0], self.now + 60)
+
+    def pin_again(self, random: Random) -> None:
+        super().pin_again(random)
+        if self.pins:
+            self.ends.setdefault(self.pins[-1][0], self.now + 60)
+
+    def close(self) -> None:
+        self.release()
+        assert isinstance(self.store, MemoryStore)
+        assert all(not table.versions.pinned for table in self.store._tables.values())
+        super().close()
+
+
+@settings(max_examples=examples(60))
+@given(programs(Leased), st.sampled_from(["direct", "indexed", "files", "crowded"]))
+def test_pins_whose_leases_end_in_any_history(program: Program, kind: str) -> None:
+    with ExitStack() as held:
+        Leased(kind, held).play(program)

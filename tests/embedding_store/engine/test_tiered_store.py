@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
 
 from elastable.embedding_store import MemoryStore, TableSpec
 from elastable.embedding_store.contract.arrays import Int64
@@ -21,19 +20,12 @@ from elastable.embedding_store.engine import store_tier, table_rows
 from elastable.embedding_store.errors import NotReady, StaleVersion, StoreBroken, Unavailable
 from elastable.embedding_store.log.contract import Buffer, LogEntry, NoLog
 from elastable.embedding_store.log.file_log import FileLog
+from tests.contracts.store_history import MOST, SPECS, TRAINED, Program, Random, everything, programs
 from tests.contracts.store_samples import create_tables
-from tests.embedding_store.engine.test_store_history import (
-    HISTORIES,
-    MOST,
-    NAMES,
-    SPECS,
-    TRAINED,
-    TwoStores,
-    everything,
-    step,
-)
+from tests.embedding_store.engine.test_store_history import Reopened, step
 from tests.embedding_store.engine.tiered_stores import flushed, tiered_store
 from tests.embedding_store.tiers.dict_tier import DictTier
+from tests.file_stores import quick_folder
 
 TINY, HUGE = 1, 1 << 30
 
@@ -43,58 +35,44 @@ def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_rows, "_LEAST_FRAMES", 1)
 
 
-class AnyFlush(TwoStores):
-    """One store with a tier, and one without; both see the same calls, and only one of them is flushed and killed."""
+class Flushed(Reopened):
+    """Its store has a tier: it is flushed, also in part, and killed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.patched = patch.object(table_rows, "_LEAST_FRAMES", 1)
-        self.patched.start()
+    calls = (*Reopened.calls, "flush", "break_off_a_flush")
 
-    @initialize(budget=st.sampled_from([TINY, 1_000, HUGE]), keeps_positions=st.booleans())
-    def begin(self, budget: int, keeps_positions: bool) -> None:
-        self.budget = budget
-        self.tier = DictTier(keeps_positions=keeps_positions)
-        self.begun(tiered_store(self.tier, FileLog(self.folder / "0"), budget))
+    def __init__(self, budget: int, keeps_positions: bool) -> None:
+        self.budget, self.tier, folder = budget, DictTier(keeps_positions=keeps_positions), quick_folder()
+        super().__init__(folder, tiered_store(self.tier, FileLog(folder / "0"), budget))
 
-    @rule()
-    def flush(self) -> None:
-        self.kept.flush()
-        status = flushed(self.kept)
-        assert (status.changed_rows, status.flushed_version) == (0, self.kept.version())
+    def flush(self, random: Random) -> None:
+        assert isinstance(self.store, MemoryStore)
+        self.store.flush()
+        status = flushed(self.store)
+        assert (status.changed_rows, status.flushed_version) == (0, self.store.version())
 
-    @rule(left=st.integers(0, 40))
-    def flush_breaks_off(self, left: int) -> None:
-        self.tier.left = left
+    def break_off_a_flush(self, random: Random) -> None:
+        assert isinstance(self.store, MemoryStore)
+        self.tier.left = int(random.integers(41))
         with suppress(Unavailable):
-            self.kept.flush()
+            self.store.flush()
         self.tier.left = None
 
-    @rule(ids=st.lists(st.integers(0, MOST), max_size=4), name=st.sampled_from(NAMES))
-    def look_up(self, ids: list[int], name: str) -> None:
-        name = self.table(name)
-        found = [store.lookup({name: np.array(ids, np.int64)})[name].tobytes() for store in (self.kept, self.plain)]
-        assert found[0] == found[1]
-
-    @rule(left=st.integers(0, 20))
-    def kill(self, left: int) -> None:
-        record, folder = self.kept.record(), self.copied()
+    def kill(self, random: Random) -> None:
+        record, folder = self.store.record(), self.copied()
         tier = self.tier.copy()
         self.tier.left = 0
         with suppress(Unavailable):
-            self.kept.close()
+            self.store.close()
         self.tier = tier
-        self.opened_again(lambda: tiered_store(tier, FileLog(folder), self.budget), record)
-
-    def teardown(self) -> None:
-        if hasattr(self, "kept"):
-            self.tier.left = None
-        super().teardown()
-        self.patched.stop()
+        self.open_again(lambda: tiered_store(tier, FileLog(folder), self.budget), record)
 
 
-TestAnyFlush = AnyFlush.TestCase
-TestAnyFlush.settings = HISTORIES
+@settings(max_examples=24, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(programs(Flushed), st.sampled_from([TINY, 1_000, HUGE]), st.booleans())
+def test_a_store_with_a_tier_is_flushed_and_killed_at_any_moment(
+    program: Program, budget: int, keeps_positions: bool
+) -> None:
+    Flushed(budget, keeps_positions).play(program)
 
 
 def trained(store: MemoryStore, steps: int = 4) -> None:

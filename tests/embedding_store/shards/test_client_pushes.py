@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import EmbeddingStore, MemoryStore
-from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store import Commit, EmbeddingStore, InitializerSpec, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
@@ -109,13 +107,6 @@ def test_a_staged_push_changes_nothing_before_it_is_finished(store: MemoryStore)
         pushes.push(replace(finish, parts=push(1, [4]).parts))
     assert [pushes.push(finish).outcome.value for _ in range(2)] == ["accepted", "duplicate"]
     assert (store.version(), rows(store, [3])) == (1, [-0.5])
-
-
-def test_terms_say_rate_and_step(store: MemoryStore) -> None:
-    pushes = ClientPushes(store)
-    terms = PushTerms(1, 7, {"t": 2.0}, time=5.0, summed=True)
-    assert pushes.push(replace(push(1, [3]), terms=terms)).version == 1
-    assert rows(store, [3]) == [-2.0]
 
 
 def test_pushes_that_are_not_finite_can_be_skipped(store: MemoryStore) -> None:

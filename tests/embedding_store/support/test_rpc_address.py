@@ -2,6 +2,7 @@
 
 import pytest
 
+from elastable.embedding_store import RemoteSource
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
 
@@ -32,3 +33,5 @@ def test_anything_else_is_refused_by_name(written: str) -> None:
     with pytest.raises(BadInput, match="address") as caught:
         Address.parse(written)
     assert repr(written) in str(caught.value)
+    with pytest.raises(BadInput, match="address"):
+        RemoteSource(written)

@@ -1,20 +1,20 @@
 """A table's lookups: rows, bags and ragged bags equal a naive loop, on every kind of store."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store import Bags, Commit, EmbeddingStore, MemoryStore, RowBlock, TableUpdate, initial_rows
+from elastable.embedding_store import Bags, EmbeddingStore, MemoryStore, RowBlock, initial_rows
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, SpecConflict, TableNotFound
+from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange, SpecConflict, TableNotFound
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tables.table import EmbeddingTable
 
-DIMS = (32, 64, 80, 256, 1024, 1504)  # those of EmbeddingTables.jl's own tests
 SGD = OptimizerSpec.of("sgd")
 
 
@@ -40,81 +40,62 @@ def filled(store: EmbeddingStore, spec: TableSpec, ids: Int64) -> EmbeddingTable
     return table
 
 
-MEMORY: dict[str, Callable[[], MemoryStore]] = {
-    "one thread": lambda: MemoryStore(threads=1),
-    "three threads": lambda: MemoryStore(threads=3),
-    "behind an index": lambda: MemoryStore(threads=2, direct_bytes=0),
+KINDS: dict[str, Callable[[pytest.FixtureRequest], EmbeddingStore]] = {
+    "direct": lambda _: MemoryStore(threads=2),
+    "indexed": lambda _: MemoryStore(threads=1, direct_bytes=0),
+    "redis": lambda request: open_store(request.getfixturevalue("redis_url")),
 }
 
 
-@pytest.mark.parametrize("make", MEMORY.values(), ids=MEMORY.keys())
-@pytest.mark.parametrize("dim", DIMS)
-def test_the_grid_of_embeddingtables(dim: int, make: Callable[[], MemoryStore]) -> None:
-    random = np.random.default_rng(dim)
-    with make() as store:
-        table = filled(store, TableSpec("t", dim, 1000, optimizer=SGD), np.arange(1000))
-        blocks = list(table.scan())
-        order = np.argsort(np.concatenate([block.ids for block in blocks]))
-        whole = np.concatenate([block.weights for block in blocks])[order]
-        ids = random.integers(0, 1000, 300)
-        np.testing.assert_array_equal(table.lookup(ids), whole[ids])
-        bags = random.integers(0, 1000, (100, 12))
-        expected = naive_bags(whole[bags.ravel()], np.arange(0, 1201, 12), None, "sum")
-        np.testing.assert_array_equal(table.lookup(bags, combiner="sum"), expected)
-        np.testing.assert_array_equal(table.lookup(bags), whole[bags])
-
-
-# -- bags of any kind, on every kind of store
-
-
-@pytest.fixture(
-    params=["direct", "partly filled", "indexed", "dynamic", "half", pytest.param("redis", marks=pytest.mark.process)]
-)
-def table(request: pytest.FixtureRequest) -> Iterator[EmbeddingTable]:
-    kind = request.param
-    if kind == "redis":
-        store: EmbeddingStore = open_store(request.getfixturevalue("redis_url"))
-    else:
-        store = MemoryStore(threads=2, direct_bytes=0 if kind == "indexed" else 1 << 20)
-    dtype = "float16" if kind == "half" else "float32"
-    spec = TableSpec("t", 20, None if kind == "dynamic" else 200, optimizer=SGD, seed=4, dtype=dtype)
-    with store:
-        yield filled(store, spec, np.arange(200) if kind == "direct" else np.arange(0, 200, 3))
-
-
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_ragged_bags_equal_the_naive_loop(table: EmbeddingTable, combiner: str, weighted: bool) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["direct", "indexed", pytest.param("redis", marks=pytest.mark.process)])
+def test_rows_and_bags_equal_a_naive_loop(request: pytest.FixtureRequest, kind: str, dtype: str) -> None:
+    """Dims of EmbeddingTables.jl's own tests; tables that are full, partly filled, and of any id."""
     random = np.random.default_rng(7)
     ids = random.integers(0, 200, 400)
-    offsets = np.concatenate([[0, 0], np.sort(random.integers(0, 400, 60)), [400, 400]])
-    weights = random.normal(size=400).astype(np.float32) ** 2 if weighted else None
-    rows = table.store.lookup({"t": ids})["t"]
-    expected = naive_bags(rows, offsets, weights, combiner)
-    found = table.lookup(ids, combiner=combiner, offsets=offsets, weights=weights)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(table.lookup(Bags(ids, combiner, offsets, weights)), expected)
-    matrix = None if weights is None else weights.reshape(50, 8)
-    equal = naive_bags(rows, np.arange(0, 401, 8), weights, combiner)
-    np.testing.assert_array_equal(table.lookup(ids.reshape(50, 8), combiner=combiner, weights=matrix), equal)
+    ragged = np.concatenate([[0, 0], np.sort(random.integers(0, 400, 60)), [400, 400]])
+    weights = random.normal(size=400).astype(np.float32) ** 2
+    with KINDS[kind](request) as store:
+        for dim, size, present in product((20, 32, 80, 1504), (200, None), (np.arange(200), np.arange(0, 200, 3))):
+            table = filled(store, TableSpec(f"{dim}{size}{len(present)}", dim, size, dtype, optimizer=SGD), present)
+            rows = store.lookup({table.name: ids})[table.name]
+            np.testing.assert_array_equal(table.lookup(ids.reshape(50, 8)), rows.reshape(50, 8, dim))
+            for combiner, of in product(("sum", "mean", "sqrtn"), (None, weights)):
+                expected = naive_bags(rows, ragged, of, combiner)
+                found = table.lookup(ids, combiner=combiner, offsets=ragged, weights=of)
+                np.testing.assert_array_equal(found, expected)
+                np.testing.assert_array_equal(table.lookup(Bags(ids, combiner, ragged, of)), expected)
+                matrix = None if of is None else of.reshape(50, 8)
+                equal = naive_bags(rows, np.arange(0, 401, 8), of, combiner)
+                np.testing.assert_array_equal(
+                    table.lookup(ids.reshape(50, 8), combiner=combiner, weights=matrix), equal
+                )
 
 
-def test_rows_of_ids_of_any_shape_and_kind(table: EmbeddingTable) -> None:
-    ids = np.array([[3, 7, 3], [0, 199, 8]])
-    rows = table.store.lookup({"t": ids.ravel()})["t"].reshape(2, 3, 20)
-    for given_ids in (ids, ids.tolist(), ids.astype(np.uint8), np.asfortranarray(ids), np.repeat(ids, 2, 1)[:, ::2]):
-        np.testing.assert_array_equal(table.lookup(given_ids), rows)
-    np.testing.assert_array_equal(table.lookup(7), rows[0, 1])
-    assert table.lookup([]).shape == (0, 20)
-    assert table.lookup(np.empty((3, 0), np.int64)).shape == (3, 0, 20)
-
-
-def test_empty_bags_give_zeros(table: EmbeddingTable) -> None:
-    for combiner in ("sum", "mean", "sqrtn"):
-        assert not table.lookup([], combiner=combiner, offsets=[0, 0, 0]).any()
-        assert table.lookup([], combiner=combiner, offsets=[0]).shape == (0, 20)
-        assert table.lookup(np.empty((3, 0), np.int64), combiner=combiner).tolist() == [[0.0] * 20] * 3
-        assert not table.lookup([4, 5], combiner=combiner, offsets=[0, 2], weights=[0.0, 0.0]).any()
+def test_ids_of_any_shape_and_kind_and_none() -> None:
+    with MemoryStore() as store:
+        table = filled(store, TableSpec("t", 20, 200, optimizer=SGD), np.arange(0, 200, 3))
+        ids = np.array([[3, 7, 3], [0, 199, 8]])
+        rows = store.lookup({"t": ids.ravel()})["t"].reshape(2, 3, 20)
+        for given_ids in (
+            ids,
+            ids.tolist(),
+            ids.astype(np.uint8),
+            np.asfortranarray(ids),
+            np.repeat(ids, 2, 1)[:, ::2],
+        ):
+            np.testing.assert_array_equal(table.lookup(given_ids), rows)
+        np.testing.assert_array_equal(table.lookup(7), rows[0, 1])
+        assert table.lookup([]).shape == (0, 20)
+        assert table.lookup(np.empty((3, 0), np.int64)).shape == (3, 0, 20)
+        for combiner in ("sum", "mean", "sqrtn"):
+            assert not table.lookup([], combiner=combiner, offsets=[0, 0, 0]).any()
+            assert table.lookup([], combiner=combiner, offsets=[0]).shape == (0, 20)
+            assert table.lookup(np.empty((3, 0), np.int64), combiner=combiner).tolist() == [[0.0] * 20] * 3
+            assert not table.lookup([4, 5], combiner=combiner, offsets=[0, 2], weights=[0.0, 0.0]).any()
+        assert table.delete([[3, 6], [6, 7]]) == 2
+        assert table.delete([]) == 0
+        assert (table.statistics().rows, len(table)) == (65, 65)
 
 
 # -- what is refused
@@ -193,21 +174,6 @@ def test_tables_are_found_made_and_refused() -> None:
         assert (store.table("t").name, store.table("t").dim) == ("t", 4)
 
 
-def test_scan_put_clear_and_versions_pass_on() -> None:
-    with MemoryStore(threads=1) as store:
-        table = store.table(TableSpec("t", 4, 100, optimizer=SGD))
-        store.commit(Commit(1, {"t": TableUpdate(np.arange(5), np.ones((5, 4), np.float32))}, 0, {}))
-        blocks = list(table.scan(2))
-        assert sum(len(block.ids) for block in blocks) == len(table) == 5
-        rows = table.lookup(np.arange(5), version=1)
-        table.clear()
-        assert len(table) == 0
-        table.put(blocks)
-        np.testing.assert_array_equal(table.lookup(np.arange(5)), rows)
-        with pytest.raises(FutureVersion):
-            table.lookup([1], version=2)
-
-
 # -- any bags, any threads
 
 
@@ -255,37 +221,14 @@ def test_large_lookups_are_the_same_for_any_number_of_threads(size: int | None) 
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("position", [0, 70_001, 199_999])
-@pytest.mark.parametrize("present", [0, 50])
-def test_a_bad_id_anywhere_is_named_as_the_first_of_all(position: int, present: int) -> None:
+@pytest.mark.parametrize(("bad", "position"), [(60, 0), (60, 70_001), (2**63 - 1, 199_999), (-(2**63), 70_001)])
+@pytest.mark.parametrize("present", [0, 20, 50])
+def test_an_id_outside_is_named_as_the_first_of_all(bad: int, position: int, present: int) -> None:
     ids = np.zeros(200_000, np.int64)
-    ids[[-1, position]] = -3, 60
+    ids[[-1, position]] = -3, bad
     with MemoryStore(threads=3) as store:
         table = filled(store, TableSpec("t", 32, 50, optimizer=SGD), np.arange(present))
         for combiner, of in ((None, ids), ("sum", ids.reshape(-1, 4)), ("mean", ids.reshape(-1, 10))):
-            with pytest.raises(IdOutOfRange, match=f"table 't': id 60 at position {position} is outside"):
+            with pytest.raises(IdOutOfRange, match=f"table 't': id {bad} at position {position} is outside"):
                 table.lookup(of, combiner=combiner)
-
-
-@pytest.mark.parametrize("present", [0, 20, 50])
-@pytest.mark.parametrize("bad", [50, -1, 2**63 - 1, -(2**63)])
-def test_an_id_outside_is_refused_however_many_rows_there_are(present: int, bad: int) -> None:
-    with MemoryStore(threads=1) as store:
-        table = filled(store, TableSpec("t", 32, 50, optimizer=SGD), np.arange(present))
-        with pytest.raises(IdOutOfRange, match=rf"\bid {bad} at position 2\b"):
-            table.lookup([1, 49, bad, 3])
-        with pytest.raises(IdOutOfRange, match=rf"\bid {bad} at position 1\b"):
-            store.lookup({"t": np.array([1, bad])})
         assert len(table) == present
-
-
-def test_rows_are_deleted_through_the_table() -> None:
-    with MemoryStore() as store:
-        table = store.table(TableSpec("t", 3))
-        table.put([RowBlock(np.arange(4), np.ones((4, 3), np.float32), np.empty((4, 0), np.float32))])
-        assert table.delete([[1, 2], [2, 9]]) == 2
-        assert table.delete([]) == 0
-        assert (table.statistics().rows, len(table)) == (2, 2)
-        np.testing.assert_array_equal(table.lookup([1, 2]), initial_rows(table.spec, np.array([1, 2])))
-        with pytest.raises(BadIds, match="'t'"):
-            table.delete([0.5])

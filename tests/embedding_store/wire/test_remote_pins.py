@@ -16,7 +16,6 @@ from elastable.embedding_store.wire.service import pin_service
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, create_tables, int64, rows_by_id, update
 from tests.embedding_store.serving import serving
-from tests.embedding_store.wire.test_remote_store import losing
 from tests.embedding_store.wire.test_shared_processes import heard, process
 from tests.waiting import until
 
@@ -27,12 +26,11 @@ IDS = np.arange(60)
 _WAIT_S = 60.0
 
 
-def serve(held: ExitStack, *lost: str) -> tuple[MemoryStore, GrpcServer]:
-    """A store at version 1 and a server for reading it, which loses the first answer of some methods."""
+def serve(held: ExitStack) -> tuple[MemoryStore, GrpcServer]:
+    """A store at version 1 and a server for reading it."""
     store = create_tables(held.enter_context(MemoryStore(threads=2)), SPEC)
     commit(store, {"t": update(IDS, 8)})
-    service = losing(store_service(store), *lost) if lost else store_service(store)
-    return store, held.enter_context(GrpcServer("127.0.0.1:0", [service]))
+    return store, held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)]))
 
 
 def test_a_store_that_is_only_read_from_can_be_pinned(held: ExitStack) -> None:
@@ -47,17 +45,6 @@ def test_a_store_that_is_only_read_from_can_be_pinned(held: ExitStack) -> None:
         large = np.tile(IDS, 4_000)  # a reply of many frames
         np.testing.assert_array_equal(pin.lookup({"t": large})["t"], np.tile(rows["t"], (4_000, 1)))
         assert [one.version for one in remote.pins()] == [one.version for one in store.pins()] == [1]
-
-
-def test_calls_whose_answer_was_lost_count_once(held: ExitStack) -> None:
-    store, server = serve(held, "Pin")
-    with RemoteStore(server.address, 60) as remote:
-        pin = remote.pin(lease_s=90)
-        assert len(store.pins()) == 1
-        pin.renew(300)
-        assert [one.lease_left_s > 100 for one in store.pins()] == [True]
-        pin.close()
-        assert store.pins() == ()
 
 
 def test_a_pin_that_the_server_knows_no_more(held: ExitStack) -> None:

@@ -4,6 +4,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import ClassVar
 
 import grpc
 import numpy as np
@@ -17,8 +19,13 @@ from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.handlers import behaviour_of, with_behaviour
 from tests.contracts.store_contract import StoreContract
+from tests.contracts.store_history import HOSTILE, History, spoiled
 from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, rows_by_id, update
 from tests.embedding_store.serving import client_service, serving
+from tests.untyped import Keywords
+
+THREE = np.ones((3, 2), np.float32)
+SQUARED: Keywords = {"ids": int64(1, 2, 3), "gradients": THREE}
 
 
 def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServer]:
@@ -27,7 +34,22 @@ def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServ
     return store, server
 
 
+class OfClients(History):
+    """What a server refuses of its clients, and takes from its own process."""
+
+    hostile: ClassVar = {
+        **HOSTILE,
+        "last version": (lambda commit: replace(commit, version=2**63 - 1), errors.BadInput),
+        "repeated extreme ids": (spoiled("dynamic", ids=int64(-(2**63), 7, -(2**63)), gradients=THREE), errors.BadIds),
+        "gradient infinite": (spoiled("admitted", ids=int64(1, 2, 3), gradients=THREE * np.inf), errors.NotFinite),
+        "squares NaN": (spoiled("dynamic", **SQUARED, row_squares=THREE[:, 0] * np.nan), errors.NotFinite),
+        "squares below 0": (spoiled("dynamic", **SQUARED, row_squares=-THREE[:, 0]), errors.BadGradient),
+    }
+
+
 class TestRemoteStore(StoreContract):
+    history = OfClients
+
     @pytest.fixture
     def make_store(self, held: ExitStack) -> MakeStore:
         return lambda: open_store(f"grpc://{serve(held)[1].address}")
@@ -55,7 +77,7 @@ def losing(service: Service, *methods: str) -> Service:
 
 
 def test_calls_whose_answer_was_lost_count_once() -> None:
-    methods = ("PushRows", "DropTable", "Put", "CreateTable", "ResetVersion")
+    methods = ("PushRows", "DropTable", "Put", "CreateTable", "ResetVersion", "Pin")
     with MemoryStore() as store, MemoryStore() as model:
         service = losing(client_service(store), *methods)
         with (
@@ -70,6 +92,12 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
                 each.stage(Commit(2, {"people": update(int64(1, 7), 5, seed=3)}, 1, {}))()
                 assert each.version() == 2
             assert rows_by_id(store, "people") == rows_by_id(model, "people")
+            pin = remote.pin(lease_s=90)
+            assert len(store.pins()) == 1
+            pin.renew(300)
+            assert [one.lease_left_s > 100 for one in store.pins()] == [True]
+            pin.close()
+            assert store.pins() == ()
             blocks = list(remote.scan("people"))
             remote.clear("people")
             remote.put("people", blocks)
@@ -79,19 +107,6 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
             remote.drop_table("people")
             with pytest.raises(errors.TableNotFound):
                 remote.drop_table("people")
-
-
-def test_another_commit_of_a_version_that_stands_is_refused(held: ExitStack) -> None:
-    store, server = serve(held)
-    store.create_table(fixed())
-    commits = [Commit(1, {"cities": update(int64(1), 4, seed)}, 0, {}) for seed in range(2)]
-    with RemoteStore(server.address, 60) as ours, RemoteStore(server.address, 30) as theirs:
-        ours.commit(commits[0])
-        before = rows_by_id(store, "cities")
-        for again in (ours, theirs):
-            with pytest.raises(errors.StaleVersion):
-                again.commit(commits[1])
-        assert rows_by_id(store, "cities") == before
 
 
 def test_row_squares_and_rates_travel(held: ExitStack) -> None:

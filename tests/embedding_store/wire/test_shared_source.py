@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import EmbeddingStore, MemoryStore, RemoteSource, RowBlock, TableUpdate
+from elastable.embedding_store import EmbeddingStore, MemoryStore, RemoteSource, TableUpdate
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import TableNotFound, Unauthenticated, Unsupported
 from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -76,22 +76,6 @@ def mapped() -> set[str]:
     """The shared rows that this process has mapped, but for those of objects that nobody holds: inodes."""
     gc.collect()
     return set(re.findall(r"(\d+)\s+/memfd:elastable-", Path("/proc/self/maps").read_text()))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
-@pytest.mark.parametrize("direct_bytes", [0, 1 << 30])
-def test_rows_are_the_stores_in_every_dtype(held: ExitStack, dtype: str, direct_bytes: int) -> None:
-    store = SharedMemoryStore(2, direct_bytes=direct_bytes)
-    source = held.enter_context(SharedSource(served(held, store), required=True))
-    store.create_table(TableSpec("t", 24, 5_000, dtype=dtype, initializer=InitializerSpec("normal", 0.0, 1.0)))
-    weights = np.random.default_rng(0).normal(size=(3_000, 24)).astype(np.float32)
-    ids = np.random.default_rng(1).permutation(5_000)[:3_000]
-    store.put("t", [RowBlock(ids, weights, np.empty((3_000, 0), np.float32))])
-    for wanted in (np.arange(5_000), int64(7), int64(), np.random.default_rng(2).integers(0, 5_000, 70_000)):
-        rows = source.lookup({"t": wanted})["t"]
-        assert source.attached
-        assert rows.flags.writeable
-        np.testing.assert_array_equal(rows, store.lookup({"t": wanted})["t"])
 
 
 def test_bags_and_callers_memory(held: ExitStack) -> None:

@@ -53,23 +53,17 @@ def test_a_table_in_files_reads_as_one_in_memory(tmp_path: Path, threads: int) -
                 ids[size // 2] = wrong
                 with pytest.raises(IdOutOfRange, match=f"{wrong}.*position {size // 2}"):
                     files.lookup({"t": ids})
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_table_with_few_ids_reads_as_one_in_memory(tmp_path: Path, threads: int) -> None:
-    random = np.random.default_rng(3)
-    some = random.permutation(30_000)[:15_000]
-    ids = random.integers(0, 30_000, 20_000)
-    weights = random.standard_normal((15_000, 64), np.float32)
-    with MemoryStore() as memory, file_store(tmp_path / "s", 1 << 20, threads=threads) as files:
-        for name, size in (("fixed", 30_000), ("any", None)):
-            spec = replace(SPEC, name=name, vocabulary_size=size)
+        some, ids = random.permutation(30_000)[:15_000], random.integers(0, 30_000, 20_000)
+        for spec in (
+            replace(SPEC, name="few", vocabulary_size=30_000),
+            replace(SPEC, name="any", vocabulary_size=None),
+        ):
             for store in (memory, files):
                 store.create_table(spec)
-                put(store, name, some, weights)
+                put(store, spec.name, some, np.random.default_rng(3).standard_normal((15_000, 64), np.float32))
             for of in (ids, some):
-                expected = memory.lookup({spec.name: of})[spec.name]
-                np.testing.assert_array_equal(files.lookup({spec.name: of})[spec.name], expected)
+                found, expected = (store.lookup({spec.name: of})[spec.name] for store in (files, memory))
+                np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("mapped", [True, False])

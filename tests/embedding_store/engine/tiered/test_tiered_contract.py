@@ -2,24 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from elastable.embedding_store import EmbeddingStore, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.tier import Tier
-from elastable.embedding_store.engine import dense_replay, table_rows
+from elastable.embedding_store.engine import table_rows
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, int64, rows_by_id, update
+from tests.contracts.store_samples import MakeStore
 from tests.embedding_store.engine.tiered_stores import tiered_stores
 from tests.embedding_store.tiers.dict_tier import DictTier
 
@@ -56,17 +52,3 @@ class TestStoresInRedis(StoreContract):
                 return RedisTier(place), RedisLog(place)
 
             yield places.enter_context(tiered_stores(make, budget))
-
-    def test_rows_follow_every_step(self, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(table_steps, "_FEWEST", 8)
-        few_steps = partial(table_steps.TableSteps, most=48)  # rows are brought to newer replay epochs all the time
-        monkeypatch.setattr(dense_replay, "TableSteps", few_steps)
-        dense = OptimizerSpec.of("adamw", lazy=False, weight_decay=0.05)
-        with MemoryStore(1) as plain:
-            for each in (store, plain):
-                assert each.create_table(TableSpec("every", 2, optimizer=dense))
-                for number in range(150):
-                    ids = np.arange(-number, 200, 2 + number // 3) if number < 20 else int64(number % 7, number)
-                    commit(each, {"every": update(ids, 2, number)})
-            assert rows_by_id(store, "every") == rows_by_id(plain, "every")
-            assert store.table_state("every") == plain.table_state("every")
