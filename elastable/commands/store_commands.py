@@ -4,16 +4,15 @@ import os
 import signal
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from elastable.commands.command_line import takes, with_options
+from elastable.commands.command_line import takes
 from elastable.embedding_store.composite.moving import move_job
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.option import Option, option_fields, required, setting
+from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.jobs.options import StoreServerOptions, deadline
 from elastable.master.model.wrapping_optimizers import register_job_optimizers
@@ -82,8 +81,8 @@ store.command()(rescale)
 
 
 @store.callback()
-@with_options(option_fields(StoreServerOptions).values())
-def serve(context: typer.Context, **values: Any) -> None:
+@takes(StoreServerOptions)
+def serve(options: StoreServerOptions) -> None:
     """Serve one shard of a job's tables, or look after a store while no job has it.
 
     Workers look rows up here and push their gradients; their job's master only says when these are committed
@@ -93,4 +92,4 @@ def serve(context: typer.Context, **values: Any) -> None:
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     from elastable.jobs.serving import run_store_server
 
-    raise typer.Exit(run_store_server(StoreServerOptions(**values), JobConsole()))
+    raise typer.Exit(run_store_server(options, JobConsole()))

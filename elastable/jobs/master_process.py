@@ -22,7 +22,7 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.job_run import JobRun
 from elastable.jobs.local_processes import LocalStores, LocalWorkers, StoreAccess
-from elastable.jobs.options import JobOptions, StoreServerOptions, WorkerOptions, client_limits
+from elastable.jobs.options import JobOptions, StoreServerOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
 from elastable.jobs.store_watch import StoreHealth
@@ -85,7 +85,7 @@ def run_job(options: JobOptions, console: Console) -> int:
         health, lookups = StoreHealth(), LookupCounts()
         rows = store_service(prepared.store, lookups=lookups, not_ready=health.not_ready)
         services, who = [rows, master_service(master, channels_of(prepared.store))], access.credentials
-        limits, insecure = client_limits(options), options.insecure
+        limits, insecure = options.limits, options.insecure
         server = GrpcServer(options.listen, services, limits, who, insecure, access.anonymous)
         held.enter_context(server)
         _introduce(console, placed, prepared, run, server.address)
