@@ -333,7 +333,7 @@ class WorkerOptions:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServingOptions(ListeningOptions):
     """What `elastable serve` and `elastable store` have in common."""
 
