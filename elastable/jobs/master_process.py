@@ -129,10 +129,10 @@ def run_job(options: JobOptions, console: Console) -> int:
         watched = Watched(sources, server.health.not_ready, view)
         held.enter_context(watched_over_http(options.http, options.insecure, watched, console))
         held.enter_context(stopping_on_signals(master.stop, console))
-        if options.local_workers:
+        if options.workers:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
             worker = _worker_options(options, server.address)
-            job.workers = held.enter_context(LocalWorkers(options.local_workers, worker, run.path, environment))
+            job.workers = held.enter_context(LocalWorkers(options.workers, worker, run.path, environment))
         if isinstance(servers := prepared.store, StoreServers):
             if stores is None:  # one that is not reached is looked for where `--stores` says that it is by now
                 servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
@@ -171,7 +171,7 @@ def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
         model=options.model_file,
         deadline_s=options.deadline_s,
         transport=options.transport,
-        profile=options.local_profile,
+        profile=options.profile,
     )
 
 
@@ -233,11 +233,11 @@ class JobAccess:
         """
         credentials, where = given or Credentials.from_environment(), Address.parse(options.listen)
         credentials.for_server(where, options.insecure)
-        if options.local_workers:
+        if options.workers:
             credentials.for_client(where.for_this_host())
         # Workers look rows up at servers that others started; those of this run have separate tokens.
         elsewhere = bool(options.stores) and not options.local_stores
-        if not options.local_workers or not _may_have_own(credentials, where, elsewhere):
+        if not options.workers or not _may_have_own(credentials, where, elsewhere):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")
         if credentials.worker_token is not None:

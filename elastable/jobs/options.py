@@ -4,7 +4,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -221,6 +221,9 @@ class JobOptions(ListeningOptions):
         choices=KNOWN_VALUES["staleness_modulation"],
     )
     deadline_s: float = setting(60.0, deadline("How long a worker or the store may be unreachable."))
+    # Workers that the command starts itself, and where the first of them writes a profile: of `TrainOptions` alone.
+    workers: int = field(default=0, init=False)
+    profile: Path | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         ListeningOptions.__post_init__(self)
@@ -254,23 +257,17 @@ class JobOptions(ListeningOptions):
 
     @property
     def local_stores(self) -> int:
-        """Store servers that the command starts itself."""
-        return 0
-
-    @property
-    def local_workers(self) -> int:
-        """Worker processes that the command starts itself."""
-        return 0
-
-    @property
-    def local_profile(self) -> Path | None:
-        """Where the first of them writes a profile."""
-        return None
+        """Store servers that the command starts itself, as it does workers."""
+        if not self.workers or len(self.stores) != 1 or not self.stores[0].isdecimal():
+            return 0
+        if not 1 <= int(self.stores[0]) <= _MOST_LOCAL_STORES:
+            raise BadInput(f"--stores {self.stores[0]}: from 1 to {_MOST_LOCAL_STORES} store servers are started here")
+        return int(self.stores[0])
 
     @property
     def default_grads_to_wait(self) -> int:
         """Micro-batches of one update where neither `grads_to_wait` nor the optimizer sets them."""
-        return max(1, self.local_workers) if self.mode == "sync" else 1
+        return max(1, self.workers) if self.mode == "sync" else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,22 +277,6 @@ class TrainOptions(JobOptions):
     workers: int = _of_job(2, "Worker processes to start on this machine.", at_least=1)
     profile: Path | None = setting(None, _PROFILE)
     listen: str = setting("127.0.0.1:0", _LISTEN)
-
-    @property
-    def local_workers(self) -> int:
-        return self.workers
-
-    @property
-    def local_profile(self) -> Path | None:
-        return self.profile
-
-    @property
-    def local_stores(self) -> int:
-        if len(self.stores) != 1 or not self.stores[0].isdecimal():
-            return 0
-        if not 1 <= int(self.stores[0]) <= _MOST_LOCAL_STORES:
-            raise BadInput(f"--stores {self.stores[0]}: from 1 to {_MOST_LOCAL_STORES} store servers are started here")
-        return int(self.stores[0])
 
 
 @dataclass(frozen=True, slots=True)
