@@ -12,16 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastable.commands.checkpoint_commands import checkpoint
-from elastable.commands.inspecting.config import config
-from elastable.commands.inspecting.lookup import lookup
-from elastable.commands.inspecting.status import status
-from elastable.commands.job import master, serve, train, worker
+from elastable.commands.config import config
+from elastable.commands.job import REPLICAS_SETTINGS, master, replicas, serve, train, worker
 from elastable.commands.kg import kg
-from elastable.commands.log import log
-from elastable.commands.model_commands import evaluate, export, predict
-from elastable.commands.plan import plan
-from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
-from elastable.commands.store_commands import store
+from elastable.commands.lookup import lookup
+from elastable.commands.model_commands import evaluate, export, plan, predict
+from elastable.commands.status import status
+from elastable.commands.store_commands import log, store
 from elastable.embedding_store.errors import BadInput, ElastableError, NotInstalled
 from elastable.embedding_store.support.extras import not_installed
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT

@@ -13,6 +13,7 @@ child process with the same settings (`command_words`).
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -124,9 +125,9 @@ def required(option: Option) -> Any:
 
 
 def option_fields(config: type) -> Mapping[str, OptionField]:
-    """The fields of a config dataclass that were made by `setting` or `required`, by name."""
+    """The fields of a config dataclass that were made by `setting` or `required`, by name; keyword-only ones last."""
     hints, found = get_type_hints(config), {}
-    for each in fields(config):
+    for each in sorted(fields(config), key=attrgetter("kw_only")):
         if _OPTION not in each.metadata:
             continue
         hint = hints[each.name]

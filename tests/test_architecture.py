@@ -164,6 +164,7 @@ ROOMS = {
             "process",
             "output",
             "monitoring",
+            "assembly",
             "models",
             "callbacks",
             "jobs",

@@ -1,7 +1,7 @@
 """Keras callbacks in a job: which can be honoured, and when they are called."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import keras
@@ -10,8 +10,13 @@ from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.callbacks.final_weights import BestVersions
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.malformed import Document, DocumentFields
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
+from elastable.master.api import JobSpec
 from elastable.master.model.dense import DenseModel
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches, test_hooks
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.rows.saved_rows import require_matrix
@@ -30,15 +35,17 @@ class JobCallbacks:
 
     Attributes:
         model: The model that is trained.
+        schedule: Of the job.
+        best: The versions that callbacks would restore; close it after training.
         sees_versions: Whether a callback hears of every version.
         history: Keras' `History` of the job.
 
     Args:
         model: The master's model; it holds the dense variables of the version.
-        freezing: Notified whenever callbacks may have frozen layers.
-        best: Notified whenever callbacks may have kept weights, or put them back.
+        dense: Its dense part.
+        store, job, progress, directory, rows_changed: As of `BestVersions`.
+        of: As of `Freezing`.
         in_job: Whether this is a job, which is resumed by its own means.
-        dense: The model's dense part, of a job that may be resumed.
         verbose: The `verbose` that callbacks see.
 
     Raises:
@@ -49,18 +56,22 @@ class JobCallbacks:
         self,
         callbacks: Sequence[keras.callbacks.Callback],
         model: keras.Model,
-        epochs: int,
-        steps_per_epoch: int,
-        freezing: Freezing,
-        best: BestVersions,
+        dense: DenseModel,
+        store: EmbeddingStore,
+        job: JobSpec,
+        progress: Callable[[], Progress],
+        *,
+        of: str = "fit",
+        directory: str | None = None,
+        rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
         in_job: bool = True,
         verbose: int = 0,
-        dense: DenseModel | None = None,
     ) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback, model, in_job)
-        self.model, self._given = model, tuple(callbacks)
-        self._freezing, self._best, self._dense = freezing, best, dense
+        self.model, self._given, self.schedule = model, tuple(callbacks), Schedule(job)
+        self._freezing, self._dense = Freezing(model, dense, of), dense if in_job else None
+        self.best = BestVersions(callbacks, store, dense, job, progress, directory, rows_changed)
         self._warned = False
         self._epoch: object = None
         self._step: object = None
@@ -71,8 +82,8 @@ class JobCallbacks:
             add_history=True,
             add_progbar=False,
             model=model,
-            epochs=epochs,
-            steps=steps_per_epoch,
+            epochs=job.epochs,
+            steps=self.schedule.steps_per_epoch,
             verbose=verbose,
         )
         self.history = history_of(self._list)
@@ -87,11 +98,11 @@ class JobCallbacks:
         with self._only_once(again=self._epoch is not None):
             self._list.on_train_begin()
         restore_states(self._given, states)
-        self._best.begin(best)
+        self.best.begin(best)
 
     def states(self) -> Document:
         """What callbacks remember now, as JSON can hold it. Raises `BadInput` where it cannot."""
-        kept = {_TRAINABLE: self._freezing.state(), _BEST: self._best.noted(), _EPOCH: self._epoch, _STEP: self._step}
+        kept = {_TRAINABLE: self._freezing.state(), _BEST: self.best.noted(), _EPOCH: self._epoch, _STEP: self._step}
         return {**states_of(self._given), **kept}
 
     def begin_epoch(self, epoch: int) -> None:
@@ -144,13 +155,13 @@ class JobCallbacks:
                         ", ".join(names),
                     )
         self._list.on_epoch_end(epoch, dict(logs))
-        self._best.look()
+        self.best.look()
         return bool(self.model.stop_training)
 
     def end(self, logs: Mapping[str, float]) -> None:
         """Training is over."""
         self._list.on_train_end(dict(logs))
-        self._best.end()
+        self.best.end()
 
     @property
     def _together(self) -> int:

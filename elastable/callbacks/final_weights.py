@@ -24,8 +24,7 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_weights
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.model.dense import DenseModel
-from elastable.master.model.keras_optimizer import inner_optimizer
-from elastable.master.model.wrapping_optimizers import keeps_averages, rows_become_averages
+from elastable.master.model.wrapping_optimizers import rows_become_averages
 from elastable.master.tasks.progress import Progress
 from elastable.worker.rows.saved_rows import rows_unlisted
 
@@ -165,21 +164,3 @@ def finalize_averages(
 def _report_rows(rows_changed: RowsChanged) -> Callable[[str, Int64], None]:
     """Calls `rows_changed` with an update without gradients for the table and the ids that it gets."""
     return lambda table, ids: rows_changed({table: TableUpdate(ids, np.zeros((len(ids), 0), np.float32))})
-
-
-def refuse_averages(optimizer: keras.Optimizer, store: EmbeddingStore, tables: Mapping[str, TableSpec]) -> None:
-    """Raises where averages could not be put in the place of weights so that a job goes on from them.
-
-    Raises:
-        Unsupported: the store keeps a record of its last version, which holds the variables as they were trained.
-    """
-    having = ["the model's optimizer"] if inner_optimizer(optimizer).use_ema else []
-    for name, spec in tables.items():
-        if keeps_averages(spec.optimizer):
-            having.append(f"table {name!r}")
-    if having and store.keeps_records:
-        raise Unsupported(
-            f"use_ema=True ({', '.join(having)}): at the end of training weights become their averages, and the store "
-            "keeps a record of its last version, which a resumed job would go on from, with other weights; keep the "
-            "tables in a store without a log (--store memory), or leave use_ema out"
-        )

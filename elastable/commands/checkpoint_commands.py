@@ -8,8 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, takes, wide_console
-from elastable.commands.model_commands import CHECKPOINT
-from elastable.commands.plan import readable_size
+from elastable.commands.model_commands import CHECKPOINT, readable_size
 from elastable.embedding_store.contract.spec import WEIGHT_DTYPES
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput

@@ -46,20 +46,22 @@ def with_options(
     """Makes a command of a function that takes each of these fields as a keyword argument.
 
     Each of them may also be set in the file that `--config` names, or in the environment, unless `settings` is False:
-    the command line comes before the environment, and that before the file. A function that has a parameter `context`
-    is given typer's, and runs only where no command of its group follows. The command's attribute `options` holds the
-    fields by name.
+    the command line comes before the environment, and that before the file. A group's own function runs only where no
+    command of the group follows. One that has a parameter `context` is given typer's. The command's attribute `options`
+    holds the fields by name.
     """
     by_name = {each.name: each for each in options}
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
-        def command(**values: object) -> None:
-            if getattr(values.get("context"), "invoked_subcommand", None) is not None:
+        def command(context: typer.Context, **values: object) -> None:
+            if context.invoked_subcommand is not None:
                 return
             if settings:
                 values.pop(_CONFIG)
                 take_variables(by_name.values())
-            given = {name: _value(by_name[name], each) if name in by_name else each for name, each in values.items()}
+            given = {name: _value(by_name[name], each) for name, each in values.items()}
+            if "context" in inspect.signature(run).parameters:
+                given["context"] = context
             try:
                 run(**given)
             except BrokenPipeError:  # of standard output: connections have errors of their own
@@ -69,8 +71,7 @@ def with_options(
         parameters = [_parameter(field, settings) for field in by_name.values()]
         if settings:
             parameters.append(_config_parameter(by_name.values()))
-        if "context" in inspect.signature(run).parameters:
-            parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+        parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
         command.options = by_name  # type: ignore[attr-defined]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

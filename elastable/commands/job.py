@@ -1,11 +1,13 @@
-"""`elastable train`, `master`, `worker` and `serve`: the processes of a job, and a parameter server without one."""
+"""`elastable train`, `master`, `worker`, `serve` and `replicas`: processes that train, or serve those that do."""
 
 import logging
 import os
+from dataclasses import dataclass
 
 import typer
 
 from elastable.commands.command_line import takes
+from elastable.embedding_store.option import Option, required, setting
 from elastable.jobs.options import JobOptions, ServerOptions, TrainOptions, WorkerOptions
 from elastable.output.progress_bars import JobConsole
 from elastable.process.child import when_parent_ends
@@ -55,3 +57,41 @@ def _leave_at_once() -> None:
     """A local worker's master is gone, and the next one starts its own workers: there is nobody to tell."""
     logging.getLogger("elastable").warning("the master that started this worker has ended")
     os._exit(ExitCode.JOB_FAILED)
+
+
+REPLICAS_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Of click: what follows the program is the program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplicaOptions:
+    words: tuple[str, ...] = required(
+        Option(
+            "A Python file, -m MODULE, or elastable COMMAND; with its arguments.",
+            metavar="PROGRAM [ARGS]...", positional=True,
+        )
+    )  # fmt: skip
+    count: int = required(Option("Number of processes.", flags=("-n",), at_least=1))
+    deadline_s: float = setting(
+        60.0,
+        Option(
+            "Seconds before a process that others wait for counts as failed.",
+            flags=("--deadline",), above=0, metavar="SECONDS",
+        ),
+    )  # fmt: skip
+    hosts: str | None = setting(None, Option("Hosts to run on, by ssh.", metavar="HOST[:COUNT],...", unset="this one"))
+    grace_s: float = setting(
+        5.0,
+        Option(
+            "Seconds for the others to end after one has failed.", flags=("--grace",), at_least=0, metavar="SECONDS"
+        ),
+    )
+
+
+@takes(_ReplicaOptions)
+def replicas(options: _ReplicaOptions) -> None:
+    """Run a program in several processes; et.replica_group() joins them. All end when one fails."""
+    from elastable.launch.launch import Launch
+    from elastable.launch.program import Program
+
+    Launch(options.count, Program.of(options.words), options.deadline_s, options.hosts, options.grace_s).run()

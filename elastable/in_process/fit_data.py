@@ -2,12 +2,16 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import keras
 import numpy as np
 
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.errors import BadInput
+from elastable.in_process.fit_seeds import FitSeeds
+from elastable.in_process.in_process_stores import StoreGiven
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.live.endless_reader import EndlessReader
 from elastable.worker.readers.live.stream_reader import StreamReader, is_endless, is_iterator, is_stream
@@ -16,17 +20,18 @@ from elastable.worker.readers.pass_reader import ClassWeightReader, PartReader, 
 
 _BATCH_RECORDS = 32  # as in Keras
 _PARTS = ("x", "y", "sample_weight")
+_UNSEEDED = FitSeeds(0, 0, keras=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitArguments:
-    """The arguments of `et.fit` that are about data.
+    """The arguments of `et.fit`, which says what each means.
 
     Attributes:
-        grads_to_wait: Micro-batches of `batch_size` records that make a step.
-        epochs: The epoch to end at.
-        initial_epoch: The epoch to begin at.
-        shuffle: Whether records are shuffled; of streams, the batches of a `PyDataset` alone.
+        verbose: 0: nothing is shown; 1: how far the job is, and a line for every epoch; 2: these lines alone.
+
+    Raises:
+        BadInput: epochs that cannot be, by name.
     """
 
     x: object = None
@@ -39,10 +44,30 @@ class FitArguments:
     steps_per_epoch: int | None = None
     validation_steps: int | None = None
     validation_batch_size: int | None = None
-    grads_to_wait: int = 1
+    validation_freq: int | tuple[int, ...] = 1
+    grads_to_wait: int | None = None
     epochs: int = 1
     initial_epoch: int = 0
     shuffle: bool = True
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    verbose: int = 1
+    seeds: FitSeeds = _UNSEEDED
+    average: str = "mean"
+    evaluate_every: int = 0
+    store: StoreGiven = None
+    locations: LocationSettings | None = None
+    offload_embeddings_above: int = 0
+    lazy: bool | None = True
+    not_finite: str = "refuse"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.initial_epoch < self.epochs:
+            raise BadInput(
+                f"initial_epoch={self.initial_epoch}, epochs={self.epochs}: need 0 <= initial_epoch < epochs; epochs "
+                "is the epoch to end at"
+            )
+        if self.evaluate_every < 0:
+            raise BadInput(f"evaluate_every={self.evaluate_every}: need a number of versions, or 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +105,7 @@ def fit_data(given: FitArguments) -> FitData:
     if given.class_weight is not None:
         reader = ClassWeightReader(reader, given.class_weight)
     batch_size = given.batch_size or _batch_size(reader, given)
-    _warn_if_short(len(reader), batch_size * given.grads_to_wait, given.steps_per_epoch)
+    _warn_if_short(len(reader), batch_size * (given.grads_to_wait or 1), given.steps_per_epoch)
     of_stream = validation.batch_records if isinstance(validation, StreamReader) else None
     together = given.validation_batch_size or of_stream or given.batch_size or batch_size
     if validation is not None and (first := given.validation_steps):
@@ -102,7 +127,7 @@ def _train_reader(given: FitArguments) -> Reader:
             raise BadInput(f"{name}=: {type(x).__name__} as x gives (x, y) or (x, y, sample_weight) by itself")
     if not is_fit_stream(x):
         return as_reader(x, endless=True)
-    batches = given.steps_per_epoch * given.grads_to_wait if given.steps_per_epoch else None
+    batches = given.steps_per_epoch * (given.grads_to_wait or 1) if given.steps_per_epoch else None
     once = given.batch_size is not None or bool(given.validation_split)  # records of batches that are made here
     reader = train_stream(x, batches, given.initial_epoch, given.epochs, given.shuffle, once)
     if isinstance(reader, EndlessReader) and given.batch_size not in (None, reader.batch_records):
@@ -199,7 +224,7 @@ def _batch_size(reader: Reader, given: FitArguments) -> int:
     if together := getattr(reader, "batch_records", 0):
         return int(together)
     if given.steps_per_epoch:
-        return math.ceil(len(reader) / (given.steps_per_epoch * given.grads_to_wait))
+        return math.ceil(len(reader) / (given.steps_per_epoch * (given.grads_to_wait or 1)))
     return _BATCH_RECORDS
 
 

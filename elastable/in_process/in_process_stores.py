@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import keras
 
-from elastable.callbacks.final_weights import refuse_averages
+from elastable.assembly import Assembly, as_there, join_stores, seeded_as_read
 from elastable.embedding_store.composite.locations import (
     LocationSettings,
     plan_tables,
@@ -24,12 +24,10 @@ from elastable.embedding_store.open_store import open_store
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.master.model.discovery import discover_tables
 from elastable.master.model.keras_optimizer import learning_rate_of
-from elastable.models.table_places import join_stores, on_worker
-from elastable.models.tables_in_store import as_there, seeded_as_read, tables_in_store
-from elastable.worker.keras.same_optimizer import kept_traces, optimizers_of
+from elastable.worker.keras.same_optimizer import kept_traces, optimizers_of, require_same_optimizer
+from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.step.traced.step_plan import StepPlan
-from elastable.worker.user_model.offload import keep_on_worker
+from elastable.worker.step.traced.step_plan import planned_optimizers
 
 StoreGiven = EmbeddingStore | str | Mapping[str, EmbeddingStore | str] | None
 """What `et.fit(store=)` takes."""
@@ -139,53 +137,38 @@ def _close() -> None:
             store.close()
 
 
-class FitTables:
-    """The model's tables in the stores that hold them: discovered, placed, filled, and attached to its layers.
+def parts_for_fit(model: keras.Model, spec: BatchSpec, seeds: FitSeeds, lazy: bool | None) -> Assembly:
+    """The parts of a built, compiled model that is trained in this process; `lazy` as of `discover_tables`."""
+    parts = Assembly(model, spec, seeds.rows, seeds.keras)
+    require_same_optimizer(model, planned_optimizers(parts.steps))
+    parts.tables = seeded_as_read(_discovered(model, seeds.rows, lazy, parts.optimizers), model, seeds.keras)
+    return parts
+
+
+def placed_in_stores(
+    parts: Assembly,
+    store: StoreGiven = None,
+    locations: LocationSettings | None = None,
+    version: int | None = None,
+    moved: Mapping[str, Float32] | None = None,
+) -> EmbeddingStore:
+    """The stores that hold the tables then, as one; they are filled, and attached to the layers.
 
     Args:
-        model: A built, compiled model.
-        seeds: Of initial rows.
-        lazy: As of `discover_tables`.
         store, locations: As of `et.fit`.
         version: That the store is at then; None: as it is.
         moved: Table name -> float32 `[vocabulary, dim]`: rows of Keras embeddings that moved to the store.
-        steps: What the model's own `train_step` does; None: it has Keras' own.
-
-    Attributes:
-        specs: Table name -> its spec, of those that are in the store.
-        on_worker: Tables that are Keras variables of the model instead.
-        optimizers: As of `discover_tables`.
 
     Raises:
         ElastableError: a table that cannot be, or a store that holds others' rows.
     """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        seeds: FitSeeds,
-        lazy: bool | None,
-        store: StoreGiven = None,
-        locations: LocationSettings | None = None,
-        version: int | None = None,
-        moved: Mapping[str, Float32] | None = None,
-        steps: StepPlan | None = None,
-    ) -> None:
-        self.optimizers = {} if steps is None else steps.optimizers()
-        tables = _discovered(model, seeds.rows, lazy, self.optimizers)
-        tables = seeded_as_read(tables, model, seeds.keras)
-        stores, places = _stores_and_places(store, locations, tables, model)
-        _refuse_rows_of_others(model, tables, stores)
-        given = {**pretrained_rows(store_layers(model), unseeded=seeds.keras), **(moved or {})}
-        self.on_worker = on_worker(places)
-        self.specs = dict(tables)
-        if self.on_worker:
-            keep_on_worker(model, {name: self.specs.pop(name) for name in self.on_worker}, given)
-        held = join_stores(stores, places)
-        refuse_averages(model.optimizer, held, self.specs)
-        begin = held.version() if version is None else version
-        self.store = tables_in_store(model, self.specs, held, given, seeds.rows, begin, self.optimizers)
+    stores, places = _stores_and_places(store, locations, parts.tables, parts.model)
+    _refuse_rows_of_others(parts.model, parts.tables, stores)
+    given = {**pretrained_rows(store_layers(parts.model), unseeded=parts.as_keras), **(moved or {})}
+    parts.place(places, given)
+    held = join_stores(stores, places)
+    parts.fill(held, held.version() if version is None else version, given)
+    return held
 
 
 def _discovered(

@@ -1,5 +1,6 @@
 """`model.fit` and `model.train_on_batch` of models with tables in a store."""
 
+import inspect
 import uuid
 from collections.abc import Mapping
 
@@ -7,29 +8,27 @@ import keras
 import numpy as np
 
 from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.contract.malformed import Document
 from elastable.embedding_store.errors import Unsupported
 from elastable.in_process.fit_data import FitArguments, fit_data, is_fit_stream
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.fitting import fit
-from elastable.in_process.in_process_stores import FitTables
+from elastable.in_process.in_process_stores import parts_for_fit, placed_in_stores
 from elastable.master.api import JobSpec, Push, SyncPushId
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.commits.committer import Committer
-from elastable.master.model.dense import dense_part
 from elastable.master.model.keras_optimizer import accumulation_of
 from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
-from elastable.models.tables_in_store import optimizer_of_layer
 from elastable.worker.keras.same_optimizer import require_same_optimizer
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
-from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.traced.step_plan import plan_step, planned_optimizers
+from elastable.worker.step.traced.step_plan import planned_optimizers
 from elastable.worker.step.train_step import OwnTrainStep, TrainStep
 from elastable.worker.user_model.build import as_tensors, build_model
 
@@ -73,13 +72,10 @@ class _BatchTrainer:
         self._model, self._compiled = model, (model.optimizer, model._compile_loss)
         build_model(model, sample)
         spec, seed = batch_spec(sample), global_seed()
-        steps = plan_step(model, spec)
-        self._planned = planned_optimizers(steps)
-        require_same_optimizer(model, self._planned)
-        tables = FitTables(model, seeds=FitSeeds(seed, seed, keras=True), lazy=None, steps=steps)
-        self._store, self._specs = tables.store, tables.specs
-        self._trained = [(layer, optimizer_of_layer(layer, model, tables.optimizers)) for layer in store_layers(model)]
-        self._dense = dense_part(model, steps)
+        parts = parts_for_fit(model, spec, FitSeeds(seed, seed, keras=True), None)
+        self._planned = planned_optimizers(parts.steps)
+        self._store, self._specs = placed_in_stores(parts), parts.tables
+        self._trained, self._dense = parts.trained_layers(), parts.dense()
         self._form = repr(spec)
         self._freezing = Freezing(model, self._dense)
         self._freezing.begin()
@@ -90,7 +86,7 @@ class _BatchTrainer:
         self._committer = Committer(self._store, self._dense, JobSpec(job=uuid.uuid4().hex[:12]), _DEADLINE_S)
         self._plan = plan_ids(model, spec, training=True)
         given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None)
-        self._step = (TrainStep if steps is None else OwnTrainStep)(*given, steps=steps)
+        self._step = (TrainStep if parts.steps is None else OwnTrainStep)(*given, steps=parts.steps)
 
     def is_current(self) -> bool:
         """Whether the model is still compiled and attached as it was, and nothing else has trained its tables since."""
@@ -126,25 +122,7 @@ class _BatchTrainer:
         return self._book.results(total)
 
 
-def model_fit(
-    model: keras.Model,
-    x: object = None,
-    y: object = None,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    verbose: int | str | bool = "auto",
-    callbacks: object = None,
-    validation_split: float = 0.0,
-    validation_data: object = None,
-    shuffle: bool = True,
-    class_weight: Mapping[int, float] | None = None,
-    sample_weight: object = None,
-    initial_epoch: int = 0,
-    steps_per_epoch: int | None = None,
-    validation_steps: int | None = None,
-    validation_batch_size: int | None = None,
-    validation_freq: object = 1,
-) -> keras.callbacks.History:
+def model_fit(model: keras.Model, *args: object, **kwargs: object) -> keras.callbacks.History:
     """`model.fit` as a job in this process: `et.fit`, with what Keras means where that is another thing.
 
     Without `y` a tuple or a dict as `x` is features. Datasets come in their own order and their own batches. A table
@@ -156,19 +134,16 @@ def model_fit(
     Raises:
         ElastableError: what cannot be used, by name.
     """
+    given: Document = inspect.signature(keras.Model.fit).bind(model, *args, **kwargs).arguments
+    x = given.get("x")
     if is_fit_stream(x):
-        batch_size = None
-    elif y is None and not isinstance(x, Reader) and isinstance(x, tuple | Mapping):
-        x, sample_weight = (x, None, sample_weight), None
-    if isinstance(validation_data, Mapping):
-        validation_data = (validation_data,)
-    return fit(
-        model, x, y, batch_size=batch_size, epochs=epochs, verbose=verbose, callbacks=callbacks,
-        validation_split=validation_split, validation_data=validation_data, shuffle=shuffle, class_weight=class_weight,
-        sample_weight=sample_weight, initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch,
-        validation_steps=validation_steps, validation_batch_size=validation_batch_size,
-        validation_freq=validation_freq, lazy=None,
-    )  # fmt: skip
+        given["batch_size"] = None
+    elif given.get("y") is None and not isinstance(x, Reader) and isinstance(x, tuple | Mapping):
+        given["x"] = (x, None, given.pop("sample_weight", None))
+    if isinstance(given.get("validation_data"), Mapping):
+        given["validation_data"] = (given["validation_data"],)
+    given.pop("self")
+    return fit(model, **given, lazy=None)
 
 
 def model_train_on_batch(

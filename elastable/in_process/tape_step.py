@@ -5,15 +5,15 @@ the same optimizer's numbers.
 """
 
 import uuid
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from elastable.assembly import Assembly
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -21,22 +21,17 @@ from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.committer import Committer
 from elastable.master.model.dense import DenseState, ModelPart
-from elastable.master.model.discovery import discover_tables
 from elastable.master.model.keras_optimizer import inner_optimizer
 from elastable.master.tasks.progress import Progress
-from elastable.models.tables_in_store import optimizer_of_layer, seeded_as_read, tables_in_store
 from elastable.worker.keras.same_optimizer import Hyperparameters
 from elastable.worker.keras.seeds import global_seed, layers_of
-from elastable.worker.layers.model_tables import pretrained_rows, store_layers
+from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.rows.scope import TapeLookup, TapeScope, entered, slices_of
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.step.traced.step_plan import Collector, current_collector
+from elastable.worker.step.traced.step_plan import Collector, Trained, current_collector
 from elastable.worker.step.trainable import is_trained
 
 _DEADLINE_S = 30.0
-
-Of: TypeAlias = "keras.Layer | list[keras.Layer] | tuple[keras.Layer, ...] | None"
-"""Layers that a step trains; None: the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +114,9 @@ class _Trainer:
         return dense, committer
 
     def _make_tables(self, part: _NamedPart) -> None:
-        tables = seeded_as_read(discover_tables(part, self._seed, lazy=self._lazy), part, self._as_keras)
+        # Without a seed small tables begin as in Keras; see first_rows. They were read so by the forward pass.
+        parts = Assembly(part, None, self._seed, self._as_keras)
+        parts.find_tables(self._lazy)
         for layer in store_layers(part):
             optimizer = layer.optimizer or part.optimizer
             if self._owners.setdefault(layer.table_name, optimizer) is not optimizer:
@@ -128,10 +125,8 @@ class _Trainer:
                     f"{self._owners[layer.table_name].name!r} and {optimizer.name!r}; give both calls of apply the "
                     "same one, or leave the layer out of one of them (of=)"
                 )
-        # Without a seed small tables begin as in Keras; see first_rows. They were read so by the forward pass.
-        given = pretrained_rows(store_layers(part), unseeded=self._as_keras)
-        tables_in_store(part, tables, self.store, given, self._seed, self.store.version())
-        self._trained += [(layer, optimizer_of_layer(layer, part, None)) for layer in store_layers(part)]
+        parts.fill(self.store, self.store.version())
+        self._trained += parts.trained_layers()
 
 
 def _refuse_averages(part: _NamedPart) -> None:
@@ -146,25 +141,16 @@ def _refuse_averages(part: _NamedPart) -> None:
             )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TapeStep:
     """A step in work; made by `et.step`."""
 
     model: keras.Model
-    trainer: _Trainer
-    _scope: TapeScope = field(default_factory=TapeScope)
-    _open: ExitStack = field(default_factory=ExitStack)
-
-    def __enter__(self) -> "TapeStep":
-        self._scope = TapeScope()
-        self._open.enter_context(entered(self._scope))
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._open.close()
+    trainer: _Trainer | Collector
+    scope: TapeScope
 
     def apply(
-        self, tape: tf.GradientTape, loss: tf.Tensor, of: Of = None, optimizer: keras.Optimizer | None = None
+        self, tape: tf.GradientTape, loss: tf.Tensor, of: Trained = None, optimizer: keras.Optimizer | None = None
     ) -> None:
         """Takes one step of an optimizer, for variables and tables alike.
 
@@ -178,10 +164,13 @@ class TapeStep:
             ModelError: no optimizer, or nothing that the loss depends on.
             Unsupported: a setting of the optimizer or of a layer that a custom step cannot honour, by name.
         """
+        if not isinstance(self.trainer, _Trainer):  # in a worker, within a model's `train_step`: the master updates
+            self.trainer(tape, loss, of, optimizer)
+            return
         part = self._part(of, optimizer)
         variables = list(part.weights)
         layers = [layer for layer in store_layers(part) if is_trained(self.model, layer)]
-        lookups = [each for each in self._scope.lookups if any(each.layer is layer for layer in layers)]
+        lookups = [each for each in self.scope.lookups if any(each.layer is layer for layer in layers)]
         _refuse_regularizers(lookups)
         dense, rows = tape.gradient(loss, ([each.value for each in variables], [each.rows for each in lookups]))
         gradients = {
@@ -197,8 +186,8 @@ class TapeStep:
             )
         self.trainer.commit(part, gradients, Push(SyncPushId(0, 0), 1, slices=slices), list(slices))
 
-    def _part(self, of: Of, optimizer: keras.Optimizer | None) -> _NamedPart:
-        roots = [self.model] if of is None else list(of) if isinstance(of, list | tuple) else [of]
+    def _part(self, of: Trained, optimizer: keras.Optimizer | None) -> _NamedPart:
+        roots: list[keras.Layer] = [self.model] if of is None else list(of) if isinstance(of, list | tuple) else [of]
         chosen = optimizer if optimizer is not None else getattr(self.model, "optimizer", None)
         if chosen is None:
             raise ModelError(
@@ -211,29 +200,10 @@ class TapeStep:
         return _NamedPart(chosen, layers, tuple(weights.values()), name=names, roots=ids)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedStep:
-    """A step in a worker, which pushes its gradients; made by `et.step` within a model's `train_step`."""
-
-    model: keras.Model
-    collector: Collector
-
-    def __enter__(self) -> "CollectedStep":
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Nothing is open."""
-
-    def apply(
-        self, tape: tf.GradientTape, loss: tf.Tensor, of: Of = None, optimizer: keras.Optimizer | None = None
-    ) -> None:
-        """As `TapeStep.apply`; the master makes the update (`elastable.worker.step.traced.step_plan`)."""
-        self.collector(tape, loss, of, optimizer)
-
-
+@contextmanager
 def step(
     model: keras.Model, *, store: EmbeddingStore | None = None, seed: int | None = None, lazy: bool = True
-) -> TapeStep | CollectedStep:
+) -> Iterator[TapeStep]:
     """A custom training step: `with et.step(model) as step: ... step.apply(tape, loss)`.
 
     Within the block embedding layers read the rows as they are at the moment of the call, and a `tf.GradientTape` sees
@@ -251,7 +221,8 @@ def step(
         Unsupported: within a `tf.function`.
     """
     if (collector := current_collector()) is not None:
-        return CollectedStep(model, collector)
+        yield TapeStep(model, collector, TapeScope())
+        return
     if not tf.executing_eagerly():
         raise Unsupported(
             "et.step within a tf.function: let the loop run eagerly, without @tf.function and with "
@@ -262,7 +233,9 @@ def step(
         trainer = _Trainer(model, store, seed, lazy)
         # Past Keras' tracking: it lives as long as the model does.
         object.__setattr__(model, "_elastable_trainer", trainer)
-    return TapeStep(model, trainer)
+    scope = TapeScope()
+    with entered(scope):
+        yield TapeStep(model, trainer, scope)
 
 
 def _store_of(model: keras.Model, store: EmbeddingStore | None) -> EmbeddingStore:

@@ -14,7 +14,6 @@ from elastable.master.commits.accumulate import Accumulated
 from elastable.master.core.hooks import Hooks
 from elastable.master.master_options import is_due
 from elastable.master.model.discovery import store_backed_layers
-from elastable.master.tasks.schedule import Schedule
 from elastable.output.run_directory import RunDirectory
 from elastable.process.logs import describe_process
 
@@ -91,7 +90,6 @@ class JobHooks(Hooks):
     """
 
     callbacks: JobCallbacks
-    schedule: Schedule
     stop: Callable[[str], None]
     run: RunDirectory | None = None
     save: Callable[[], None] | None = None
@@ -107,6 +105,7 @@ class JobHooks(Hooks):
     logs: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.schedule = self.callbacks.schedule
         self._untrained = UntrainedTables(self.callbacks.model)
         self._timed_since: float | None = None
         self._recorded = 0.0

@@ -1,18 +1,31 @@
-"""The master's process: serves, drives the job in its main thread, and writes a run directory."""
+"""The master's process: serves, drives the job in its main thread, and writes checkpoints and a run directory."""
 
+import logging
 import secrets
+import shlex
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 
+from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.final_weights import finalize_averages
 from elastable.embedding_store.composite.store_servers import StoreServers
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.pins import PinKeeper
+from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
 from elastable.embedding_store.measures import LookupCounts
+from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import servers_url
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
@@ -20,16 +33,20 @@ from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Crede
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.jobs.job_run import JobRun
+from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.local_processes import LocalStores, LocalWorkers, StoreAccess
-from elastable.jobs.options import JobOptions, StoreServerOptions, WorkerOptions, client_limits
+from elastable.jobs.options import JobOptions, StoreServerOptions, TrainOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
 from elastable.jobs.store_watch import StoreHealth
+from elastable.master.api import JobStatus, Tensor
+from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints, require_writable_checkpoints
 from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
+from elastable.master.model.model_metrics import LazyLogs
 from elastable.master.rpc.master_service import master_service
+from elastable.master.tasks.progress import Progress
 from elastable.monitoring.metrics import (
     Source,
     checkpoint_source,
@@ -41,15 +58,23 @@ from elastable.monitoring.metrics import (
 )
 from elastable.monitoring.page.views import JobView, Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
+from elastable.output.noted import MOST_CHECKPOINTS, CheckpointLog
+from elastable.output.progress_bars import JobProgress, summary_table
 from elastable.output.run_directory import RunDirectory, require_writable
+from elastable.process.child import EndedChild
+from elastable.process.exit_codes import ExitCode
 from elastable.process.heap import keep_collections_short
 from elastable.process.logs import describe_process
 from elastable.process.repeating import repeating
-from elastable.process.stopping import stopping_on_signals
+from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS, stopping_on_signals
+from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
+from elastable.worker.user_model.export import export_keras
+
+_log = logging.getLogger(__name__)
 
 _LEAVE_WAIT_S = 10.0
-_LOOK_EVERY_S = 1.0  # at store servers
+_LOOK_AT_SERVERS_S = 1.0
 
 
 def run_job(options: JobOptions, console: Console) -> int:
@@ -85,7 +110,7 @@ def run_job(options: JobOptions, console: Console) -> int:
         health, lookups = StoreHealth(), LookupCounts()
         rows = store_service(prepared.store, lookups=lookups, not_ready=health.not_ready)
         services, who = [rows, master_service(master, channels_of(prepared.store))], access.credentials
-        limits, insecure = client_limits(options), options.insecure
+        limits, insecure = options.limits, options.insecure
         server = GrpcServer(options.listen, services, limits, who, insecure, access.anonymous)
         held.enter_context(server)
         _introduce(console, placed, prepared, run, server.address)
@@ -104,14 +129,14 @@ def run_job(options: JobOptions, console: Console) -> int:
         watched = Watched(sources, server.health.not_ready, view)
         held.enter_context(watched_over_http(options.http, options.insecure, watched, console))
         held.enter_context(stopping_on_signals(master.stop, console))
-        if options.local_workers:
+        if options.workers:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
             worker = _worker_options(options, server.address)
-            job.workers = held.enter_context(LocalWorkers(options.local_workers, worker, run.path, environment))
+            job.workers = held.enter_context(LocalWorkers(options.workers, worker, run.path, environment))
         if isinstance(servers := prepared.store, StoreServers):
             if stores is None:  # one that is not reached is looked for where `--stores` says that it is by now
                 servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
-            held.enter_context(repeating(servers.watch.look, _LOOK_EVERY_S, "elastable-server-watch"))
+            held.enter_context(repeating(servers.watch.look, _LOOK_AT_SERVERS_S, "elastable-server-watch"))
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         try:
             return job.train(started)
@@ -146,7 +171,7 @@ def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
         model=options.model_file,
         deadline_s=options.deadline_s,
         transport=options.transport,
-        profile=options.local_profile,
+        profile=options.profile,
     )
 
 
@@ -208,11 +233,11 @@ class JobAccess:
         """
         credentials, where = given or Credentials.from_environment(), Address.parse(options.listen)
         credentials.for_server(where, options.insecure)
-        if options.local_workers:
+        if options.workers:
             credentials.for_client(where.for_this_host())
         # Workers look rows up at servers that others started; those of this run have separate tokens.
         elsewhere = bool(options.stores) and not options.local_stores
-        if not options.local_workers or not _may_have_own(credentials, where, elsewhere):
+        if not options.workers or not _may_have_own(credentials, where, elsewhere):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")
         if credentials.worker_token is not None:
@@ -229,3 +254,314 @@ def _may_have_own(credentials: Credentials, where: Address, rows_elsewhere: bool
         return credentials.worker_token is not None or not rows_elsewhere
     # Certificates say who is a worker; and so does whoever opens a port in plain text to others than this host.
     return credentials.ca is None and credentials.certificate is None and where.is_loopback
+
+
+# The run of a job: its display, its callbacks and checkpoints, its results
+
+
+# Of the pin of a version while it is written; a master that takes the place of one that died waits for its pins.
+_LEASE_S = 30.0
+_RENEW_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.5
+_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
+
+Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
+"""Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time, in a separate thread.
+
+    Where one is due while the one before it is being written, training waits: none is left out. One that fails is
+    warned of, and the next one is tried: hours of training are not to end because a disk is full for a while. If its
+    pin was given up, training waits while the next one is written. The last one of a job raises.
+
+    Args:
+        begin: Begins a checkpoint, in the thread that commits (`CheckpointSeries.begin`).
+        deadline_s: How long the last one of a job is tried again while the store fails.
+        log: Where each of them is noted; None: nowhere.
+    """
+
+    def __init__(
+        self, store: EmbeddingStore, begin: Begin, deadline_s: float = 60.0, log: CheckpointLog | None = None
+    ) -> None:
+        self._noted = log or CheckpointLog()
+        self._store = store
+        self._deadline_s = deadline_s
+        self._begin = begin
+        self._thread = ThreadPoolExecutor(1, "elastable-checkpoint")
+        self._writing: Future[None] | None = None
+        self._outrun = False
+
+    def begin(self, dense: Mapping[str, Tensor], progress: Progress) -> None:
+        """Begins to write the current version; call it between two commits."""
+        self.wait()
+        version = progress.version
+        try:
+            pin = None if self._outrun else self._store.pin(version, _LEASE_S)
+        except Unsupported:
+            pin = None
+        except ElastableError as error:
+            self._failed(version, time.monotonic(), f", it cannot be pinned: {error}")
+            return
+        if pin is None:
+            self._warned(lambda: self._begin(self._store, dense, progress)(), version)
+            return
+        try:
+            write = self._begin(pin, dense, progress)
+        except ElastableError as error:
+            self._failed(version, time.monotonic(), f": {error}")
+            pin.close()
+            return
+
+        def write_from_pin() -> None:
+            with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
+                self._warned(write, version)
+
+        self._writing = self._thread.submit(write_from_pin)
+
+    def finish(self, dense: Mapping[str, Tensor], progress: Progress) -> str:
+        """Writes the last version of a job, when nothing is committed any more; returns where it is.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            StoreFailed, Unavailable: the store failed until the deadline.
+        """
+        self.wait()
+        begun = time.monotonic()
+        place = retry(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
+        self._written(progress.version, begun, place)
+        return place
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def close(self) -> None:
+        """Waits for what is being written, and ends the thread."""
+        self.wait()
+        self._thread.shutdown()
+
+    def _warned(self, write: Callable[[], str], version: int) -> None:
+        self._outrun = False
+        begun = time.monotonic()
+        try:
+            place = write()
+        except StaleVersion as error:
+            # Training changed more rows meanwhile than may be kept: it waits for the next one.
+            self._outrun = True
+            self._failed(version, begun, f": {error}")
+        except CheckpointError as error:
+            self._failed(version, begun, f": {error}")
+        except ElastableError as error:
+            self._failed(version, begun, f", the store failed: {error}")
+        else:
+            self._written(version, begun, place)
+
+    def _written(self, version: int, begun: float, place: str) -> None:
+        seconds = time.monotonic() - begun
+        _log.info("checkpoint of version %d written in %.2f s: %s", version, seconds, place, extra={"version": version})
+        self._noted.note(version, seconds, place)
+
+    def _failed(self, version: int, begun: float, why: str) -> None:
+        _log.warning("no checkpoint of version %d%s", version, why, extra={"version": version})
+        self._noted.note_failure(version, time.monotonic() - begun, why.lstrip(":, "))
+
+
+class JobRun:
+    """Drives a job from its first version to its last.
+
+    Args:
+        run: Directory for its results.
+        console: Where a person looks.
+        health: Of the store, while it trains.
+
+    Attributes:
+        workers: Worker processes to look after; None: the command started none.
+        noted: Its checkpoints: those that it writes, and those that were there when it began.
+    """
+
+    def __init__(
+        self,
+        options: JobOptions,
+        prepared: PreparedJob,
+        master: Master,
+        run: RunDirectory,
+        console: Console,
+        health: StoreHealth,
+    ) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._master = master
+        self._run = run
+        self._console, self._health = console, health
+        self.workers: LocalWorkers | None = None
+        self.noted = CheckpointLog()
+        self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
+        self._series = CheckpointSeries(
+            self._checkpoints,
+            prepared.store,
+            keep=options.keep,
+            full_every=options.full_every if options.checkpoint_every else 1,
+            resumed=prepared.resumed,
+        )
+        for found in self._series.standing(prepared.job.job, MOST_CHECKPOINTS) if prepared.progress.version else []:
+            written = datetime.fromisoformat(found.manifest.written).timestamp()
+            self.noted.note_earlier(found.version, written, found.address, found.manifest.size)
+        self._writer = CheckpointWriter(
+            prepared.store,
+            lambda rows, dense, progress: self._series.begin(rows, dense, prepared.job, progress),
+            options.deadline_s,
+            self.noted,
+        )
+
+    def ended_workers(self) -> list[EndedChild]:
+        """Worker processes that the command has started and that have failed."""
+        return [] if self.workers is None else self.workers.failed()
+
+    def train(self, started: float) -> int:
+        """Drives the job to its end; the exit code.
+
+        Args:
+            started: `time.monotonic()` when the command started.
+        """
+        prepared, job = self._prepared, self._prepared.job
+        progress = JobProgress(self._console, job.train_records * job.epochs, prepared.progress.records)
+        self._series.require_reached(prepared.progress.version)
+        callbacks, hooks = self._callbacks(progress)
+        show = repeating(lambda: self._look(progress), _LOOK_EVERY_S, "elastable-watch")
+        lost, least = partial(self._master.report_failure, "store", fatal=True), lambda: self._master.status().version
+        watched = self._health.watching(prepared.store, lost, least, self._options.deadline_s)
+        with progress, closing(self._writer), show, watched:
+            callbacks.begin(prepared.progress.hooks)
+            _log.info("job %s begins at version %d", prepared.job.job, prepared.progress.version)
+            try:
+                if prepared.resumed is None and prepared.progress.version:  # at the store's own version
+                    hooks.go_on(LazyLogs(lambda: prepared.metrics.results(prepared.progress.metrics)))
+                status = self._master.run(hooks)
+            except Exception as error:
+                if (blamed := prepared.file.blamed("a callback", error)) is not None:
+                    raise blamed from error
+                raise
+            if not self._interrupted:  # an interrupted job continues with the weights as they are
+                self._writer.wait()
+                finalize_averages(prepared.dense, prepared.store, prepared.tables, self._series.rows_changed)
+            callbacks.end(hooks.logs)
+            checkpoint = self._writer.finish(prepared.dense.tensors(), self._master.progress())
+        _log.info(
+            "job %s ends at version %d: %s", status.job, status.version, self._master.stop_reason or "all is trained"
+        )
+        self._finish(hooks, checkpoint, status, time.monotonic() - started)
+        if not self._interrupted:
+            return ExitCode.DONE
+        self._show_how_to_continue(status.version)
+        return ExitCode.OUTPUT_CLOSED if self._master.stop_reason == OUTPUT_CLOSED else ExitCode.INTERRUPTED
+
+    @property
+    def _interrupted(self) -> bool:
+        return self._master.stop_reason in SIGNAL_REASONS.values()
+
+    def _callbacks(self, progress: JobProgress) -> tuple[JobCallbacks, JobHooks]:
+        prepared, job, begin = self._prepared, self._prepared.job, self._prepared.progress
+        note_training(prepared.model, elsewhere=True)
+        joined = JobCallbacks(
+            prepared.file.callbacks(),
+            prepared.model,
+            prepared.dense,
+            prepared.store,
+            job,
+            self._master.progress,
+            directory=f"{self._checkpoints}/best",
+            rows_changed=self._series.rows_changed,
+        )
+        hooks = JobHooks(
+            joined,
+            self._master.stop,
+            self._run,
+            lambda: self._writer.begin(prepared.dense.tensors(), self._master.progress()),
+            self._options.checkpoint_every,
+            lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
+            progress.evaluation,
+            self._series.committed,
+            begin.version,
+            written=lambda: sum(prepared.store.table_statistics(name).written for name in prepared.tables),
+        )
+        hooks.logs = begin.logs  # a job that is resumed may have nothing left to do
+        return joined, hooks
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on with the job where it ends."""
+        shown = replace(self._options, store=redacted(self._options.store))
+        command = "train" if isinstance(shown, TrainOptions) else "master"
+        words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
+        return shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
+
+    def _show_how_to_continue(self, version: int) -> None:
+        line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{self.resume_command}"
+        if self._master.stop_reason == OUTPUT_CLOSED:
+            _log.warning("%s", line)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _look(self, progress: JobProgress) -> None:
+        """Shows the job, and looks after local workers."""
+        progress.show(self._master.status())
+        if self.workers is None or self._master.stop_reason is not None:
+            # They leave as soon as the job stops, while the last commit or a callback may still run.
+            return
+        for line in self.workers.newly_dead():
+            self._console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
+        try:
+            self.workers.require_some_alive()
+        except ElastableError as error:
+            if self._master.not_ready() is None:  # asked last: they also leave once all is trained, and callbacks end
+                self._master.report_failure("local workers", error, fatal=True)
+
+    def _finish(self, hooks: JobHooks, checkpoint: str, status: JobStatus, total_seconds: float) -> None:
+        job, store, exported = self._prepared.job, self._prepared.store, self._export()
+        servers = store.watch if isinstance(store, StoreServers) else None
+        if servers is not None:
+            servers.look()
+        trained = max(0, status.records_trained - self._prepared.progress.records)
+        timed = max(0, trained - hooks.untimed_records)
+        seconds = hooks.seconds
+        result: dict[str, object] = {
+            # The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1".
+            "auc": next((value for name, value in hooks.logs.items() if name.lower().startswith("val_auc")), None),
+            "examples": trained,
+            "seconds": seconds,
+            "timed_examples": timed,
+            "examples_per_second": timed / seconds if seconds > 0 else 0.0,
+            "total_seconds": total_seconds,
+            "version": status.version,
+            "workers": self._master.contributors,
+            # The store that the job was given; of store servers, their addresses.
+            "store": redacted(self._options.store if servers is None else job.store_url),
+            "store_servers": [
+                {"address": of.address, "store": of.shard.store if of.shard is not None else None}
+                for of in ([] if servers is None else servers.statuses())
+            ],
+            "mode": job.mode,
+            "epochs": job.epochs,
+            "seed": job.seed,
+            "metrics": dict(hooks.logs),
+            "checkpoint": checkpoint,
+            "model": exported,
+            "stopped": self._master.stop_reason,
+        }
+        self._run.finish(result)
+        paths = {"run": str(self._run.path), "checkpoint": checkpoint}
+        if exported:
+            paths["model"] = exported
+        self._console.print(summary_table(result, hooks.logs, paths))
+
+    def _export(self) -> str | None:
+        if not self._options.export:
+            return None
+        try:
+            return str(export_keras(self._prepared.model, self._prepared.store, self._run.path / "model.keras"))
+        except Unsupported as error:
+            self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
+            return None

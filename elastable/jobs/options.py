@@ -4,7 +4,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ _of_model = partial(_grouped, "Data and model")
 _of_store = partial(_grouped, "Store and locations")
 _of_saving = partial(_grouped, "Checkpoints and output")
 _of_workers = partial(_grouped, "Slow workers")
+_of_network = partial(_grouped, "Network")
 
 _network = partial(Option, group="Network")
 
@@ -57,24 +58,9 @@ _NOT_FINITE = Option(
     "What to do with gradients that hold NaN or Inf.", group="The job", choices=KNOWN_VALUES["not_finite"]
 )
 _LISTEN = _network("Address to listen on; port 0 takes a free one.", metavar="HOST:PORT")
-_INSECURE = _network(
-    "Listen beyond this host without TLS or a token: whoever reaches the port may use everything it serves."
-)
 _HTTP = _network(
     "Serve metrics, health and a live page over HTTP at this address; port 0 takes a free one.",
     metavar="HOST:PORT", unset="off",
-)  # fmt: skip
-_CLIENT_CALLS = _network(
-    "Calls of one client (a connection) under way or waiting at this server; a client retries further calls later.",
-    at_least=16, metavar="N",
-)  # fmt: skip
-_CLIENT_BYTES = _network(
-    "Bytes of requests of one client that this server receives at once; a client retries further requests later.",
-    metavar="SIZE", unset="a sixteenth of the memory, at least 512 MiB",
-)  # fmt: skip
-_CLIENT_RATE = _network(
-    "Calls a second that one client may make at this server; a client retries further calls later.",
-    at_least=10, metavar="N", unset="no limit",
 )  # fmt: skip
 _TRANSPORT = _network(
     "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
@@ -90,8 +76,54 @@ def deadline(meaning: str) -> Option:
     return _network(meaning, flags=("--deadline",), above=0, metavar="SECONDS")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListeningOptions:
+    """What the commands that others call have in common.
+
+    Raises:
+        BadInput: a value that is not allowed.
+    """
+
+    transport: str = setting("auto", _TRANSPORT)
+    insecure: bool = _of_network(
+        False, "Listen beyond this host without TLS or a token: whoever reaches the port may use everything it serves."
+    )
+    listen: str = setting("127.0.0.1:50051", _LISTEN)
+    http: str | None = setting(None, _HTTP)
+    client_calls: int = _of_network(
+        128,
+        "Calls of one client (a connection) under way or waiting at this server; a client retries further calls later.",
+        at_least=16, metavar="N",
+    )  # fmt: skip
+    client_bytes: str | None = _of_network(
+        None,
+        "Bytes of requests of one client that this server receives at once; a client retries further requests later.",
+        metavar="SIZE", unset="a sixteenth of the memory, at least 512 MiB",
+    )  # fmt: skip
+    client_rate: int | None = _of_network(
+        None, "Calls a second that one client may make at this server; a client retries further calls later.",
+        at_least=10, metavar="N", unset="no limit",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.limits.upload_bytes_of_a_client == 0:
+            raise BadInput(f"--client-bytes {self.client_bytes}: must be above 0")
+        _check_addresses(listen=self.listen, http=self.http)
+
+    @property
+    def limits(self) -> CallLimits:
+        """What one client may do at the server."""
+        most = None if self.client_bytes is None else byte_count(self.client_bytes)
+        return CallLimits(
+            calls_of_a_client=self.client_calls,
+            calls_a_second_of_a_client=self.client_rate,
+            upload_bytes_of_a_client=most,
+        )
+
+
 @dataclass(frozen=True, slots=True)
-class JobOptions:
+class JobOptions(ListeningOptions):
     """Settings of `elastable master`, and of a job that is prepared in this process.
 
     Raises:
@@ -189,18 +221,12 @@ class JobOptions:
         choices=KNOWN_VALUES["staleness_modulation"],
     )
     deadline_s: float = setting(60.0, deadline("How long a worker or the store may be unreachable."))
-    transport: str = setting("auto", _TRANSPORT)
-    insecure: bool = setting(False, _INSECURE)
-    listen: str = setting("127.0.0.1:50051", _LISTEN)
-    http: str | None = setting(None, _HTTP)
-    client_calls: int = setting(128, _CLIENT_CALLS)
-    client_bytes: str | None = setting(None, _CLIENT_BYTES)
-    client_rate: int | None = setting(None, _CLIENT_RATE)
+    # Workers that the command starts itself, and where the first of them writes a profile: of `TrainOptions` alone.
+    workers: int = field(default=0, init=False)
+    profile: Path | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        check_options(self)
-        client_limits(self)
-        _check_addresses(listen=self.listen, http=self.http)
+        ListeningOptions.__post_init__(self)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         self._check_stores()
@@ -231,48 +257,26 @@ class JobOptions:
 
     @property
     def local_stores(self) -> int:
-        """Store servers that the command starts itself."""
-        return 0
-
-    @property
-    def local_workers(self) -> int:
-        """Worker processes that the command starts itself."""
-        return 0
-
-    @property
-    def local_profile(self) -> Path | None:
-        """Where the first of them writes a profile."""
-        return None
+        """Store servers that the command starts itself, as it does workers."""
+        if not self.workers or len(self.stores) != 1 or not self.stores[0].isdecimal():
+            return 0
+        if not 1 <= int(self.stores[0]) <= _MOST_LOCAL_STORES:
+            raise BadInput(f"--stores {self.stores[0]}: from 1 to {_MOST_LOCAL_STORES} store servers are started here")
+        return int(self.stores[0])
 
     @property
     def default_grads_to_wait(self) -> int:
         """Micro-batches of one update where neither `grads_to_wait` nor the optimizer sets them."""
-        return max(1, self.local_workers) if self.mode == "sync" else 1
+        return max(1, self.workers) if self.mode == "sync" else 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions(JobOptions):
     """Settings of `elastable train`."""
 
     workers: int = _of_job(2, "Worker processes to start on this machine.", at_least=1)
     profile: Path | None = setting(None, _PROFILE)
     listen: str = setting("127.0.0.1:0", _LISTEN)
-
-    @property
-    def local_workers(self) -> int:
-        return self.workers
-
-    @property
-    def local_profile(self) -> Path | None:
-        return self.profile
-
-    @property
-    def local_stores(self) -> int:
-        if len(self.stores) != 1 or not self.stores[0].isdecimal():
-            return 0
-        if not 1 <= int(self.stores[0]) <= _MOST_LOCAL_STORES:
-            raise BadInput(f"--stores {self.stores[0]}: from 1 to {_MOST_LOCAL_STORES} store servers are started here")
-        return int(self.stores[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,29 +315,13 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingOptions:
-    """What `elastable serve` and `elastable store` have in common.
-
-    Raises:
-        BadInput: a value that is not allowed.
-    """
+class ServingOptions(ListeningOptions):
+    """What `elastable serve` and `elastable store` have in common."""
 
     store: str = setting("memory", _STORE_URL)
-    transport: str = setting("auto", _TRANSPORT)
-    insecure: bool = setting(False, _INSECURE)
-    listen: str = setting("127.0.0.1:50051", _LISTEN)
-    http: str | None = setting(None, _HTTP)
-    client_calls: int = setting(128, _CLIENT_CALLS)
-    client_bytes: str | None = setting(None, _CLIENT_BYTES)
-    client_rate: int | None = setting(None, _CLIENT_RATE)
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        client_limits(self)
-        _check_addresses(listen=self.listen, http=self.http)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions(ServingOptions):
     """Settings of `elastable serve`."""
 
@@ -341,7 +329,7 @@ class ServerOptions(ServingOptions):
     deadline_s: float = setting(60.0, deadline("How long a commit is retried while the store fails."))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreServerOptions(ServingOptions):
     """Settings of `elastable store`; `BadInput` also for a store that is split over several places."""
 
@@ -366,23 +354,11 @@ class StoreServerOptions(ServingOptions):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        ServingOptions.__post_init__(self)
+        ListeningOptions.__post_init__(self)
         byte_count(self.gradient_bytes)
         _require_own_store(self.store)
         if self.register is None and (self.number is not None or self.advertise is not None):
             raise BadInput("--number and --advertise need --register: the Redis in which the server is announced")
-
-
-def client_limits(options: JobOptions | ServingOptions) -> CallLimits:
-    """What one client may do at a server with these options. Raises `BadInput` for `--client-bytes` that are none."""
-    most = None if options.client_bytes is None else byte_count(options.client_bytes)
-    if most == 0:
-        raise BadInput(f"--client-bytes {options.client_bytes}: must be above 0")
-    return CallLimits(
-        calls_of_a_client=options.client_calls,
-        upload_bytes_of_a_client=most,
-        calls_a_second_of_a_client=options.client_rate,
-    )
 
 
 def _check_addresses(**addresses: str | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import keras
 
-from elastable.callbacks.final_weights import refuse_averages
+from elastable.assembly import Assembly, locations_of, open_places, refuse_averages, refuse_beside_servers
 from elastable.embedding_store.composite.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -24,18 +24,15 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import warm_start
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
-from elastable.master.model.dense import DenseModel, dense_part
-from elastable.master.model.discovery import discover_tables
+from elastable.master.model.dense import DenseModel
 from elastable.master.model.keras_optimizer import accumulated_by, accumulation_of
 from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.tasks.progress import Progress
-from elastable.models.table_places import locations_of, on_worker, open_places, refuse_beside_servers
-from elastable.models.tables_in_store import note_trained, seeded_as_read, tables_in_store
-from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
+from elastable.worker.keras.structures import BatchSpec
+from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
-from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 from elastable.worker.user_model.build import (
     for_model,
     make_model,
@@ -44,7 +41,7 @@ from elastable.worker.user_model.build import (
     warn_of_other_numbers,
 )
 from elastable.worker.user_model.model_file import ModelFile, load_model_file
-from elastable.worker.user_model.offload import keep_on_worker, refuse_slots_left_out
+from elastable.worker.user_model.offload import refuse_slots_left_out
 
 _log = logging.getLogger(__name__)
 
@@ -88,21 +85,18 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         check_store_url(url)
     checkpoint = _checkpoint_to_resume(options)
     file = load_model_file(options.model_file)
-    train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
+    train, parts = _parts(file, options)
+    model = parts.model
     refuse_slots_left_out(model)
     warm = _warm_start(model, options)
     refuse_sharding(locations.settings, options.mode)
-    places = storage_of_tables(plan_tables(tables, locations.settings))
+    places = storage_of_tables(plan_tables(parts.tables, locations.settings))
     if options.locations is not None and options.store.startswith(SERVERS):
         refuse_beside_servers(options.locations, locations, places, options.store)
-    here = on_worker(places)
-    keep_on_worker(model, {name: tables[name] for name in here})
-    if steps is not None and here:
-        steps = _planned(model, train)  # they are variables now
-    tables = {name: spec for name, spec in tables.items() if name not in here}
-    job = _described(options, file, train, model, steps, here)
+    parts.place(places)
+    job = _described(options, file, train, parts)
     warn_of_other_numbers(model, job)
-    dense = dense_part(model, steps)
+    dense, tables = parts.dense(), parts.tables
     start = JobStart(options, job, tables, checkpoint)
     store = open_places(
         locations,
@@ -114,7 +108,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         credentials=credentials,
     )
     try:
-        beginning = _filled(start, store, model, dense, warm, {} if steps is None else steps.optimizers())
+        beginning = _filled(start, store, parts, dense, warm)
     except BaseException:
         store.close()
         raise
@@ -132,16 +126,9 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-def _described(
-    options: JobOptions,
-    file: ModelFile,
-    train: Reader,
-    model: keras.Model,
-    steps: StepPlan | None,
-    on_worker: tuple[str, ...],
-) -> JobSpec:
+def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assembly) -> JobSpec:
     """A new job as the options describe it. Raises `Unsupported`, `BadInput` and `BadSpec`."""
-    batches = -(-len(train) // options.micro_batch_size)
+    model, batches = parts.model, -(-len(train) // options.micro_batch_size)
     asked = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
     grads_to_wait, average = accumulated_by(model.optimizer, batches, asked, options.average)
     if options.mode == "async" and accumulation_of(model.optimizer):
@@ -153,7 +140,7 @@ def _described(
         store_url=options.store if options.store.startswith(SERVERS) else "master",
         model_file=str(file.path),
         model_sha256=file.sha256,
-        on_worker=on_worker,
+        on_worker=parts.on_worker,
         train_records=len(train),
         validation_records=0 if validation is None else len(validation),
         average=average,
@@ -162,34 +149,27 @@ def _described(
 
 
 def _filled(
-    start: JobStart,
-    store: EmbeddingStore,
-    model: keras.Model,
-    dense: DenseModel,
-    warm: Checkpoint | None,
-    optimizers: Mapping[str, keras.Optimizer],
+    start: JobStart, store: EmbeddingStore, parts: Assembly, dense: DenseModel, warm: Checkpoint | None
 ) -> Beginning:
     """Fills the store with the tables that the job begins with, and attaches the model's layers."""
-    options, tables = start.options, start.tables
+    options = start.options
     # An address where nobody answers is refused at once: it may be a typo. A server that loads its data is awaited.
     retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
-    refuse_averages(model.optimizer, store, tables)
+    refuse_averages(parts.model.optimizer, store, parts.tables)
     beginning = start.fill(store, dense)
     if beginning.job is not None:
-        if given := tables_given(store_layers(model)):
+        if given := tables_given(store_layers(parts.model)):
             _log.warning(
                 "the rows that model() gives (%s) are left out: the job goes on from %s, version %d",
                 ", ".join(given),
                 "the store" if beginning.checkpoint is None else beginning.checkpoint.address,
                 beginning.progress.version,
             )
-        for layer in store_layers(model):
-            layer.attach(store, options.seed)
-        note_trained(model, optimizers)
+        parts.attach(store)
         return beginning
-    tables_in_store(model, tables, store, pretrained_rows(store_layers(model)), options.seed, 0, optimizers)
+    parts.fill(store, 0)
     if warm is not None:
-        warm_start(warm, store, tables, options.warm_tables)
+        warm_start(warm, store, parts.tables, options.warm_tables)
     return beginning
 
 
@@ -217,24 +197,24 @@ def tables_of(model_file: Path, offload_above: int = 0) -> tuple[keras.Model, di
     file = load_model_file(model_file)
     with leaving_rows_out():
         model = make_model(file.model, lambda: _training_records(file), 0, offload_above)
-    steps = _planned(model, _training_records(file)) if needs_sample(model) else None
-    return model, discover_tables(model, 0, optimizers={} if steps is None else steps.optimizers())
+    spec = _spec_of(model, _training_records(file)) if needs_sample(model) else None
+    parts = Assembly(model, spec, 0)
+    parts.find_tables()
+    return model, parts.tables
 
 
-def _discovered(
-    file: ModelFile, offload_above: int, seed: int, lazy: bool
-) -> tuple[Reader, keras.Model, dict[str, TableSpec], StepPlan | None]:
+def _parts(file: ModelFile, options: JobOptions) -> tuple[Reader, Assembly]:
+    """The training records, and the model that the file makes."""
     train = _training_records(file)
-    model = make_model(file.model, train, seed, offload_above)
+    model = make_model(file.model, train, options.seed, options.offload_above)
     train = for_model(train, model)
-    steps = _planned(model, train)
-    optimizers = {} if steps is None else steps.optimizers()
-    tables = discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
-    return train, model, seeded_as_read(tables, model, keras=False), steps
+    parts = Assembly(model, _spec_of(model, train), options.seed)
+    parts.find_tables(options.lazy)
+    return train, parts
 
 
-def _planned(model: keras.Model, train: Reader) -> StepPlan | None:
-    return plan_step(model, batch_spec(sample_batch(for_model(train, model), model)))
+def _spec_of(model: keras.Model, train: Reader) -> BatchSpec:
+    return batch_spec(sample_batch(for_model(train, model), model))
 
 
 def _training_records(file: ModelFile) -> Reader:

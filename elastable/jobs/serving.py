@@ -22,7 +22,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials, Role
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.jobs.options import ServerOptions, ServingOptions, StoreServerOptions, client_limits
+from elastable.jobs.options import ServerOptions, ServingOptions, StoreServerOptions
 from elastable.jobs.servers.store_registry import StoreRegistry
 from elastable.jobs.store_watch import StoreHealth, refuse_live_owner
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
@@ -66,7 +66,7 @@ class _Serving:
         keep_collections_short()
         options, credentials = self._options, Credentials.from_environment()
         services = [shard_service(shard, self._channels, self._lookups, self._health.not_ready)]
-        limits, insecure = client_limits(options), options.insecure
+        limits, insecure = options.limits, options.insecure
         server = GrpcServer(options.listen, services, limits, credentials, insecure, anonymous)
         self._held.enter_context(server)
         self._held.enter_context(self._health.watching(self.store, self.lose))

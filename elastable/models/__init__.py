@@ -1,3 +1,3 @@
-"""A model on its way: where its tables go, what was not trained, saving it."""
+"""A model on its way: what was not trained, saving it."""
 
-__all__ = ["saving", "table_places", "tables_in_store", "trained"]
+__all__ = ["saving", "trained"]

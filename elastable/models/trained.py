@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from elastable.assembly import Assembly
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -19,17 +20,15 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.model.dense import dense_part
-from elastable.master.model.discovery import discover_tables
 from elastable.master.model.model_metrics import ModelMetrics
-from elastable.models.tables_in_store import seeded_as_read, tables_in_store
-from elastable.worker.keras.structures import TensorBatch
-from elastable.worker.layers.model_tables import pretrained_rows, store_layers, tables_given
+from elastable.worker.keras.structures import BatchSpec, TensorBatch
+from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader, source_of
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.traced.step_plan import StepPlan, plan_step
+from elastable.worker.step.traced.step_plan import plan_step
 from elastable.worker.step.train_step import EvaluateStep
 from elastable.worker.user_model.build import as_tensors, for_model, make_model, needs_sample, sample_batch
 from elastable.worker.user_model.model_file import ModelFile, load_model_file
@@ -103,12 +102,12 @@ def open_trained(
         numbers = int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ())
         model = make_model(file.model, records() if labels else records, *numbers)
     reader = None if reader is None else for_model(reader, model)
-    steps = None
+    spec = None
     if needs_sample(model):
-        steps = plan_step(model, batch_spec(sample_batch(for_model(records(), model), model)))
+        spec = batch_spec(sample_batch(for_model(records(), model), model))
     store = MemoryStore()
     if saved is None:
-        _take_given(file, model, steps, store)
+        _take_given(file, model, spec, store)
     else:
         if unused := left_out.union(tables_given(store_layers(model))):
             _log.warning(
@@ -118,13 +117,13 @@ def open_trained(
                 saved.version,
             )
         restore_tables(saved, store)
-        dense_part(model, steps).restore(saved.dense())
+        dense_part(model, None if spec is None else plan_step(model, spec)).restore(saved.dense())
         for layer in store_layers(model):
             layer.attach(store, int(job["seed"]))
     return TrainedModel(file, saved, model, store, reader)
 
 
-def _take_given(file: ModelFile, model: keras.Model, steps: StepPlan | None, store: EmbeddingStore) -> None:
+def _take_given(file: ModelFile, model: keras.Model, spec: BatchSpec | None, store: EmbeddingStore) -> None:
     """Puts the rows that model() gives into the store, if it has tables. Raises `BadInput` where it gives none."""
     layers = store_layers(model)
     if not layers:
@@ -134,9 +133,9 @@ def _take_given(file: ModelFile, model: keras.Model, steps: StepPlan | None, sto
             f"{file.path}: model() returns a model without rows (it loads none, and sets none), and no checkpoint is "
             "named: write --checkpoint DIR, or load the trained model in model()"
         )
-    optimizers = {} if steps is None else steps.optimizers()
-    tables = seeded_as_read(discover_tables(model, 0, optimizers=optimizers), model, keras=False)
-    tables_in_store(model, tables, store, pretrained_rows(layers), 0, 0, optimizers)
+    parts = Assembly(model, spec, 0)
+    parts.find_tables()
+    parts.fill(store, 0)
 
 
 def evaluated(trained: TrainedModel, batch_size: int | None = None) -> dict[str, float]:

@@ -21,6 +21,8 @@ from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, record
 
 if TYPE_CHECKING:
     from elastable.embedding_store.contract.row_source import RowSource
+    from elastable.embedding_store.contract.store import EmbeddingStore
+    from elastable.jobs.options import JobOptions
     from elastable.worker.readers.batch.reader import Reader
     from elastable.worker.runtime.compute import Prepared
     from elastable.worker.step.train_step import StepResult
@@ -119,7 +121,7 @@ class _Dense(DensePart):
 class _Freezing:
     """Nothing is frozen; keeps what is used of `elastable.callbacks.freezing.Freezing`."""
 
-    def __init__(self, model: object, dense: _Dense) -> None: ...
+    def __init__(self, *given: object) -> None: ...
 
     def begin(self, state: str = "") -> None: ...
 
@@ -215,16 +217,38 @@ class Computer:
         return tuple(np.array(value, np.float32) for value in (loss.sum(), np.abs(away).sum(), len(away)))
 
 
+class _Parts:
+    """In the place of `elastable.assembly.Assembly`: the tables and the dense part of this model."""
+
+    steps, optimizers, on_worker = None, dict[str, object](), ()
+
+    def __init__(self, model: object, tables: dict[str, TableSpec]) -> None:
+        self.model, self.tables = model, tables
+
+    def place(self, places: object) -> None:
+        """No table stays on the workers."""
+
+    def fill(self, store: EmbeddingStore, version: int) -> None:
+        for spec in self.tables.values():
+            store.create_table(spec)
+        if store.version() != version:
+            store.reset_version(version)
+
+    def attach(self, store: EmbeddingStore) -> None:
+        """No layer reads from it."""
+
+    def dense(self) -> _Dense:
+        return _Dense()
+
+
 def use_light_model() -> None:
     """Makes this process build this model where the product builds one of Keras."""
-    import elastable.jobs.job_run as job_run
+    import elastable.callbacks.callback_list as callback_list
     import elastable.jobs.prepare as prepare
     import elastable.jobs.worker_process as worker_process
 
-    def discovered(
-        file: ModelFile, offload_above: int, seed: int, lazy: bool = True
-    ) -> tuple[object, object, dict[str, TableSpec], None]:
-        return file.reader("train"), file.model(), _tables(seed, lazy), None
+    def parts(file: ModelFile, options: JobOptions) -> tuple[object, _Parts]:
+        return file.reader("train"), _Parts(file.model(), _tables(options.seed, options.lazy))
 
     def computer(
         job: JobSpec, file: object, readers: Mapping[TaskKind, Reader], source: RowSource, deadline_s: float
@@ -232,16 +256,13 @@ def use_light_model() -> None:
         return Computer(job, readers, source.specs())
 
     for name, stand_in in (
-        ("_discovered", discovered),
-        ("keep_on_worker", lambda model, tables: None),
-        ("dense_part", lambda model, steps: _Dense()),
+        ("_parts", parts),
         ("ModelMetrics", _Metrics),
         ("store_layers", lambda model: []),
-        ("pretrained_rows", lambda layers: {}),
     ):
         assert hasattr(prepare, name), f"elastable.jobs.prepare has no {name} any more"
         setattr(prepare, name, stand_in)
-    assert hasattr(job_run, "Freezing")
-    job_run.Freezing = _Freezing
+    assert hasattr(callback_list, "Freezing")
+    callback_list.Freezing = _Freezing
     assert hasattr(worker_process, "_computer")
     worker_process._computer = computer  # type: ignore[assignment]

@@ -66,6 +66,10 @@ class Running:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {limit_s} s:\n{self.out}\n{self.err}") from None
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+
     def children(self) -> list[int]:
         """Process ids of the workers it started."""
         return _children(self.pid)

@@ -86,7 +86,7 @@ def test_numbers_do_not_depend_on_store_servers(
     assert differing(alone, ours) == []
 
 
-@pytest.mark.slow  # tests/elastable/models/test_table_places.py prepares such a job
+@pytest.mark.slow  # tests/elastable/test_assembly.py prepares such a job
 def test_small_tables_stay_on_the_workers_beside_store_servers(tmp_path: Path, servers: Servers) -> None:
     file = tmp_path / "locations.toml"
     file.write_text("[weight]\nmin_elements_for_off_worker = 300\n")
@@ -126,7 +126,6 @@ def test_the_master_is_killed_in_mid_commit(alone: Numbers, tmp_path: Path, held
             with RemoteSource(stores[1 - held], 60.0) as other:
                 assert other.wait_for_version(12, 60.0)
             job.processes[0].kill()
-            job.processes[0].wait(timeout=60)
             assert servers[1 - held].store.version() == 12
             assert servers[held].store.version() == (12 if applies else 11)
             died.set()

@@ -17,10 +17,10 @@ _DEAREST = """
     embedding_store/native/test_kernels elastable/in_process/test_table_optimizers
     embedding_store/composite/test_partitioned fuzz/test_fuzz chaos/test_chaos keras_programs/test_drawn
     replicas/training/test_keras_numbers master/checkpoints/test_crash_points keras_table/test_keras_table
-    elastable/in_process/test_hyperparameters embedding_store/tiers/redis/test_redis_failures
+    elastable/in_process/test_trained_in_turn embedding_store/tiers/redis/test_redis_failures
     elastable/models/test_exporting embedding_store/tiers/test_tier_contract
     embedding_store/engine/tiered/test_tiered_contract embedding_store/log/test_cut_appenders
-    elastable/jobs/test_killed_master equality/test_store_server_faults
+    elastable/jobs/test_interrupted equality/test_store_server_faults
     elastable/in_process/test_changed_between_fits elastable/models/test_plain_files
     elastable/in_process/test_own_train_step embedding_store/tiers/redis/test_redis_sentinel
     elastable/jobs/resuming/test_partial_loss consistency/test_protocol replicas/host_embeddings/test_embedding
@@ -29,11 +29,11 @@ _DEAREST = """
     elastable/callbacks/test_best_weights test_plugins elastable/callbacks/test_callback_state
     worker/layers/test_distributed_embedding replicas/training/test_replica_trainer elastable/launch/test_replicas
     elastable/jobs/test_evaluation_beside elastable/in_process/test_table_dtypes
-    elastable/callbacks/test_moving_averages elastable/in_process/test_trained_in_turn deploy/test_redis_users
+    elastable/callbacks/test_moving_averages deploy/test_redis_users
     embedding_store/tiers/test_file_tier elastable/commands/test_kg embedding_store/engine/test_dense_replay
     master/core/test_core benchmarks/test_load worker/step/test_train_step replicas/knowledge_graphs/test_trainer
-    elastable/in_process/test_loss_reductions replicas/processes/test_mpi elastable/jobs/test_restarts
-    elastable/jobs/test_redis_job elastable/jobs/test_interrupted elastable/in_process/test_repeated_ids
+    elastable/in_process/test_loss_reductions replicas/processes/test_mpi
+    elastable/in_process/test_repeated_ids
     embedding_store/wire/test_shared_processes elastable/jobs/test_workers worker/rows/test_model_inputs
     elastable/in_process/test_places embedding_store/engine/test_tiered_store
     elastable/callbacks/test_callback_jobs replicas/knowledge_graphs/test_all_scores

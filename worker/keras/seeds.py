@@ -22,6 +22,11 @@ def global_seed() -> int:
     return 0 if seed is None else int(seed)
 
 
+def is_seeded() -> bool:
+    """Whether `keras.utils.set_random_seed` was called in this process."""
+    return rng_utils.get_random_seed() is not None
+
+
 def global_generator() -> object:
     """Keras' global seed generator of this thread; None: nothing has drawn from it since it was seeded."""
     return global_state.get_global_attribute(_GENERATOR)

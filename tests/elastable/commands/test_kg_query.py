@@ -1,16 +1,25 @@
-"""`elastable kg predict` of files, and `export`: read again as other programs read them."""
+"""`elastable kg evaluate`, `score`, `classify`, `predict` and `export`, against float64 scores and other programs."""
 
+import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.commands.kg_query import rank_table
 from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.trained.rank_report import read_triple_candidates
 from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor
 from tests.elastable.commands.kg_runs import (
     PEOPLE,
@@ -20,7 +29,230 @@ from tests.elastable.commands.kg_runs import (
     float64_scores,
     ids_of,
     names_of,
+    write_graph,
 )
+from tests.untyped import Keywords
+
+_SIDES = ("head", "tail")
+
+
+def _ranks(run: Path, graph: Path, side: str, *, filtered: bool = True, among: Array | None = None) -> Array:
+    """float64 `[N]`: ranks of the test triples, one by one."""
+    every = np.concatenate([ids_of(run, graph / f"{split}.txt") for split in ("train", "valid", "test")])
+    test = ids_of(run, graph / "test.txt")
+    answer, given = (2, 0) if side == "tail" else (0, 2)
+    found = []
+    for scores, triple in zip(float64_scores(run, side, test), test, strict=True):
+        competes = np.ones(len(scores), bool) if among is None else np.isin(np.arange(len(scores)), among)
+        if filtered:
+            competes[every[(every[:, given] == triple[given]) & (every[:, 1] == triple[1])][:, answer]] = False
+        competes[triple[answer]] = False
+        found.append(1 + (scores[competes] > scores[triple[answer]]).sum())
+    return np.array(found, np.float64)
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_metrics_are_those_of_float64_ranks(run: Path, graph: Path, filtered: bool) -> None:
+    words = ("--at", "1,2,5", "--json", *(() if filtered else ("--raw",)))
+    output = json.loads(elastable("kg", "evaluate", run, *words).output)
+    for side in ("head", "tail"):
+        ranks = _ranks(run, graph, side, filtered=filtered)
+        assert output["metrics"][f"{side}_mrr"] == pytest.approx((1 / ranks).mean())
+        for k in (1, 2, 5):
+            assert output["metrics"][f"{side}_hits@{k}"] == pytest.approx((ranks <= k).mean())
+    assert output["filtered"] is filtered
+    result = json.loads((run / "result.json").read_text())["metrics"]
+    if filtered:
+        assert output["metrics"]["mrr"] == pytest.approx(result["mrr"])
+
+
+def test_every_query_has_its_row_in_the_file_of_ranks(run: Path, graph: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ranks.parquet"
+    elastable("kg", "evaluate", run, "--ranks", file)
+    table = pyarrow.parquet.read_table(file)
+    lines = (graph / "test.txt").read_text().splitlines()
+    assert table.schema.metadata[b"split"] == b"test"
+    for side in ("head", "tail"):
+        rows = [row for row in table.to_pylist() if row["side"] == side]
+        assert [f"{row['head']}\t{row['relation']}\t{row['tail']}" for row in rows] == lines
+        np.testing.assert_array_equal([row["rank"] for row in rows], _ranks(run, graph, side))
+        test = ids_of(run, graph / "test.txt")
+        true = float64_scores(run, side, test)[np.arange(len(test)), test[:, 2 if side == "tail" else 0]]
+        np.testing.assert_allclose([row["score"] for row in rows], true, rtol=1e-4, atol=1e-5)
+        assert all(row["optimistic"] <= row["rank"] <= row["pessimistic"] for row in rows)
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_candidates_are_listed_for_each_triple_by_a_file(run: Path, graph: Path, tmp_path: Path, ending: str) -> None:
+    names, test, file = names_of(run), ids_of(run, graph / "test.txt"), tmp_path / f"listed.{ending}"
+    lists = {
+        side: np.random.default_rng(1 + k).integers(0, len(names), (len(test), 4)) for k, side in enumerate(_SIDES)
+    }
+    if ending == "npz":
+        np.savez(file, head_neg=lists["head"], tail_neg=lists["tail"])
+    else:
+        columns: dict[str, object] = {
+            f"{side}_candidates": [[names[e] for e in row] for row in each] for side, each in lists.items()
+        }
+        pyarrow.parquet.write_table(pa.table(columns), file)
+    output = json.loads(elastable("kg", "evaluate", run, "--listed", file, "--raw", "--json").output)["metrics"]
+    for side, answer in (("head", 0), ("tail", 2)):
+        ranks = []
+        for scores, row, triple in zip(float64_scores(run, side, test), lists[side], test, strict=True):
+            ranks.append(1 + sum(scores[e] > scores[triple[answer]] for e in row if e != triple[answer]))
+        assert output[f"{side}_mrr"] == pytest.approx((1 / np.array(ranks)).mean())
+
+
+def test_lists_of_ogb_count_ids_within_types(run: Path, graph: Path, tmp_path: Path) -> None:
+    draw, home = np.random.default_rng(4), tmp_path / "ogb"
+    home.mkdir()
+    kinds, counts = np.array(["drug", "gene"]), np.array([5, 7])
+    triples = np.stack([draw.integers(0, 5, 30), draw.integers(0, 2, 30), draw.integers(0, 7, 30)])
+    triples[[0, 2], 0] = 4, 6  # so that there are as many entities
+    typed: Keywords = {"head_type": np.repeat(kinds[0], 30), "tail_type": np.repeat(kinds[1], 30)}
+    lists: Keywords = {"head_neg": draw.integers(0, 5, (30, 3)), "tail_neg": draw.integers(0, 7, (30, 3))}
+    for split in ("train", "valid", "test"):
+        np.savez(home / f"{split}.npz", head=triples[0], relation=triples[1], tail=triples[2], **typed, **lists)
+    read = load_graph(f"ogb:{home}")
+    found = read_triple_candidates(home / "test.npz", read)
+    first = {kind: next(k for k, name in enumerate(read.entities) if name.startswith(kind)) for kind in kinds}
+    np.testing.assert_array_equal(found.heads, lists["head_neg"] + first["drug"])
+    np.testing.assert_array_equal(found.tails, lists["tail_neg"] + first["gene"])
+    assert len(read.entities) == counts.sum()
+    np.savez(home / "wrong.npz", **typed, **{**lists, "head_neg": lists["head_neg"] + 3})
+    with pytest.raises(BadInput, match="an id is beyond its type's entities"):
+        read_triple_candidates(home / "wrong.npz", read)
+    with pytest.raises(BadInput, match=r"wrong\.npz: cannot be read .*the graph has none"):
+        read_triple_candidates(home / "wrong.npz", replace(read, types=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("listed.txt", b"", "in a file .npz or .parquet"),
+        ("listed.npz", b"no archive", "cannot be read as candidates"),
+        ("listed.parquet", b"no table", "cannot be read as candidates"),
+    ],
+)
+def test_malformed_lists_are_refused(run: Path, tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    done = CliRunner().invoke(app, ["kg", "evaluate", str(run), "--listed", str(tmp_path / name)])
+    assert isinstance(done.exception, BadInput)
+    assert message in str(done.exception)
+    more = CliRunner().invoke(app, ["kg", "evaluate", str(run), "--listed", "x.npz", "--of-type"])
+    assert "give one of them" in str(more.exception)
+
+
+def test_candidates_are_those_of_a_file_or_of_the_answers_type(run: Path, graph: Path, tmp_path: Path) -> None:
+    some = [f"place-{k}" for k in range(PLACES)] + ["person-3"]
+    (tmp_path / "some.txt").write_text("".join(f"{name}\n" for name in some))
+    output = json.loads(elastable("kg", "evaluate", run, "--among", tmp_path / "some.txt", "--json").output)
+    ids = np.array([names_of(run).index(name) for name in some])
+    for side in ("head", "tail"):
+        assert output["metrics"][f"{side}_mrr"] == pytest.approx((1 / _ranks(run, graph, side, among=ids)).mean())
+
+    output = json.loads(elastable("kg", "evaluate", run, "--of-type", "--json").output)
+    names, test = names_of(run), ids_of(run, graph / "test.txt")
+    for side in ("head", "tail"):
+        answers = test[:, 2 if side == "tail" else 0]
+        of_kind = {
+            kind: np.array([k for k, name in enumerate(names) if name.startswith(kind)]) for kind in ("pe", "pl")
+        }
+        each = [_ranks(run, graph, side, among=of_kind[names[a][:2]])[k] for k, a in enumerate(answers)]
+        assert output["metrics"][f"{side}_mrr"] == pytest.approx(np.mean(1 / np.array(each)))
+
+
+def test_metrics_are_broken_down(run: Path, graph: Path) -> None:
+    test = ids_of(run, graph / "test.txt")
+    both = np.concatenate([_ranks(run, graph, side) for side in ("head", "tail")])
+    relations = names_of(run, "relations")
+    output = json.loads(elastable("kg", "evaluate", run, "--by", "relation", "--json").output)
+    for group in output["groups"]:
+        mine = np.tile(test[:, 1] == relations.index(group["name"]), 2)
+        assert group["queries"] == mine.sum()
+        assert group["metrics"]["mrr"] == pytest.approx((1 / both[mine]).mean())
+    assert {group["name"] for group in output["groups"]} == {relations[k] for k in test[:, 1]}
+    output = json.loads(elastable("kg", "evaluate", run, "--by", "side", "--json").output)
+    assert [group["name"] for group in output["groups"]] == ["head", "tail"]
+    output = json.loads(elastable("kg", "evaluate", run, "--by", "category", "--json").output)
+    assert {group["name"]: group["queries"] for group in output["groups"]} == {"N-N": 10, "N-1": 2}
+    assert "N-N" in elastable("kg", "evaluate", run, "--by", "category").output
+
+
+def test_triples_are_scored(run: Path, graph: Path, tmp_path: Path) -> None:
+    test = ids_of(run, graph / "test.txt")
+    for side, answer in (("tail", 2), ("head", 0)):
+        expected = float64_scores(run, side, test)[np.arange(len(test)), test[:, answer]]
+        lines = elastable("kg", "score", run, graph / "test.txt", "--side", side).output.splitlines()
+        assert [line.rpartition("\t")[0] for line in lines] == (graph / "test.txt").read_text().splitlines()
+        np.testing.assert_allclose([float(line.rpartition("\t")[2]) for line in lines], expected, rtol=1e-4, atol=1e-5)
+        elastable("kg", "score", run, graph / "test.txt", "--side", side, "--output", tmp_path / "s.parquet")
+        table = pyarrow.parquet.read_table(tmp_path / "s.parquet")
+        np.testing.assert_allclose(table["score"].to_numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_triples_are_classified_by_thresholds_of_validation(run: Path, graph: Path) -> None:
+    output = json.loads(elastable("kg", "classify", run, "--json").output)
+    parts = {}
+    for split in ("valid", "test"):
+        files = (graph / f"{split}.txt", graph / f"{split}_negatives.txt")
+        triples = np.concatenate([ids_of(run, file) for file in files])
+        scores = float64_scores(run, "tail", triples)[np.arange(len(triples)), triples[:, 2]]
+        parts[split] = triples[:, 1], scores, np.arange(len(triples)) < len(triples) / 2
+    relation, scores, labels = parts["test"]
+    predicted = np.zeros(len(scores), bool)
+    for each in np.unique(relation):
+        mine = parts["valid"][0] == each
+        cuts = [np.inf, *sorted(parts["valid"][1][mine], reverse=True)]
+        right = [((parts["valid"][1][mine] >= cut) == parts["valid"][2][mine]).sum() for cut in cuts]
+        best = int(np.argmax(right))
+        lower = [cut for cut in cuts if cut < cuts[best]]
+        threshold = np.inf if best == 0 else -np.inf if not lower else (cuts[best] + lower[0]) / 2
+        predicted[relation == each] = scores[relation == each] >= threshold
+    assert output["triples"] == len(labels)
+    assert output["accuracy"] == pytest.approx((predicted == labels).mean())
+    assert output["recall"] == pytest.approx((predicted & labels).sum() / labels.sum())
+    assert "accuracy" in elastable("kg", "classify", run).output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("evaluate", "--at", "1,x"), "--at 1,x"),
+        (("evaluate", "--at", "0"), "numbers from 1"),
+        (("evaluate", "--of-type", "--among", "f"), "give one of them"),
+        (("evaluate", "--graph", "nowhere"), "nowhere: no such folder"),
+        (("evaluate", "--among", "nowhere.txt"), "no such file"),
+        (("score", "nowhere.txt"), "no such file"),
+        (("classify", "--test-negatives", "nowhere.txt"), "no such file"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(run: Path, words: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(app, ["kg", words[0], str(run), *words[1:]])
+    assert message in str(done.exception)
+
+
+def test_unknown_names_are_refused_with_similar_ones(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("persn-3\tknows\tperson-2\n")
+    done = CliRunner().invoke(app, ["kg", "score", str(run), str(tmp_path / "t.txt")])
+    assert "t.txt" in str(done.exception)
+    assert "person-3" in str(done.exception)
+
+
+def test_long_names_are_shown_whole_in_a_narrow_terminal() -> None:
+    name = "/location/country/form_of_government/of/a/long/time/ago/and/far/away"
+    metrics = {"mrr": 0.5, "hits@1": 0.25, "mean_rank": 2.0}
+    group = {"name": name, "queries": 4, "metrics": metrics}
+    report = {
+        "triples": 2, "split": "test", "filtered": True, "metrics": metrics, "by": "relation", "groups": [group],
+    }  # fmt: skip
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(rank_table(report, [1]))
+    columns = [line.split("│")[1].strip() for line in console.export_text().splitlines() if line.count("│") > 2]
+    assert name in "".join(columns)
+
+
+# `elastable kg predict` of files, and `export`: read again as other programs read them
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +375,51 @@ def test_a_query_file_names_one_unknown_end(run: Path, tmp_path: Path) -> None:
         (tmp_path / "q.txt").write_text(f"person-1\tknows\t?\n{line}\n")
         done = CliRunner().invoke(app, ["kg", "predict", str(run), "--queries", str(tmp_path / "q.txt")])
         assert "q.txt, line 2" in str(done.exception)
+
+
+# A graph in another program's files is trained, remembered by its absolute path, and evaluated from anywhere
+
+
+@pytest.mark.parametrize("kind", ["ogb", "csv"])
+def test_a_foreign_graph_is_trained_and_evaluated(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, home = load_graph(write_graph(tmp_path / "text")), tmp_path / "foreign"
+    home.mkdir()
+    for split in ("train", "valid", "test"):
+        triples = getattr(graph, split).tolist()
+        if kind == "ogb":
+            head, relation, tail = np.array(triples).T
+            np.savez(home / f"{split}.npz", head=head, relation=relation, tail=tail)
+        else:
+            rows = [f"{graph.relations[r]},{graph.entities[h]},{graph.entities[t]}" for h, r, t in triples]
+            (home / f"{split}.csv").write_text("".join(f"{row}\n" for row in ["p,s,o", *rows]))
+    monkeypatch.chdir(tmp_path)
+    source = "ogb:foreign" if kind == "ogb" else "foreign?head=s&relation=p&tail=o"
+    options = ("--dim", 8, "--epochs", 2, "--batch", 32, "--evaluate-every", 1)
+    elastable("kg", "train", source, *options, "--run-dir", "runs")
+    elastable("kg", "train", "text", *options, "--run-dir", "text-runs")
+    monkeypatch.chdir(tmp_path.parent)
+    run, same = (tmp_path / name / "latest" for name in ("runs", "text-runs"))
+    assert str(tmp_path) in str(GraphCheckpoints(run / "checkpoints").best().graph["source"])
+    metrics = [json.loads(elastable("kg", "evaluate", each, "--json").output)["metrics"] for each in (run, same)]
+    if kind == "ogb":  # the same ids, so the same model
+        assert metrics[0] == metrics[1]
+    assert metrics[0]["mrr"] > 0
+
+
+def test_a_header_that_is_named_is_remembered_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = write_graph(tmp_path / "graph")
+    plain = load_graph(home)
+    for file in (home / f"{split}.txt" for split in ("train", "valid", "test")):
+        file.write_text("Kopf\tBeziehung\tEnde\n" + file.read_text())
+    monkeypatch.chdir(tmp_path)
+    options = ("--dim", 8, "--epochs", 1, "--batch", 32, "--evaluate-every", 1, "--run-dir", "runs")
+    elastable("kg", "train", "graph", *options, "--header", "yes")
+    monkeypatch.chdir(tmp_path.parent)
+    run = tmp_path / "runs" / "latest"
+    assert (run / "entities.txt").read_text().splitlines() == list(plain.entities)
+    found = json.loads(elastable("kg", "evaluate", run, "--json").output)
+    assert found["triples"] == len(plain.test)
+    elastable("kg", "classify", run)  # finds the false triples in the folder, header or not
+    wrong = CliRunner().invoke(app, ["kg", "train", f"{home}?header=no", "--header", "yes"])
+    assert wrong.exit_code != 0
+    assert "says header=no" in wrong.output + str(wrong.exception)

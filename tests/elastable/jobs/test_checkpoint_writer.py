@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
-from elastable.jobs.job_run import CheckpointWriter
+from elastable.jobs.master_process import CheckpointWriter
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import list_checkpoints, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables

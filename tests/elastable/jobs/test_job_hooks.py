@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from elastable.callbacks.callback_list import JobCallbacks
-from elastable.callbacks.final_weights import BestVersions
-from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
@@ -23,7 +21,6 @@ from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec
 from elastable.master.model.dense import DenseState
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.schedule import Schedule
 from elastable.output.run_directory import RunDirectory
 from tests.untyped import Keywords
 
@@ -45,13 +42,11 @@ def hooks_of(
     written: Callable[[], int] | None = None,
     version: int = 0,
 ) -> JobHooks:
-    dense = DenseState(model)
-    best = BestVersions(callbacks, MemoryStore(), dense, JOB, Progress)
-    called = JobCallbacks(callbacks, model, 2, 10, Freezing(model, dense), best)
+    called = JobCallbacks(callbacks, model, DenseState(model), MemoryStore(), JOB, Progress)
     called.begin()
     save = None if saved is None else lambda: saved.append(1)
     rest: Keywords = {"checkpoint_every": 4, "written": written, "version": version}
-    return JobHooks(called, Schedule(JOB), lambda reason: None, run, save, **rest)
+    return JobHooks(called, lambda reason: None, run, save, **rest)
 
 
 def test_no_hook_is_called_for_a_version_that_nothing_hears_of(model: keras.Model) -> None:

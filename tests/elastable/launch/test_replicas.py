@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.launch.program import Program
 from elastable.process.exit_codes import ExitCode
+from tests.elastable.launch.host_embedding_program import BATCH, DIM, RATE, ROWS, X, Y, model_of
 from tests.elastable.processes import elastable, is_running, run_elastable, succeeded, wait_until
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
@@ -146,3 +149,25 @@ def test_a_program_is_the_words_that_name_it(words: list[str]) -> None:
 def test_without_replicas_a_program_is_a_group_of_one(tmp_path: Path) -> None:
     ran = run_program(home=tmp_path)
     assert ran.stdout == "1 replicas add up to 1.0\n", ran.stderr
+
+
+# Host embeddings in real processes, dense variables by `et.ReplicaTrainer`: the numbers of one plain Keras model
+
+
+def test_two_processes_train_as_one_plain_keras_model(tmp_path: Path) -> None:
+    """Batches of 15 are 8 and 7: the parts differ in size."""
+    succeeded("replicas", "-n", "2", "-m", "tests.elastable.launch.host_embedding_program", tmp_path)
+    # The regularizer of weight zero makes gradients dense: see `tests.equality.model.plain_model`.
+    zero = keras.regularizers.L2(0.0)
+    rows = keras.layers.Embedding(ROWS, DIM, embeddings_initializer="ones", embeddings_regularizer=zero)
+    plain = model_of(rows)
+    plain.compile(keras.optimizers.Adagrad(RATE), "mse")
+    plain.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    for rank in range(2):
+        with np.load(tmp_path / f"{rank}.npz") as found:
+            for strategy in ("TOKEN", "ENCODING"):
+                np.testing.assert_allclose(found[strategy], np.asarray(rows.embeddings), rtol=0, atol=1e-6)
+                np.testing.assert_allclose(
+                    found[f"{strategy} kernel"], np.asarray(plain.layers[-1].kernel), rtol=0, atol=1e-6
+                )
+            np.testing.assert_array_equal(found["TOKEN"], found["ENCODING"])

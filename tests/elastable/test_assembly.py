@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from elastable.assembly import locations_of, open_places, refuse_beside_servers
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
-from elastable.models.table_places import locations_of, open_places, refuse_beside_servers
 from tests.elastable.processes import CLICK_JOB
 from tests.embedding_store.shards.served_shards import served
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 import typer
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from elastable.commands.command_line import AS_JSON, with_options
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.option import Option, OptionField
+from elastable.embedding_store.option import Option, OptionField, option_fields, required, setting
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.process.settings import CONFIG_VARIABLE, key_of, load_settings, variable_of
 from elastable.process.stopping import OutputConsole
@@ -27,20 +27,17 @@ def _config() -> None:
     pass
 
 
-_SHOWN = {
-    "command": OptionField(
-        "command",
-        (tuple,),
-        Option("The command: train, worker, kg train.", metavar="COMMAND...", positional=True),
-        MISSING,
-    ),
-    "config": OptionField("config", (Path,), Option("TOML file of settings.", metavar="FILE"), None),
-    "as_json": OptionField("as_json", (bool,), AS_JSON, False),
-}
+@dataclass(frozen=True, slots=True)
+class _ShownOptions:
+    command: tuple[str, ...] = required(
+        Option("The command: train, worker, kg train.", metavar="COMMAND...", positional=True)
+    )
+    config: Path | None = setting(None, Option("TOML file of settings.", metavar="FILE"))
+    as_json: bool = setting(False, AS_JSON)
 
 
 @config.command()
-@with_options(_SHOWN.values(), settings=False)
+@with_options(option_fields(_ShownOptions).values(), settings=False)
 def show(context: typer.Context, command: tuple[str, ...], config: Path | None, as_json: bool) -> None:
     """Show every setting of a command, its value without a command line, and where that comes from."""
     root = context.find_root().command
