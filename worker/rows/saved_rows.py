@@ -28,9 +28,8 @@ from elastable.embedding_store.optimizers.registry import same_slots
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_blocks import joined_rows, put_weights
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
-from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.scope import StepScope, current_scope, export_format
-from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.rows.store_layer import StoreLayer, first_rows
 
 SavedArrays: TypeAlias = MutableMapping[str, npt.ArrayLike]
 """The part of a Keras file that belongs to one layer: name -> array."""

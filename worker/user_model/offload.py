@@ -17,7 +17,6 @@ from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.saved_rows import (
     PLAIN_ROWS,
     SavedArrays,
@@ -27,6 +26,7 @@ from elastable.worker.rows.saved_rows import (
     refuse_legacy_file,
 )
 from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import first_rows
 from elastable.worker.user_model.keras_slots import give_back_slots, wrap_optimizer_files
 
 _log = logging.getLogger(__name__)
