@@ -273,7 +273,10 @@ class CsvReader(BlockReader):
         )
 
     def _malformed(self, text: _Text, error: Exception) -> BadInput:
-        """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""
+        """Finds the first malformed record by bisection: a prefix that contains it cannot be read.
+
+        Arrow's own handler of invalid rows is not told of those that are no UTF-8.
+        """
         starts, _ = _record_starts(text.utf8, self._delimiter)
         ends = [*starts[1:].tolist(), len(text.utf8)]
         reasons: list[Exception] = [error]
