@@ -21,10 +21,9 @@ import tensorflow as tf
 from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
-from elastable.worker.readers.live.endless_reader import EndlessReader
-from elastable.worker.readers.live.stream_reader import StreamReader
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.readers.pass_reader import PartReader, PassReader
+from elastable.worker.readers.stream_reader import EndlessReader, StreamReader
 from tests.untyped import Keyword
 
 Table = Mapping[str, Any]

@@ -13,8 +13,8 @@ import elastable as et
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
-from elastable.worker.readers.live.stream_reader import StreamReader
 from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.readers.stream_reader import StreamReader
 from elastable.worker.user_model.build import as_tensors
 
 
