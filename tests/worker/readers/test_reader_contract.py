@@ -79,6 +79,7 @@ def test_records_that_there_are_not_are_refused(reader: Reader) -> None:
 def test_records_are_fetched_from_another_thread(reader: Reader) -> None:
     with ThreadPoolExecutor(1) as other:
         (x,) = other.submit(reader.take, np.array([5, 0])).result()
+    assert {type(x["id"]), type(x["price"])} == {np.ndarray}  # also of a mapped file
     x["id"][:] = 3  # what is taken is a copy
     assert reader.take(np.array([5, 0]))[0]["id"].tolist() == [LONG["id"][5], LONG["id"][0]]
 

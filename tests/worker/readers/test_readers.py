@@ -34,19 +34,6 @@ def test_nests_keep_their_shape_and_numbers_their_dtype() -> None:
     assert codes.tolist() == [3, 1]
 
 
-def test_a_mapped_array_of_doubles_is_copied_where_it_is_taken(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(6.0))
-    (x,) = NumpyReader(np.load(tmp_path / "x.npy", mmap_mode="r")).take(np.array([5, 0]))
-    assert type(x) is np.ndarray
-    assert (x.dtype, x.tolist()) == (np.float64, [5.0, 0.0])
-
-
-def test_what_is_taken_is_a_copy() -> None:
-    x = np.arange(4)
-    NumpyReader(x).take(np.arange(4))[0][:] = 0
-    assert x.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
