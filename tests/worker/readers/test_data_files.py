@@ -177,6 +177,13 @@ def test_fsspec_in_memory(kind: str) -> None:
         CsvReader("memory://nowhere.csv")
 
 
+def test_what_a_file_system_raises_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr(memory, "info", lambda path, **_: 1 / 0)
+    with pytest.raises(BadInput, match=r"CSV: a/b\.csv: cannot be listed: .*division by zero"):
+        CsvReader("a/b.csv", filesystem=memory)
+
+
 @KINDS
 def test_fsspec_over_http(tmp_path: Path, kind: str) -> None:
     fill(tmp_path, kind)
