@@ -9,7 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.keras.seeds import global_seed, layers_of
+from elastable.worker.keras.seeds import global_seed, is_seeded, layers_of
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def fit_seeds(seed: int | None, model: keras.Model, initial_epoch: int) -> FitSe
 def _warn_of_dense_draws(model: keras.Model, seed: int) -> None:
     """Says so where a model that is not trained yet has dense variables that are others in every process."""
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or int(optimizer.iterations) or keras.src.utils.rng_utils.get_random_seed() is not None:
+    if optimizer is None or int(optimizer.iterations) or is_seeded():
         return
     for layer in layers_of(model):
         unseeded = any(getattr(value, "_init_seed", 0) is None for value in vars(layer).values())  # an initializer

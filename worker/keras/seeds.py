@@ -22,9 +22,19 @@ def global_seed() -> int:
     return 0 if seed is None else int(seed)
 
 
+def is_seeded() -> bool:
+    """Whether `keras.utils.set_random_seed` was called in this process."""
+    return rng_utils.get_random_seed() is not None
+
+
 def global_generator() -> object:
     """Keras' global seed generator of this thread; None: nothing has drawn from it since it was seeded."""
     return global_state.get_global_attribute(_GENERATOR)
+
+
+def writes_legacy_file() -> bool:
+    """Whether Keras writes an HDF5 file of the old format at this moment."""
+    return bool(global_state.get_global_attribute("use_legacy_config", None))
 
 
 @contextmanager
