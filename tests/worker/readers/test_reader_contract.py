@@ -16,6 +16,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
+from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.user_model.build import as_tensors
 from tests.contracts.readers import FILES, LISTS, READERS, Make, Table, reader_of
 from tests.untyped import Keywords
@@ -104,6 +105,8 @@ def test_lists_are_ragged_and_never_padded(lists: Reader, rows: list[int]) -> No
     for name, column in taken[0].items():
         assert isinstance(column, RaggedArray)
         assert listed(column) == [NESTED[name][row] for row in rows]
+    if isinstance(lists, ParquetReader):
+        assert taken[0]["weights"].dtype == np.float32
     found: Any = as_tensors(taken)[0]
     assert all(isinstance(column, tf.RaggedTensor) for column in found.values())
     assert found["ids"].to_list() == [NESTED["ids"][row] for row in rows]
