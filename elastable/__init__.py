@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from elastable.worker.readers.batch.reader import Reader as Reader
     from elastable.worker.readers.formats.csv_reader import CsvReader as CsvReader
     from elastable.worker.readers.formats.parquet_reader import ParquetReader as ParquetReader
-    from elastable.worker.readers.live.endless_reader import EndlessReader as EndlessReader
-    from elastable.worker.readers.live.stream_reader import StreamReader as StreamReader
     from elastable.worker.readers.numpy_reader import NumpyReader as NumpyReader
+    from elastable.worker.readers.stream_reader import EndlessReader as EndlessReader
+    from elastable.worker.readers.stream_reader import StreamReader as StreamReader
     from elastable.worker.user_model.export import export_keras as export_keras
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
@@ -104,8 +104,7 @@ _NAMES_OF = {
     "elastable.worker.readers.numpy_reader": "NumpyReader",
     "elastable.worker.readers.batch.ragged": "RaggedArray SparseArray",
     "elastable.worker.readers.batch.reader": "Reader",
-    "elastable.worker.readers.live.endless_reader": "EndlessReader",
-    "elastable.worker.readers.live.stream_reader": "StreamReader",
+    "elastable.worker.readers.stream_reader": "EndlessReader StreamReader",
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 __all__ = list(_HOMES)

@@ -13,10 +13,9 @@ from elastable.embedding_store.errors import BadInput
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.in_process_stores import StoreGiven
 from elastable.worker.readers.batch.reader import Reader
-from elastable.worker.readers.live.endless_reader import EndlessReader
-from elastable.worker.readers.live.stream_reader import StreamReader, is_endless, is_iterator, is_stream
 from elastable.worker.readers.numpy_reader import as_reader
 from elastable.worker.readers.pass_reader import ClassWeightReader, PartReader, PassReader
+from elastable.worker.readers.stream_reader import EndlessReader, StreamReader, is_endless, is_iterator, is_stream
 
 _BATCH_RECORDS = 32  # as in Keras
 _PARTS = ("x", "y", "sample_weight")

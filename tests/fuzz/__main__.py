@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from tests.fuzz.data_files import CsvFiles, ParquetFiles, TripleFiles
+from tests.fuzz.data_files import READER_FILES, TripleFiles
 from tests.fuzz.frame_parsers import Frames
 from tests.fuzz.lying_server import MasterReplies, ShardReplies, StoreReplies
 from tests.fuzz.master_calls import JobCalls
@@ -24,7 +24,8 @@ TARGETS: tuple[type[Target], ...] = (
     *(StoreCalls, ShardCalls, JobCalls),
     *(StoreReplies, ShardReplies, MasterReplies, LyingRedis),
     *(Attachments, Owners, Tokens, TextFiles),
-    *(Checkpoints, FileStores, HostEmbeddingFiles, GraphFiles, CsvFiles, ParquetFiles, TripleFiles),
+    *(Checkpoints, FileStores, HostEmbeddingFiles, GraphFiles, TripleFiles),
+    *READER_FILES,
     *WRONG_INPUTS,
 )
 """In the order in which a round runs them."""

@@ -41,9 +41,8 @@ def wrap_model_methods() -> None:
     for name in _STATE_TREES:
         wrap_method(name, functools.partial(_refuse, name))
     optimizer = keras.optimizers.Optimizer
-    if not hasattr(keras.Variable.assign, _MARK):
-        keras.Variable.assign = _refusing_slots(keras.Variable.assign)
-        optimizer.load_own_variables = _assigning_slots(optimizer.load_own_variables)
+    wrap_method("assign", _assign, keras.Variable)
+    wrap_method("load_own_variables", _load, optimizer)
     for kind in optimizer.__mro__:
         _wrap_build(kind)
     waiting = optimizer.__subclasses__()
@@ -91,25 +90,23 @@ def _train(name: str, plain: Callable[..., object], model: keras.Model, *args: o
 
 
 def _wrap_build(kind: type[keras.optimizers.Optimizer]) -> None:
-    plain = vars(kind).get("build")
-    if plain is not None and not hasattr(plain, _MARK):
-        kind.build = _build_of_variables(plain)
+    if "build" in vars(kind):
+        wrap_method("build", _build, kind)
 
 
-def _build_of_variables(plain: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(plain)
-    def build(
-        self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable], *args: object, **kwargs: object
-    ) -> None:
-        weights = tuple(variables)
-        plain(self, variables_of(weights), *args, **kwargs)
-        if len(variables_of(weights)) < len(weights):
-            object.__setattr__(self, _BUILT_WITH, weights)  # past Keras' tracking
-            if any(hasattr(each, "table_name") and each.layer.optimizer is None for each in weights):
-                guard_slots(self)
-
-    setattr(build, _MARK, plain)
-    return build
+def _build(
+    plain: Callable[..., None],
+    optimizer: keras.optimizers.Optimizer,
+    variables: Iterable[keras.Variable],
+    *args: object,
+    **kwargs: object,
+) -> None:
+    weights = tuple(variables)
+    plain(optimizer, variables_of(weights), *args, **kwargs)
+    if len(variables_of(weights)) < len(weights):
+        object.__setattr__(optimizer, _BUILT_WITH, weights)  # past Keras' tracking
+        if any(hasattr(each, "table_name") and each.layer.optimizer is None for each in weights):
+            guard_slots(optimizer)
 
 
 def guard_slots(optimizer: keras.optimizers.Optimizer) -> None:
@@ -122,50 +119,42 @@ def guard_slots(optimizer: keras.optimizers.Optimizer) -> None:
             setattr(variable, _SLOT_OF, optimizer.name)
 
 
-def _assigning_slots(load: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(load)
-    def load_own_variables(self: keras.optimizers.Optimizer, store: object) -> None:
-        before, _loading.is_on = getattr(_loading, "is_on", False), True
-        try:
-            load(self, store)
-        finally:
-            _loading.is_on = before
-
-    return load_own_variables
+def _load(plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: object) -> None:
+    before, _loading.is_on = getattr(_loading, "is_on", False), True
+    try:
+        plain(optimizer, store)
+    finally:
+        _loading.is_on = before
 
 
-def _refusing_slots(plain: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(plain)
-    def assign(self: keras.Variable, value: npt.ArrayLike) -> object:
-        of = getattr(self, _SLOT_OF, None)
-        by_hand = of is not None and tf.executing_eagerly() and not getattr(_loading, "is_on", False)
-        if by_hand and not np.array_equal(value, self):
-            raise Unsupported(
-                f"{self.path} of the optimizer {of!r} is assigned, and the slots of the tables that it trains, which "
-                "are in their store, would stay: to begin with new slots compile the model with a new optimizer; to "
-                "continue with another model's use model.save, save_weights and load_weights, or "
-                "tf.train.Checkpoint(model)"
-            )
-        return plain(self, value)
-
-    setattr(assign, _MARK, plain)
-    return assign
+def _assign(plain: Callable[..., object], variable: keras.Variable, value: npt.ArrayLike) -> object:
+    of = getattr(variable, _SLOT_OF, None)
+    by_hand = of is not None and tf.executing_eagerly() and not getattr(_loading, "is_on", False)
+    if by_hand and not np.array_equal(value, variable):
+        raise Unsupported(
+            f"{variable.path} of the optimizer {of!r} is assigned, and the slots of the tables that it trains, which "
+            "are in their store, would stay: to begin with new slots compile the model with a new optimizer; to "
+            "continue with another model's use model.save, save_weights and load_weights, or "
+            "tf.train.Checkpoint(model)"
+        )
+    return plain(variable, value)
 
 
-def wrap_method(name: str, replacement: Callable[..., object]) -> None:
-    """Replaces a method of `keras.Model`; a second call changes nothing.
+def wrap_method(name: str, replacement: Callable[..., object], owner: type = keras.Model) -> None:
+    """Replaces a method of a class of Keras; a second call changes nothing.
 
     Args:
         name: The method.
-        replacement: Called with the plain method, the model, and the arguments of the call.
+        replacement: Called with the plain method, the object, and the arguments of the call.
+        owner: The class.
     """
-    plain = getattr(keras.Model, name)
-    if hasattr(plain, _MARK):
+    plain, by = getattr(owner, name), getattr(replacement, "func", replacement)
+    if getattr(plain, _MARK, None) is by:
         return
 
     @functools.wraps(plain)
-    def method(self: keras.Model, *args: object, **kwargs: object) -> object:
+    def method(self: object, *args: object, **kwargs: object) -> object:
         return replacement(plain, self, *args, **kwargs)
 
-    setattr(method, _MARK, plain)
-    setattr(keras.Model, name, method)
+    setattr(method, _MARK, by)
+    setattr(owner, name, method)

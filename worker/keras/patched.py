@@ -42,13 +42,13 @@ _PATCHES: dict[tuple[type, str], _Patch] = {}
 
 
 @contextmanager
-def patched(owner: type, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
-    """Within the block, calls of `owner.name` from this thread go to `make(the method as it was)`.
+def patched(owner: type, name: str, replacement: Method) -> Iterator[None]:
+    """Within the block, calls of `owner.name` from this thread go to `replacement`.
 
     Calls from other threads go where they went before; blocks of several threads run side by side.
 
     Args:
-        make: Takes the method that the calling thread sees, and returns its replacement.
+        replacement: Called with the method as the thread saw it before, the object, and the arguments of the call.
     """
     key = (owner, name)
     with _LOCK:
@@ -58,7 +58,7 @@ def patched(owner: type, name: str, make: Callable[[Method], Method]) -> Iterato
             patch.install()
         patch.blocks += 1
     stack = patch.replacements
-    stack.append(make(stack[-1] if stack else patch.plain))
+    stack.append(functools.partial(replacement, stack[-1] if stack else patch.plain))
     try:
         yield
     finally:

@@ -32,6 +32,11 @@ def global_generator() -> object:
     return global_state.get_global_attribute(_GENERATOR)
 
 
+def writes_legacy_file() -> bool:
+    """Whether Keras writes an HDF5 file of the old format at this moment."""
+    return bool(global_state.get_global_attribute("use_legacy_config", None))
+
+
 @contextmanager
 def draws_kept() -> Iterator[None]:
     """Restores the state of `random` and `numpy.random` after the block, which traces code of the user."""

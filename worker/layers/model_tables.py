@@ -8,8 +8,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import first_rows
 
 
 def store_layers(model: keras.Model) -> list[StoreBacked]:

@@ -223,12 +223,12 @@ def loss_parts(
         # The loss itself: adding its terms again could change the order of additions.
         (((kind, _), (first, *_)),) = groups.items()
         return [LossPart(kind, first.amount, loss, where=first.where)]
-    return [LossPart(kind, alike[0].amount, _sum(alike), where=alike[0].where) for (kind, _), alike in groups.items()]
-
-
-def _sum(terms: Sequence[LossTerm]) -> tf.Tensor:
-    values = [term.value for term in terms]
-    return values[0] if len(values) == 1 else tf.add_n(values)
+    parts = []
+    for (kind, _), alike in groups.items():
+        first, values = alike[0], [term.value for term in alike]
+        loss = values[0] if len(values) == 1 else tf.add_n(values)
+        parts.append(LossPart(kind, first.amount, loss, where=first.where))
+    return parts
 
 
 def _group(term: LossTerm, average: str) -> tuple[DivisorKind | None, Hashable]:
@@ -273,14 +273,13 @@ def parts_with_metrics(parts: Sequence[LossPart], means: Sequence[MetricMean]) -
     added: list[dict[int, tf.Tensor]] = [{} for _ in parts]
     for mean in means:
         for term in mean.terms:
-            places = [
-                place for place, part in enumerate(found) if part.kind is term.kind and part.amount is term.amount
-            ]
-            if not places:
+            same = (at for at, part in enumerate(found) if part.kind is term.kind and part.amount is term.amount)
+            if (at := next(same, None)) is None:
+                at = len(found)
                 found.append(LossPart(term.kind, term.amount, None))
                 added.append({})
-            losses = added[places[0] if places else -1]
-            losses[mean.place] = losses[mean.place] + term.value if mean.place in losses else term.value
+            before = added[at].get(mean.place)
+            added[at][mean.place] = term.value if before is None else before + term.value
     return [replace(part, losses=losses) for part, losses in zip(found, added, strict=True)]
 
 

@@ -34,7 +34,8 @@ def operation_named(operation: tf.Operation) -> str:
     made = [
         f"{Path(frame.filename).name}:{frame.lineno}"
         for frame in operation.traceback or ()
-        if not frame.filename.startswith((*_own_folders(), "<")) and not _is_of_python(frame.filename)
+        if not frame.filename.startswith((*_own_folders(), "<"))
+        and (not frame.filename.startswith(sysconfig.get_path("stdlib")) or "-packages" in frame.filename)
     ]
     return f"{operation.type} {operation.name!r}" + (f" ({made[-1]})" if made else "")
 
@@ -43,10 +44,6 @@ def operation_named(operation: tf.Operation) -> str:
 def _own_folders() -> tuple[str, ...]:
     files = (tf.__file__, keras.__file__, str(Path(__file__).parents[1]))
     return tuple(str(Path(file or "").parent) for file in files)
-
-
-def _is_of_python(file: str) -> bool:
-    return file.startswith(sysconfig.get_path("stdlib")) and "-packages" not in file
 
 
 def changes_of(graph: tf.Graph) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
@@ -83,13 +80,20 @@ class Origins:
             self._known |= _of_input(value, ("part", number))
         self._rows = {tensor.ref() for tensor in rows}
         self._known |= {tensor.ref(): Origin(Holds.MIXED, cause=tensor.op) for tensor in rows}
-        self._assigned = _assignments(batch)
+        operations = tf.nest.flatten(batch, expand_composites=True)[0].graph.get_operations()
+        self._numbers: Mapping[tf.Operation, int] = {operation: number for number, operation in enumerate(operations)}
+        #: Handle of a variable -> (number of the operation, its type, value) of each assignment, in the graph's order.
+        self._assigned: dict[Hashable, list[tuple[int, str, tf.Tensor]]] = {}
+        for number, operation in enumerate(operations):
+            if operation.type in _ASSIGNS:
+                assigned = self._assigned.setdefault(operation.inputs[0].ref(), [])
+                assigned.append((number, operation.type, operation.inputs[1]))
         # The outermost call of an output counts.
         self._calls = {
             tensor.ref(): (call, role)
             for call in calls
             for tensor, role in call.outputs
-            if self._assigned.number(tensor.op) >= call.since
+            if self._number(tensor.op) >= call.since
         }
 
     def of(self, tensor: tf.Tensor) -> Origin:
@@ -133,13 +137,17 @@ class Origins:
         found: list[tuple[tf.Tensor, float]] = []
         if operation.type != "ReadVariableOp":
             return found
-        number = self._assigned.number(operation)
+        number = self._number(operation)
         for at, kind, value in reversed(self._assigned.get(operation.inputs[0].ref(), ())):
             if at < number:
                 found.append((value, -1.0 if kind == "AssignSubVariableOp" else 1.0))
                 if kind == "AssignVariableOp":
                     break
         return found
+
+    def _number(self, operation: tf.Operation) -> int:
+        """The operation's place in the order of the graph."""
+        return self._numbers.get(operation, -1)  # -1: it is of another graph
 
     def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         if tensor.ref() in self._calls:
@@ -148,7 +156,7 @@ class Origins:
         sources = list(operation.inputs)
         if operation.type in _READS:
             # A variable that the step has assigned before holds what was assigned.
-            assigned, number = self._assigned.get(sources[0].ref(), ()), self._assigned.number(operation)
+            assigned, number = self._assigned.get(sources[0].ref(), ()), self._number(operation)
             sources += [value for at, _, value in assigned if at < number]
         return sources
 
@@ -185,27 +193,6 @@ def _of_input(value: TensorLike, part: Hashable) -> dict[Hashable, Origin]:
         places = Origin(Holds.PLACES, layout=part, counted=False, base=RECORD)
         return {value.values.ref(): elements, value.indices.ref(): places, value.dense_shape.ref(): Origin(Holds.SHAPE)}
     return {value.ref(): Origin(Holds.APART)}
-
-
-class _Assigned(dict[Hashable, list[tuple[int, str, tf.Tensor]]]):
-    """Handle of a variable -> (number of the operation, its type, value) of each assignment, in the graph's order."""
-
-    def __init__(self, numbers: Mapping[tf.Operation, int]) -> None:
-        super().__init__()
-        self._numbers = numbers
-
-    def number(self, operation: tf.Operation) -> int:
-        """The operation's place in the order of the graph."""
-        return self._numbers.get(operation, -1)  # -1: it is of another graph
-
-
-def _assignments(batch: TensorStructure) -> _Assigned:
-    operations = tf.nest.flatten(batch, expand_composites=True)[0].graph.get_operations()
-    assigned = _Assigned({operation: number for number, operation in enumerate(operations)})
-    for number, operation in enumerate(operations):
-        if operation.type in _ASSIGNS:
-            assigned.setdefault(operation.inputs[0].ref(), []).append((number, operation.type, operation.inputs[1]))
-    return assigned
 
 
 def _called(output: tf.Tensor, found: Sequence[Origin], role: str) -> Origin:

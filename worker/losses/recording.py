@@ -108,27 +108,26 @@ def recording(metrics: Sequence[keras.metrics.Metric] = ()) -> Iterator[Recordin
     updating = {keras.metrics.Mean, keras.metrics.Sum, *filter(None, map(keras_metric, metrics))} if metrics else ()
     try:
         with ExitStack() as patches:
-            patches.enter_context(patched(keras.Layer, "__call__", _noting))
-            patches.enter_context(patched(_OF_FUNCTION, "call", _noting))
+            noting, noting_update = map(tf.autograph.experimental.do_not_convert, (_noting, _noting_update))
+            patches.enter_context(patched(keras.Layer, "__call__", noting))
+            patches.enter_context(patched(_OF_FUNCTION, "call", noting))
             for owner in updating:
-                patches.enter_context(patched(owner, "update_state", partial(_noting_update, owner)))
+                patches.enter_context(patched(owner, "update_state", partial(noting_update, owner)))
             yield found
     finally:
         _current.found = before
 
 
-def _noting(plain_call: Callable[..., object]) -> Callable[..., object]:
-    def call(self: keras.Layer | keras.losses.Loss, *arguments: object, **options: object) -> object:
-        found: Recording | None = getattr(_current, "found", None)
-        if found is None or tf.executing_eagerly():
-            return plain_call(self, *arguments, **options)
-        since = len(tf.compat.v1.get_default_graph().get_operations())
-        result = plain_call(self, *arguments, **options)
-        _note(found, self, (arguments, options), result, since)
-        return result
-
-    converted: Callable[..., object] = tf.autograph.experimental.do_not_convert(call)
-    return converted
+def _noting(
+    plain: Callable[..., object], called: keras.Layer | keras.losses.Loss, *arguments: object, **options: object
+) -> object:
+    found: Recording | None = getattr(_current, "found", None)
+    if found is None or tf.executing_eagerly():
+        return plain(called, *arguments, **options)
+    since = len(tf.compat.v1.get_default_graph().get_operations())
+    result = plain(called, *arguments, **options)
+    _note(found, called, (arguments, options), result, since)
+    return result
 
 
 def _note(found: Recording, called: keras.Layer | keras.losses.Loss, given: object, result: object, since: int) -> None:
@@ -173,15 +172,17 @@ def keras_metric(metric: keras.metrics.Metric) -> type[keras.metrics.Metric] | N
     return None
 
 
-def _noting_update(owner: type[keras.metrics.Metric], plain: Callable[..., object]) -> Callable[..., object]:
-    def update_state(self: keras.metrics.Metric, *arguments: object, **options: object) -> object:
-        found: Recording | None = getattr(_current, "found", None)
-        if found is not None:
-            found.updates.append(_update(owner, self, arguments, options))
-        return plain(self, *arguments, **options)
-
-    converted: Callable[..., object] = tf.autograph.experimental.do_not_convert(update_state)
-    return converted
+def _noting_update(
+    owner: type[keras.metrics.Metric],
+    plain: Callable[..., object],
+    metric: keras.metrics.Metric,
+    *arguments: object,
+    **options: object,
+) -> object:
+    found: Recording | None = getattr(_current, "found", None)
+    if found is not None:
+        found.updates.append(_update(owner, metric, arguments, options))
+    return plain(metric, *arguments, **options)
 
 
 def _update(

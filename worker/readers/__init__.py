@@ -1,3 +1,3 @@
 """Readers: numbered records, fetched in any order. No TensorFlow here."""
 
-__all__ = ["numpy_reader", "pass_reader"]
+__all__ = ["numpy_reader", "pass_reader", "stream_reader"]

@@ -10,8 +10,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.pytrees import batch_arrays, map_arrays, named_parts, records_of, refuse_large_ids
 from elastable.worker.readers.batch.ragged import Leaf, taken
 from elastable.worker.readers.batch.reader import Batch, Reader, checked_indices
-from elastable.worker.readers.live.endless_reader import EndlessReader
-from elastable.worker.readers.live.stream_reader import is_iterator, is_stream
+from elastable.worker.readers.stream_reader import EndlessReader, is_iterator, is_stream
 
 
 class NumpyReader(Reader):

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.pytrees import batch_arrays
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
-from elastable.worker.readers.live.stream_reader import (
+from elastable.worker.readers.stream_reader import (
     StreamReader,
     batch_parts,
     batches_of,

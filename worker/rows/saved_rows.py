@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
@@ -28,9 +27,9 @@ from elastable.embedding_store.optimizers.registry import same_slots
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_blocks import joined_rows, put_weights
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
-from elastable.worker.rows.initializers import first_rows
+from elastable.worker.keras.seeds import writes_legacy_file
 from elastable.worker.rows.scope import StepScope, current_scope, export_format
-from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.rows.store_layer import StoreLayer, first_rows
 
 SavedArrays: TypeAlias = MutableMapping[str, npt.ArrayLike]
 """The part of a Keras file that belongs to one layer: name -> array."""
@@ -352,7 +351,7 @@ def _writable(layer: StoreLayer) -> EmbeddingStore:
 
 def refuse_legacy_file(layer: StoreLayer) -> None:
     """Raises `Unsupported` while Keras writes an HDF5 file of the old format, which cannot hold tables in a store."""
-    if global_state.get_global_attribute("use_legacy_config", None):
+    if writes_legacy_file():
         raise Unsupported(
             f"embedding layer {layer.name!r}: a legacy HDF5 file cannot hold a table of a store; save to a .keras "
             "file, or the weights to a .weights.h5 file"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from queue import Empty, SimpleQueue
 
 from elastable.embedding_store.contract.arrays import Float32
@@ -324,15 +324,18 @@ class Worker:
         self._master, self._deadline_s = master, deadline_s
         self._computer, self._source = computer, source
         self._session, self._identity = session, identity
-        sync = session.job.mode == "sync"
-        self._naming = _PushNaming(sync, identity.incarnation, looks_ahead=sync and not rows_change)
+        self._sync = session.job.mode == "sync"  # a task then is computed on the version that it is for
+        # Rows of a numbered version do not change, unless callbacks write some after its commit; those of an
+        # asynchronous job are wanted as late as possible.
+        self._looks_ahead = self._sync and not rows_change
+        self._sequence = 0  # of asynchronous pushes
         self._snapshots: dict[TaskKind, DenseSnapshot] = {}
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
         self.job_ended: JobStatus | None = None
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, _AHEAD)
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
-        self._row_pushes = None if rows_to is None else RowPushes(rows_to, session.job, deadline_s)
+        self._rows_to = rows_to
 
     def run(self) -> int:
         """Works until the job ends; the number of micro-batches that counted.
@@ -403,7 +406,7 @@ class Worker:
 
     def _hold(self, task: Task) -> bool:
         """Gets the dense part of the task's version; False if it is not committed yet."""
-        wanted = self._naming.version_of(task)
+        wanted = self._version_of(task)
         held = self._snapshots.get(task.kind)
         if wanted is None or held is None or held.version != wanted:
             # One for each kind: the version evaluated is not the version trained on.
@@ -415,20 +418,31 @@ class Worker:
         self._computer.hold(held)
         return True
 
+    def _version_of(self, task: Task) -> int | None:
+        """The version that a task is computed on; None: whichever is current."""
+        return task.version if self._sync or task.kind is TaskKind.EVALUATE else None
+
+    def _next_id(self, task: Task) -> PushId:
+        """The name of the push of a task that has been computed."""
+        if self._sync:
+            return SyncPushId(task.version, task.micro_batch)
+        self._sequence += 1
+        return AsyncPushId(self._identity.incarnation, self._sequence, task.micro_batch)
+
     def _train(self, prepared: Prepared) -> int:
         rows = self._look_up(prepared)
         self._look_ahead(prepared)
         with self._measures.phase("compute"):
             result = self._computer.train(prepared, rows)
         push = Push(
-            id=self._naming.next_id(prepared.task),
+            id=self._next_id(prepared.task),
             records=prepared.records,
             dense=result.dense,
             slices=result.slices,
             states=result.states,
             metrics=result.metrics,
             job=self._session.job.job,
-            computed_on=None if self._naming.sync else self._snapshots[TaskKind.TRAIN].version,
+            computed_on=None if self._sync else self._snapshots[TaskKind.TRAIN].version,
             incarnation=self._identity.incarnation,
             divisor=result.divisor,
             losses=result.losses,
@@ -437,8 +451,8 @@ class Worker:
             not_finite=result.not_finite,
         )
         with self._measures.phase("push"):
-            if self._row_pushes is not None:
-                push = self._row_pushes.send(push, self._feed.refuse_failed)
+            if self._rows_to is not None:
+                push = push_rows(push, self._rows_to, self._session.job, self._deadline_s, self._feed.refuse_failed)
             reply = self._master.report_gradient(push)
         self._look_ahead(prepared)  # again, where the next one was not prepared yet
         if reply.outcome is not PushOutcome.ACCEPTED:
@@ -460,7 +474,7 @@ class Worker:
 
         def look_up() -> dict[str, Float32]:
             self._feed.refuse_failed()  # a store that is lost for good ends the job before the retries run out
-            return self._source.lookup(asked, self._naming.version_of(prepared.task))
+            return self._source.lookup(asked, self._version_of(prepared.task))
 
         with self._measures.phase("lookup"):
             rows = self._rows_ahead.take(prepared)
@@ -468,7 +482,7 @@ class Worker:
 
     def _look_ahead(self, prepared: Prepared) -> None:
         """Starts the lookup of the next micro-batch, where its rows are already determined."""
-        if self._naming.looks_ahead:
+        if self._looks_ahead:
             self._rows_ahead.begin(self._feed.following(prepared))
 
     def _go_back(self, ahead: FutureVersion) -> None:
@@ -528,85 +542,47 @@ def _refuse_other_job(before: JobSpec, now: JobSpec) -> None:
         )
 
 
-# What the modes of a job mean for a worker: which version a task is computed on, and how its push is named
-
-
-@dataclass
-class _PushNaming:
-    """Of one worker.
-
-    Attributes:
-        sync: Whether the job is synchronous: a task then is computed on the version that it is for.
-        looks_ahead: Whether rows are looked up before their task's turn: those of a numbered version do not change,
-            unless callbacks write some after its commit; of an asynchronous job they are wanted as late as possible.
-    """
-
-    sync: bool
-    incarnation: str
-    looks_ahead: bool
-    _sequence: int = 0
-
-    def version_of(self, task: Task) -> int | None:
-        """The version that a task is computed on; None: whichever is current."""
-        return task.version if self.sync or task.kind is TaskKind.EVALUATE else None
-
-    def next_id(self, task: Task) -> PushId:
-        """The name of the push of a task that has been computed."""
-        if self.sync:
-            return SyncPushId(task.version, task.micro_batch)
-        self._sequence += 1
-        return AsyncPushId(self.incarnation, self._sequence, task.micro_batch)
-
-
 # Gradients of rows on their way to store servers; the rest goes to the master
 
 
-class RowPushes:
-    """Hands the rows' part of pushes to store servers.
+def push_rows(
+    push: Push, servers: ShardStore, job: JobSpec, deadline_s: float, refuse_failed: Callable[[], None]
+) -> Push:
+    """Hands in the gradients of rows; what is left is the master's.
 
     Args:
-        servers: All of the job's.
+        servers: All store servers of the job.
         deadline_s: Seconds that a server may be away, or be full.
+        refuse_failed: Called before every attempt; raises where the job is over.
+
+    Raises:
+        StaleVersion: the version that it was computed on is past; of an asynchronous job: a later push of this worker
+            has come before it.
+        NotFinite: gradients hold NaN or Inf, and the job refuses these.
+        ElastableError: as `ShardStore.push_rows`.
     """
+    rows = _rows_of(push, job.job)
+    left = replace(push, slices={}, parts=tuple(replace(part, slices={}) for part in push.parts))
 
-    def __init__(self, servers: ShardStore, job: JobSpec, deadline_s: float) -> None:
-        self._servers = servers
-        self._job = job
-        self._deadline_s = deadline_s
+    def attempt() -> RowPushOutcome:
+        refuse_failed()
+        return servers.push_rows(rows)
 
-    def send(self, push: Push, refuse_failed: Callable[[], None]) -> Push:
-        """Hands in the gradients of rows; what is left is the master's.
+    try:
+        outcome = retry(attempt, "a push of rows", deadline_s, on=(Unavailable,))
+    except NotFinite as error:
+        reason = push.not_finite or str(error)
+        if job.not_finite != "skip":
+            raise NotFinite(reason) from error
+        return replace(left, not_finite=reason)
+    if outcome is RowPushOutcome.STALE:
+        raise StaleVersion(f"a store server has no use for push {push.id}: it has a later version, or a later push")
+    return left
 
-        Args:
-            refuse_failed: Called before every attempt; raises where the job is over.
 
-        Raises:
-            StaleVersion: the version that it was computed on is past; of an asynchronous job: a later push of this
-                worker has come before it.
-            NotFinite: gradients hold NaN or Inf, and the job refuses these.
-            ElastableError: as `ShardStore.push_rows`.
-        """
-        rows = self._rows_of(push)
-        left = replace(push, slices={}, parts=tuple(replace(part, slices={}) for part in push.parts))
-
-        def attempt() -> RowPushOutcome:
-            refuse_failed()
-            return self._servers.push_rows(rows)
-
-        try:
-            outcome = retry(attempt, "a push of rows", self._deadline_s, on=(Unavailable,))
-        except NotFinite as error:
-            reason = push.not_finite or str(error)
-            if self._job.not_finite != "skip":
-                raise NotFinite(reason) from error
-            return replace(left, not_finite=reason)
-        if outcome is RowPushOutcome.STALE:
-            raise StaleVersion(f"a store server has no use for push {push.id}: it has a later version, or a later push")
-        return left
-
-    def _rows_of(self, push: Push) -> RowPush:
-        parts = (push.slices, *(part.slices for part in push.parts))
-        if isinstance(push.id, SyncPushId):
-            return RowPush(self._job.job, push.id.version, push.id.micro_batch, parts)
-        assert push.computed_on is not None, "a worker says what it computed an asynchronous push on"
-        return RowPush(self._job.job, push.computed_on, push.id.sequence, parts, sender=push.id.incarnation)
+def _rows_of(push: Push, job: str) -> RowPush:
+    parts = (push.slices, *(part.slices for part in push.parts))
+    if isinstance(push.id, SyncPushId):
+        return RowPush(job, push.id.version, push.id.micro_batch, parts)
+    assert push.computed_on is not None, "a worker says what it computed an asynchronous push on"
+    return RowPush(job, push.computed_on, push.id.sequence, parts, sender=push.id.incarnation)

@@ -42,7 +42,8 @@ def export_keras(model: keras.Model, store: EmbeddingStore, path: str | Path) ->
 
 
 def _is_functional(model: keras.Model) -> bool:
-    return isinstance(model, keras.Sequential | keras.src.models.functional.Functional)
+    # Keras' Functional has no public name; it has the operations between inputs and outputs.
+    return isinstance(model, keras.Sequential) or isinstance(getattr(type(model), "operations", None), property)
 
 
 def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:

@@ -1,6 +1,5 @@
 """Slots of tables as Keras optimizers have them: taken over from variables, and in Keras files."""
 
-import functools
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,7 +15,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.row_blocks import fresh_rows
-from elastable.worker.keras.keras_methods import built_with
+from elastable.worker.keras.keras_methods import built_with, wrap_method
 from elastable.worker.rows.store_backed import StoreBacked
 
 _BLOCK_ROWS = 1 << 16
@@ -94,21 +93,8 @@ def wrap_optimizer_files() -> None:
     of the plain one where embeddings are offloaded. The slots of an `et.Embedding` are in the layer's part; those that
     a plain optimizer wrote are loaded.
     """
-    kind = keras.optimizers.Optimizer
-    if "save_own_variables" not in vars(kind):
-        kind.save_own_variables = _with_tables(kind.save_own_variables, _save)
-        kind.load_own_variables = _with_tables(kind.load_own_variables, _load)
-
-
-def _with_tables(
-    plain: Callable[..., None], ours: Callable[[keras.optimizers.Optimizer, _Arrays], bool]
-) -> Callable[[keras.optimizers.Optimizer, _Arrays], None]:
-    @functools.wraps(plain)
-    def method(self: keras.optimizers.Optimizer, store: _Arrays) -> None:
-        if not ours(self, store):
-            plain(self, store)
-
-    return method
+    wrap_method("save_own_variables", _save, keras.optimizers.Optimizer)
+    wrap_method("load_own_variables", _load, keras.optimizers.Optimizer)
 
 
 def _places(optimizer: keras.optimizers.Optimizer, offloaded_only: bool) -> list[_Place]:
@@ -157,22 +143,24 @@ def _refuse_by_hand(method: str, optimizer: keras.optimizers.Optimizer, store: _
         )
 
 
-def _save(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
+def _save(plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: _Arrays) -> None:
     places, every = (_places(optimizer, offloaded_only) for offloaded_only in (True, False))
     _refuse_by_hand("save_own_variables", optimizer, store, places, every)
     slots = {layer: _slots_of(layer) for layer in {place.layer for place in places if isinstance(place, _SlotOfTable)}}
     for number, place in enumerate(places):
         store[str(number)] = slots[place.layer][place.slot] if isinstance(place, _SlotOfTable) else np.asarray(place)
-    return bool(places)
+    if not places:
+        plain(optimizer, store)
 
 
-def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
+def _load(plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: _Arrays) -> None:
     candidates = [_places(optimizer, offloaded_only) for offloaded_only in (True, False)]
     _refuse_by_hand("load_own_variables", optimizer, store, *candidates)
     places = next((each for each in candidates if each and len(each) == len(store.keys())), [])
     tables = {place.layer for place in places if isinstance(place, _SlotOfTable)}
-    if not all(isinstance(layer.source, EmbeddingStore) for layer in tables):
-        return False  # Keras warns that it skips the optimizer
+    if not places or not all(isinstance(layer.source, EmbeddingStore) for layer in tables):
+        plain(optimizer, store)  # Keras warns where it skips the optimizer
+        return
     slots: dict[StoreBacked, dict[str, Float32]] = {}
     for number, place in enumerate(places):
         if isinstance(place, _SlotOfTable):
@@ -194,7 +182,6 @@ def _load(optimizer: keras.optimizers.Optimizer, store: _Arrays) -> bool:
             ids = np.arange(start, min(start + _BLOCK_ROWS, len(whole)), dtype=np.int64)
             source.put(name, [RowBlock(ids, source.lookup({name: ids})[name], whole[ids])])
         layer.note_trained_by(optimizer)
-    return bool(places)
 
 
 def _slots_of(layer: StoreBacked) -> dict[str, Float32]:

@@ -13,8 +13,8 @@ import keras
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
 from elastable.worker.readers.batch.reader import Reader
-from elastable.worker.readers.live.endless_reader import EndlessReader
 from elastable.worker.readers.numpy_reader import as_reader
+from elastable.worker.readers.stream_reader import EndlessReader
 
 SPLITS = ("train", "validation")
 

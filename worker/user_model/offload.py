@@ -17,7 +17,6 @@ from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.rows.initializers import first_rows
 from elastable.worker.rows.saved_rows import (
     PLAIN_ROWS,
     SavedArrays,
@@ -27,6 +26,7 @@ from elastable.worker.rows.saved_rows import (
     refuse_legacy_file,
 )
 from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import first_rows
 from elastable.worker.user_model.keras_slots import give_back_slots, wrap_optimizer_files
 
 _log = logging.getLogger(__name__)
@@ -101,6 +101,12 @@ def _offload(layer: keras.Layer) -> None:
     _log.info("embedding layer %r (%d elements) lives in the store", layer.name, _elements(layer))
 
 
+def _load(plain: Callable[..., object], optimizer: keras.Optimizer, store: SavedArrays) -> None:
+    # Keras only warns where a file holds the state of more variables than the model has.
+    object.__setattr__(optimizer, _SKIPPED, len(store.keys()) != len(optimizer.variables))
+    plain(optimizer, store)
+
+
 @contextmanager
 def offloading(above: int) -> Iterator[None]:
     """Within the block, Keras embeddings with more than `above` elements are offloaded when they are built."""
@@ -108,27 +114,16 @@ def offloading(above: int) -> Iterator[None]:
         yield
         return
 
-    def offloads(plain_build: Callable[..., object]) -> Callable[..., object]:
-        def build(self: keras.layers.Embedding, input_shape: object = None) -> None:
-            if type(self) is keras.layers.Embedding and not self.built and _elements(self) > above:
-                _offload(self)
-                # Keras binds `build` to the instance at creation: call the class's.
-                OffloadedEmbedding.build(self, input_shape)
-                return
-            plain_build(self, input_shape)
-
-        return build
-
-    def notes_skipped(plain_load: Callable[..., object]) -> Callable[..., object]:
-        def load_own_variables(self: keras.Optimizer, store: SavedArrays) -> None:
-            # Keras only warns where a file holds the state of more variables than the model has.
-            object.__setattr__(self, _SKIPPED, len(store.keys()) != len(self.variables))
-            plain_load(self, store)
-
-        return load_own_variables
+    def build(plain: Callable[..., object], layer: keras.layers.Embedding, input_shape: object = None) -> None:
+        if type(layer) is keras.layers.Embedding and not layer.built and _elements(layer) > above:
+            _offload(layer)
+            # Keras binds `build` to the instance at creation: call the class's.
+            OffloadedEmbedding.build(layer, input_shape)
+            return
+        plain(layer, input_shape)
 
     optimizer = keras.optimizers.Optimizer
-    with patched(keras.layers.Embedding, "build", offloads), patched(optimizer, "load_own_variables", notes_skipped):
+    with patched(keras.layers.Embedding, "build", build), patched(optimizer, "load_own_variables", _load):
         yield
 
 

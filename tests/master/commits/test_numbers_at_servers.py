@@ -21,7 +21,7 @@ from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.model.wrapping_optimizers import register_job_optimizers
 from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress
-from elastable.worker.runtime.loop import RowPushes
+from elastable.worker.runtime.loop import push_rows
 from tests.embedding_store.shards.served_shards import served
 from tests.untyped import Keywords
 
@@ -125,7 +125,7 @@ def trained(
     times = iter(range(1_000, 1_000 + 11 * VERSIONS, 11))
     job = api.JobSpec(job="j", mode=mode)
     committer = Committer(store, dense, job, 60.0, clock=lambda: float(next(times)), ahead=mode == "sync")
-    servers = RowPushes(store, job, 60.0) if isinstance(store, StoreServers) else None
+    servers = store if isinstance(store, StoreServers) else None
     changed: list[set[str]] = []
     for version in range(VERSIONS):
         dense.frozen_tables = ("follows", "aged", "tied") if version == 3 else ()
@@ -135,7 +135,7 @@ def trained(
         ]
         if servers is not None:
             # In which order they come does not matter.
-            pushes = [servers.send(push, lambda: None) for push in reversed(pushes)][::-1]
+            pushes = [push_rows(push, servers, job, 60.0, lambda: None) for push in reversed(pushes)][::-1]
         made = committer.commit(version + 1, pushes, lambda made: Progress(version + 1))  # noqa: B023 - called at once
         assert committer.unlogged is None
         changed.append(set(made.changed))

@@ -19,7 +19,7 @@ from elastable.master.api import JobSpec, Push, PushReply, Task
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.version_record import VersionRecord
 from elastable.master.tasks.progress import Progress
-from elastable.worker.runtime.loop import RowPushes
+from elastable.worker.runtime.loop import push_rows
 from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.master.core.test_exactly_once import (
     ASYNC,
@@ -83,7 +83,7 @@ class Worker(Clumsy):
 
     def __init__(self, job: JobSpec, address: str, post: Post, seed: int, servers: StoreServers) -> None:
         super().__init__(job, address, post, seed)
-        self.rows = RowPushes(servers, job, 60.0)
+        self.servers = servers
 
     def work(self, task: Task) -> None:
         try:
@@ -92,7 +92,7 @@ class Worker(Clumsy):
             self.tasks.discard(task)
 
     def push_of(self, task: Task, version: int) -> Push:
-        return self.rows.send(super().push_of(task, version), lambda: None)
+        return push_rows(super().push_of(task, version), self.servers, self.job, 60.0, lambda: None)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ class Speaker:
         return word
 
 
-def _louder(plain: Callable[..., object]) -> Callable[..., object]:
-    return lambda self, word: str(plain(self, word)).upper()
+def _louder(plain: Callable[..., object], speaker: Speaker, word: str) -> str:
+    return str(plain(speaker, word)).upper()
 
 
 def test_other_threads_have_the_method_as_it_was() -> None:
@@ -51,7 +51,7 @@ def test_blocks_of_two_threads_run_side_by_side() -> None:
         with patched(Speaker, "say", _louder):
             meeting.wait(60)
             outer = Speaker().say(word)
-            with patched(Speaker, "say", lambda below: lambda self, said: f"{below(self, said)}!"):
+            with patched(Speaker, "say", lambda below, self, said: f"{below(self, said)}!"):
                 meeting.wait(60)
                 return outer, Speaker().say(word)
 

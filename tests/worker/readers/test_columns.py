@@ -277,6 +277,7 @@ CSV_REFUSED = {
         "c\n1\n2\n1.5\n", "", {"block_records": 2}, r"line 4: column 'c': '1.5' is no int64; say .*'float64'",
     ),
     "a text target": ("c,y\n1,a\n", "int64", {"label": "y"}, "line 2: column 'y': 'a' is no double"),
+    "Latin-1 and malformed": ("c,d\n1,2\n\xe9\n".encode("latin-1"), "", {}, r"line 3: .*Expected 2 columns, got 1"),
     "Latin-1": ("c\nab\ncaf\xe9\n".encode("latin-1"), "string", {}, r"line 3: column 'c': b'caf\\xe9' .* encoding="),
     "Latin-1 without a model": ("c\nab\ncaf\xe9\n".encode("latin-1"), "", {}, r"line 3: column 'c': .* encoding="),
     "Latin-1 later": (

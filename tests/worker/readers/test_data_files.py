@@ -11,7 +11,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as csv
 import pyarrow.fs as arrow_fs
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +20,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
+from tests.contracts.readers import FORMATS
 from tests.untyped import Keyword
 
 FILES = {"day=2/b": (6, 9), "day=1/a": (0, 6), "day=10/c": (9, 20)}
@@ -35,16 +35,11 @@ def table(first: int, last: int) -> pa.Table:
 
 
 def write(kind: str, rows: pa.Table, target: object) -> None:
-    if kind == "parquet":
-        pq.write_table(rows, target, row_group_size=4)
-    else:
-        csv.write_csv(rows, target)
+    FORMATS[kind].write(rows, target)
 
 
 def reader_of(kind: str, paths: Any, **more: Keyword) -> Reader:
-    if kind == "parquet":
-        return ParquetReader(paths, label="late", **more)
-    return CsvReader(paths, label="late", block_records=4, **more)
+    return FORMATS[kind].reader(paths, label="late", **FORMATS[kind].small_blocks, **more)
 
 
 def fill(folder: Path, kind: str) -> Path:
@@ -74,7 +69,7 @@ def holds(reader: Reader, numbers: list[int], days: list[int] | None = None) -> 
             np.testing.assert_array_equal(x["day"], np.array(days)[taken])
 
 
-KINDS = pytest.mark.parametrize("kind", ["parquet", "csv"])
+KINDS = pytest.mark.parametrize("kind", FORMATS)
 
 
 @KINDS
@@ -100,7 +95,7 @@ def test_globs_and_several_paths(tmp_path: Path, kind: str) -> None:
 @KINDS
 def test_a_partition_alone_is_a_target(tmp_path: Path, kind: str) -> None:
     fill(tmp_path, kind)
-    made = {"parquet": ParquetReader, "csv": CsvReader}[kind](tmp_path, ["price"], "day")
+    made = FORMATS[kind].reader(tmp_path, ["price"], "day")
     x, y = made.take(np.array([19, 0]))
     assert (list(x), y.tolist()) == (["price"], [2, 1])
 
@@ -180,6 +175,13 @@ def test_fsspec_in_memory(kind: str) -> None:
     holds(reader_of(kind, f"/{kind}-clicks/day=1/a.{kind}", filesystem=memory), IN_ORDER[:6])
     with pytest.raises(BadInput, match=r"memory://nowhere\.csv: no such file"):
         CsvReader("memory://nowhere.csv")
+
+
+def test_what_a_file_system_raises_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr(memory, "info", lambda path, **_: 1 / 0)
+    with pytest.raises(BadInput, match=r"CSV: a/b\.csv: cannot be listed: .*division by zero"):
+        CsvReader("a/b.csv", filesystem=memory)
 
 
 @KINDS

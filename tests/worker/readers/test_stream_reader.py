@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.live.stream_reader import StreamReader, is_stream
 from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.readers.stream_reader import StreamReader, is_stream
 from elastable.worker.user_model.model_file import load_model_file
 
 X = {"user": np.arange(20, dtype=np.int32), "pair": np.arange(40.0).reshape(20, 2)}

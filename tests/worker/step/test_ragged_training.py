@@ -1,18 +1,13 @@
-"""Ragged and sparse columns, with weights, from every source: they train as plain Keras trains what they say."""
-
-from pathlib import Path
+"""Ragged and sparse columns, with weights: they train as plain Keras trains what they say."""
 
 import keras
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from elastable.worker.readers.batch.reader import Batch
 
 RECORDS, ITEMS, DIM, LONGEST = 64, 30, 4, 5
 RANDOM = np.random.default_rng(0)
@@ -76,10 +71,6 @@ def compiled(inputs: dict[str, object], rows: object) -> keras.Model:
 def arrays(kind: str) -> tf.RaggedTensor | tuple[Array, Array]:
     if kind == "objects":
         return objects(ITEM_LISTS), objects(WEIGHT_LISTS)
-    if kind == "lists":
-        return objects([list(map(int, record)) for record in ITEM_LISTS]), objects(
-            [[*r.tolist()] for r in WEIGHT_LISTS]
-        )
     items = tf.ragged.constant([record.tolist() for record in ITEM_LISTS], tf.int64)
     weights = tf.ragged.constant([record.tolist() for record in WEIGHT_LISTS], tf.float32)
     if kind == "sparse":
@@ -88,21 +79,11 @@ def arrays(kind: str) -> tf.RaggedTensor | tuple[Array, Array]:
     return items, weights
 
 
-def source(kind: str, folder: Path) -> et.ParquetReader | tf.data.Dataset | tuple[dict[str, object], Array, Array]:
+def source(kind: str) -> tf.data.Dataset | tuple[dict[str, object], Array, Array]:
     """The records, in one of the forms that they come in."""
-    if kind == "parquet":
-        columns = {"items": pa.array(ITEM_LISTS), "weights": pa.array(WEIGHT_LISTS), "price": PRICES[:, 0],
-                   "y": Y[:, 0], "w": SAMPLE_WEIGHTS}  # fmt: skip
-        pq.write_table(pa.table(columns), folder / "t.parquet", row_group_size=RECORDS)
-        return et.ParquetReader(folder / "t.parquet", label="y", weight="w", transform=as_columns)
     items, weights = arrays("ragged" if kind == "stream" else kind)
     data = {"items": items, "weights": weights, "price": PRICES}, Y, SAMPLE_WEIGHTS
     return tf.data.Dataset.from_tensor_slices(data).ragged_batch(16) if kind == "stream" else data
-
-
-def as_columns(batch: Batch) -> Batch:
-    x, y, weight = batch
-    return {**x, "price": x["price"][:, None]}, y[:, None], weight
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +96,13 @@ def keras_numbers() -> tuple[dict[str, list[float]], list[float], Array, Array]:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", ["objects", "lists", "ragged", "sparse", "stream", "parquet"])
+@pytest.mark.parametrize("kind", ["objects", "ragged", "sparse", "stream"])
 def test_training_equals_plain_keras_on_padded_records(
-    kind: str, tmp_path: Path, keras_numbers: tuple[dict[str, list[float]], list[float], Array, Array]
+    kind: str, keras_numbers: tuple[dict[str, list[float]], list[float], Array, Array]
 ) -> None:
     history, evaluated, predicted, table = keras_numbers
     model = ragged_model(sparse=kind == "sparse")
-    data, store = source(kind, tmp_path), et.MemoryStore()
+    data, store = source(kind), et.MemoryStore()
     done = et.fit(model, data, validation_data=data, epochs=2, batch_size=16, shuffle=False, store=store, verbose=False)
     np.testing.assert_allclose(done.history["loss"], history["loss"], rtol=1e-5)
     np.testing.assert_allclose(done.history["mae"], history["mae"], rtol=1e-5)

@@ -126,7 +126,8 @@ class CsvReader(BlockReader):
         found = self._first.field(name).type
         boolean, number = pa.types.is_boolean(found), pa.types.is_integer(found) or pa.types.is_floating(found)
         kind = found
-        if want == "string" and pa.types.is_floating(found) and _all_whole(self._first[name]):
+        whole = pa.types.is_floating(found) and pc.all(pc.equal(pc.floor(self._first[name]), self._first[name])).as_py()
+        if want == "string" and whole:
             _log.warning(
                 "%s: column %r is of numbers such as 7.0, which pandas makes of integers with a missing value: for an "
                 "input of strings the text '7.0' is not '7'",
@@ -273,7 +274,10 @@ class CsvReader(BlockReader):
         )
 
     def _malformed(self, text: _Text, error: Exception) -> BadInput:
-        """Finds the first malformed record by bisection: a prefix that contains it cannot be read."""
+        """Finds the first malformed record by bisection: a prefix that contains it cannot be read.
+
+        Arrow's own handler of invalid rows is not told of those that are no UTF-8.
+        """
         starts, _ = _record_starts(text.utf8, self._delimiter)
         ends = [*starts[1:].tolist(), len(text.utf8)]
         reasons: list[Exception] = [error]
@@ -291,10 +295,6 @@ class CsvReader(BlockReader):
         others = [each for each in _DELIMITERS if each != self._delimiter and record.count(each.encode()) == cuts]
         hint = f"; say delimiter={others[0]!r}, which cuts it so" if others else ""
         return BadInput(f"{text.place(bad)}: {reasons[-1]}{hint}")
-
-
-def _all_whole(floats: pa.ChunkedArray) -> bool:
-    return bool(pc.all(pc.equal(pc.floor(floats), floats)).as_py())
 
 
 def _from_text(values: pa.Array, kind: pa.DataType, want: str, named: bool, at: At) -> pa.Array:

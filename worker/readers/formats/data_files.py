@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
@@ -85,101 +85,90 @@ def find_files(
         raise BadInput(f"{kind}: no files given")
     found: list[DataFile] = []
     for path in given:
-        opened = _Opened.of(path, filesystem, kind)
+        place = _place(os.fspath(path), filesystem, kind)
         try:
-            found.extend(opened.files(kind, suffixes))
-        except (OSError, pa.ArrowException) as error:
-            raise BadInput(f"{kind}: {opened.name}: cannot be listed: {error}") from error
+            found.extend(_files_at(place, kind, suffixes))
+        except BadInput:
+            raise
+        except Exception as error:
+            # fsspec's file systems raise whatever their libraries do.
+            raise BadInput(f"{kind}: {place}: cannot be listed: {error}") from error
     for file in found:
         if kind == "CSV" and file.path.endswith(_COMPRESSED):
             raise BadInput(f"{file}: is compressed, and records are fetched by number: decompress it, or write Parquet")
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A path with its file system: Arrow's, or fsspec's wrapped by Arrow."""
+def _place(text: str, filesystem: FileSystem | None, kind: str) -> DataFile:
+    """A path that the user gave, a file or not, on Arrow's file system or on fsspec's wrapped by Arrow."""
+    if filesystem is not None:
+        return DataFile(_as_arrow(filesystem), text, text)
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return DataFile(arrow_fs.LocalFileSystem(), str(Path(text).expanduser().absolute()), text)
+    try:
+        if scheme in _ARROW_SCHEMES:
+            return DataFile(*_arrow_from_url(text), text)
+        opened, path = url_to_fs(text)
+    except (ValueError, ImportError, OSError, pa.ArrowException) as error:
+        raise BadInput(f"{kind}: {text}: no file system opens this URL: {error}") from error
+    return DataFile(_as_arrow(opened), path, text)
 
-    arrow: arrow_fs.FileSystem
-    fsspec: fsspec.AbstractFileSystem | None
-    path: str
-    name: str
 
-    @classmethod
-    def of(cls, path: str | os.PathLike[str], filesystem: FileSystem | None, kind: str) -> _Opened:
-        text = os.fspath(path)
-        if filesystem is not None:
-            return cls._on(filesystem, text, text)
-        scheme, separator, _ = text.partition("://")
-        if not separator:
-            return cls(arrow_fs.LocalFileSystem(), None, str(Path(text).expanduser().absolute()), text)
-        try:
-            if scheme in _ARROW_SCHEMES:
-                opened, place = _arrow_from_url(text)
-                return cls(opened, None, place, text)
-            opened, place = url_to_fs(text)
-            return cls._on(opened, place, text)
-        except (ValueError, ImportError, OSError, pa.ArrowException) as error:
-            raise BadInput(f"{kind}: {text}: no file system opens this URL: {error}") from error
+def _as_arrow(filesystem: FileSystem) -> arrow_fs.FileSystem:
+    if isinstance(filesystem, arrow_fs.FileSystem):
+        return filesystem
+    if not hasattr(filesystem, "open") or not hasattr(filesystem, "find"):
+        raise BadInput(f"filesystem={filesystem!r}: give a pyarrow.fs.FileSystem or an fsspec file system")
+    return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(filesystem))
 
-    @classmethod
-    def _on(cls, filesystem: FileSystem, path: str, name: str) -> _Opened:
-        if isinstance(filesystem, arrow_fs.FileSystem):
-            return cls(filesystem, None, path, name)
-        if not hasattr(filesystem, "open") or not hasattr(filesystem, "find"):
-            raise BadInput(f"filesystem={filesystem!r}: give a pyarrow.fs.FileSystem or an fsspec file system")
-        return cls(arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(filesystem)), filesystem, path, name)
 
-    def files(self, kind: str, suffixes: Sequence[str]) -> list[DataFile]:
-        found = self._kind()
-        if found is arrow_fs.FileType.File:
-            return [DataFile(self.arrow, self.path, self.name)]
-        if _WILD.search(self.path):
-            return self._matching(kind)
-        if found is not arrow_fs.FileType.Directory:
-            raise BadInput(f"{kind}: {self.name}: no such file")
-        folder = self.path.rstrip("/")
-        inside = [path for path in self._below(folder) if not _HIDDEN.search(_relative(path, folder))]
-        for path in inside:
-            if not path.endswith(tuple(suffixes)):
-                raise BadInput(
-                    f"{kind}: {self.name}: {_relative(path, folder)} in this folder does not end in "
-                    f"{' or '.join(suffixes)}; say which files by a glob, as {self.name.rstrip('/')}/**/*{suffixes[0]}"
-                )
-        if not inside:
-            raise BadInput(f"{kind}: {self.name}: an empty folder")
-        return [self._file(path, folder) for path in inside]
+def _files_at(place: DataFile, kind: str, suffixes: Sequence[str]) -> list[DataFile]:
+    """The place itself, or what its folder or glob holds."""
+    path = place.path.rstrip("/")
+    # A web server's folder looks like a file, unless its URL ends in "/".
+    is_folder = place.path.endswith("/") and isinstance(place.filesystem, arrow_fs.PyFileSystem)
+    found = arrow_fs.FileType.Directory if is_folder else place.filesystem.get_file_info(path or "/").type
+    if found is arrow_fs.FileType.File:
+        return [replace(place, path=path)]
+    if _WILD.search(path):
+        return _matching(place, kind)
+    if found is not arrow_fs.FileType.Directory:
+        raise BadInput(f"{kind}: {place}: no such file")
+    inside = [below for below in _below(place, path) if not _HIDDEN.search(_relative(below.path, path))]
+    for file in inside:
+        if not file.path.endswith(tuple(suffixes)):
+            raise BadInput(
+                f"{kind}: {place}: {_relative(file.path, path)} in this folder does not end in "
+                f"{' or '.join(suffixes)}; say which files by a glob, as {place.name.rstrip('/')}/**/*{suffixes[0]}"
+            )
+    if not inside:
+        raise BadInput(f"{kind}: {place}: an empty folder")
+    return inside
 
-    def _matching(self, kind: str) -> list[DataFile]:
-        parts = self.path.split("/")
-        fixed = next(place for place, part in enumerate(parts) if _WILD.search(part))
-        folder = "/".join(parts[:fixed])
-        pattern = re.compile(glob_translate("/".join(parts[fixed:])))
-        matching = [path for path in self._below(folder) if pattern.fullmatch(_relative(path, folder))]
-        if not matching:
-            raise BadInput(f"{kind}: {self.name}: no file matches")
-        return [self._file(path, folder) for path in matching]
 
-    def _file(self, path: str, folder: str) -> DataFile:
-        name = path
-        if "://" in self.name:
-            name = path if "://" in path else f"{self.name.partition('://')[0]}://{path.lstrip('/')}"
-        return DataFile(self.arrow, path, name, tuple(_partitions(_relative(path, folder).split("/")[:-1])))
+def _matching(place: DataFile, kind: str) -> list[DataFile]:
+    parts = place.path.split("/")
+    fixed = next(number for number, part in enumerate(parts) if _WILD.search(part))
+    folder = "/".join(parts[:fixed])
+    pattern = re.compile(glob_translate("/".join(parts[fixed:])))
+    matching = [file for file in _below(place, folder) if pattern.fullmatch(_relative(file.path, folder))]
+    if not matching:
+        raise BadInput(f"{kind}: {place}: no file matches")
+    return matching
 
-    def _below(self, folder: str) -> list[str]:
-        if self.fsspec is not None:
-            return sorted(self.fsspec.find(folder + "/"))
-        inside = self.arrow.get_file_info(arrow_fs.FileSelector(folder or "/", recursive=True, allow_not_found=True))
-        return sorted(entry.path for entry in inside if entry.is_file)
 
-    def _kind(self) -> arrow_fs.FileType:
-        if self.fsspec is None:
-            return self.arrow.get_file_info(self.path.rstrip("/")).type
-        if not self.path.endswith("/") and not _WILD.search(self.path) and self.fsspec.isfile(self.path):
-            return arrow_fs.FileType.File
-        if _WILD.search(self.path) or not self.fsspec.isdir(self.path):
-            return arrow_fs.FileType.NotFound
-        return arrow_fs.FileType.Directory
+def _below(place: DataFile, folder: str) -> list[DataFile]:
+    """All files of a folder, in the order of their paths."""
+    selector = arrow_fs.FileSelector(folder or "/", recursive=True, allow_not_found=True)
+    paths = sorted(entry.path for entry in place.filesystem.get_file_info(selector) if entry.is_file)
+    scheme, url, _ = place.name.partition("://")
+    found = []
+    for path in paths:
+        name = f"{scheme}://{path.lstrip('/')}" if url and "://" not in path else path
+        folders = _relative(path, folder).split("/")[:-1]
+        found.append(DataFile(place.filesystem, path, name, tuple(_partitions(folders))))
+    return found
 
 
 def _arrow_from_url(url: str) -> tuple[arrow_fs.FileSystem, str]:
