@@ -12,14 +12,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.chaos.gates import Gates, lay_gates
 from tests.chaos.light_job import use_light_model
 from tests.chaos.sabotage import SABOTAGES
-
-if TYPE_CHECKING:
-    pass
+from tests.preloaded import server
 
 _PR_SET_PDEATHSIG = 1
 _FRAMES_BYTES = 4096
@@ -48,33 +45,14 @@ class ChildPlan:
 
 def import_everything() -> None:
     """Imports what any process needs, before the first fork; `RuntimeError`: that has started a thread."""
-    from elastable.process.quiet import import_tensorflow
+    from elastable.embedding_store.contract.spec import OptimizerSpec
+    from elastable.embedding_store.warm import warm_updates
 
     os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
-    import_tensorflow()
+    server.import_everything()
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    import matplotlib
-
-    import elastable.commands.job
-    import elastable.commands.store_commands
-    import elastable.jobs.master_process
-    import elastable.jobs.serving
-    import elastable.jobs.worker_process  # noqa: F401
-    from elastable.embedding_store.contract.spec import OptimizerSpec
-    from elastable.embedding_store.warm import warm_lookups, warm_updates
-
-    matplotlib.use("Agg")
-    importlib.import_module("matplotlib.pyplot")
-    warm_lookups()
-    warm_updates([OptimizerSpec.of(name) for name in ("sgd", "adagrad", "adam")])
+    importlib.import_module("elastable.commands.store_commands")
     warm_updates([OptimizerSpec.of(name, lazy=False) for name in ("sgd", "adam", "adamw", "rmsprop")])
-    threads = [name for name in map(_thread_name, os.listdir("/proc/self/task")) if name == "python"]
-    if len(threads) > 1:
-        raise RuntimeError(f"{len(threads)} threads before the first fork: set OPENBLAS_NUM_THREADS=1")
-
-
-def _thread_name(thread: str) -> str:
-    return Path(f"/proc/self/task/{thread}/comm").read_text().strip()[:6]
 
 
 def fork_child(plan: ChildPlan) -> tuple[int, socket.socket]:
@@ -114,8 +92,8 @@ def _run(plan: ChildPlan, control: int, parent: int) -> int:
     if plan.model == "light":
         use_light_model()
     lay_gates(gates, plan.role, plan.folders)
-    if plan.sabotage:
-        SABOTAGES[plan.sabotage](plan.role)
+    if plan.sabotage and plan.role in SABOTAGES[plan.sabotage]:
+        SABOTAGES[plan.sabotage][plan.role]()
     if plan.role == "master":
         gates.reach("start", int(plan.environment["CHAOS_LIFE"]))
     return _command(plan.arguments)

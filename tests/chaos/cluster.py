@@ -15,21 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastable.embedding_store.support.store_url import SERVERS
+from tests.chaos import stores
 from tests.chaos.child import ChildPlan, fork_child
 from tests.chaos.links import Link, Timers
 from tests.chaos.records import MICRO_BATCH, SEED
 from tests.chaos.redis_servers import RedisGroup, RedisServer, is_server
 from tests.chaos.schedules import LEASE_S, Schedule
-from tests.chaos.stores import (
-    PRIMARY_AND_REPLICA,
-    filled_in,
-    forgets,
-    lasts,
-    processes_of,
-    redis_of,
-    server_line,
-    shard_store,
-)
 from tests.untyped import Parsed
 
 
@@ -54,7 +45,7 @@ class Process:
         return f"shard{self.number}" if self.role == "shard" else self.role
 
 
-_DEADLINE_S = 20.0  # of the product's calls: longer than any fault lasts
+_DEADLINE_S = 20.0  # of the product's calls: longer than any fault stores.lasts
 _MODELS = {"keras": Path(__file__).with_name("job.py"), "light": Path(__file__).with_name("light_job.py")}
 
 
@@ -75,9 +66,16 @@ def arguments_of(
         return ["worker", model, "--master", address, "--deadline", f"{_DEADLINE_S:g}", *transport]
     if role == "shard":
         listen = f"127.0.0.1:{links[f'master-shard{number}'][0].target or 0}"
-        return ["store", "--listen", listen, "--store", shard_store(schedule.store, number, str(home)), *transport]
+        return [
+            "store",
+            "--listen",
+            listen,
+            "--store",
+            stores.shard_store(schedule.store, number, str(home)),
+            *transport,
+        ]
     words = ["master", str(_MODELS[schedule.shape.model]), "--listen", "127.0.0.1:0", *transport]
-    store = filled_in(schedule.store, addresses, str(home))
+    store = stores.filled_in(schedule.store, addresses, str(home))
     words += ["--stores", store.removeprefix(SERVERS)] if store.startswith(SERVERS) else ["--store", store]
     words += ["--deadline", f"{_DEADLINE_S:g}", "--lease", f"{LEASE_S:g}", "--mode", schedule.shape.mode]
     words += ["--epochs", str(schedule.shape.epochs), "--micro-batch-size", str(MICRO_BATCH)]
@@ -88,8 +86,8 @@ def arguments_of(
     words += ["--take-over"]  # a cut link hides from Redis that the master before is dead
     if not schedule.shape.lazy:
         words += ["--no-lazy"]
-    fails_over = redis_of(schedule.store) == PRIMARY_AND_REPLICA
-    if (forgets(schedule.store) or fails_over) and not saved:
+    fails_over = stores.redis_of(schedule.store) == stores.PRIMARY_AND_REPLICA
+    if (stores.forgets(schedule.store) or fails_over) and not saved:
         words += ["--overwrite"]  # what a master left in the store that died before its first checkpoint
     return words
 
@@ -148,10 +146,10 @@ class Cluster:
         # Orphans become children of this process: none gets lost.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.links["worker-master"] = [Link(self.selector, self.timers) for _ in range(self.schedule.workers)]
-        self._start_redis(redis_of(self.schedule.store))
-        for name in processes_of(self.schedule.store):
+        self._start_redis(stores.redis_of(self.schedule.store))
+        for name in stores.processes_of(self.schedule.store):
             self._link_store(name, self.schedule.workers)
-            self.start(*_role_and_number(name))
+            self.start("shard", int(name.removeprefix("shard")))
             while self.links[f"master-{name}"][0].target is None:
                 self.turn()
                 if time.monotonic() > give_up:
@@ -214,7 +212,7 @@ class Cluster:
         return {
             links[0].port: self.links[name.replace("master", "worker")][number].port
             for name, links in self.links.items()
-            if name.replace("master-", "") in processes_of(self.schedule.store)
+            if name.replace("master-", "") in stores.processes_of(self.schedule.store)
         }
 
     def _hear(self, process: Process) -> None:
@@ -248,7 +246,7 @@ class Cluster:
             process.at_work = True
             # A superseded master that wakes up may complete its checkpoint after its successor has looked for one;
             # to Redis it can commit nothing any more.
-            promised = self.acknowledged if lasts(self.schedule.store) else process.saved
+            promised = self.acknowledged if stores.lasts(self.schedule.store) else process.saved
             if message["begins"] < promised:
                 self.lost.append(f"version {promised} stood, and the master goes on at {message['begins']}")
         elif "version" in message:
@@ -285,7 +283,7 @@ class Cluster:
             self._link_store(name, 0)  # rows in Redis are looked up at the master
         links = {name: self.links[f"master-{name}"][0] for name in names}
         self.redis_group = RedisGroup(
-            names, server_line(self.schedule.store), links, self.home, self.selector, self.timers
+            names, stores.server_line(self.schedule.store), links, self.home, self.selector, self.timers
         )
         self.redis = self.redis_group.servers
         self.redis_group.watch(self.turn)
@@ -330,7 +328,3 @@ class Cluster:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         return [f"process {pid} was left over" for pid in left if pid not in of_redis]
-
-
-def _role_and_number(name: str) -> tuple[str, int]:
-    return "shard", int(name.removeprefix("shard"))

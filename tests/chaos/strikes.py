@@ -130,15 +130,6 @@ def _links(cluster: Cluster, fault: Fault) -> list[Link]:
     return links if fault.number % 2 else links[:1]
 
 
-STRIKES: dict[str, Callable[[Cluster, Fault, Process | None], bool]] = {
-    "kill": _kill,
-    "stop": _stop,
-    "supersede": _supersede,
-    "fail": _fail,
-    "failover": _failover,
-    "fill": _fill,
-    "cut": _cut,
-    "delay": _delay,
-    "silence": _silence,
-}
+_ALL = (_kill, _stop, _supersede, _fail, _failover, _fill, _cut, _delay, _silence)
+STRIKES: dict[str, Callable[[Cluster, Fault, Process | None], bool]] = {each.__name__[1:]: each for each in _ALL}
 """By action: does it to (cluster, fault, the process at the gate); False where there was nothing to strike."""
