@@ -1,28 +1,9 @@
 """Parsers of frames, without a server around them."""
 
-from collections.abc import Callable, Iterable
-
 import numpy as np
 
-from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import FrameReader
-from elastable.embedding_store.wire.messages.store_messages import (
-    blocks_from_frames,
-    ids_from_frames,
-    record_from_frames,
-    reset_from_frames,
-)
-from elastable.embedding_store.wire.pushes.push_messages import (
-    pushed_commit_from_frames,
-    row_push_from_frames,
-)
 from elastable.master.api import DenseSnapshot
-from elastable.master.rpc.bulk_messages import (
-    dense_frames,
-    dense_from_frames,
-    evaluation_from_frames,
-    push_from_frames,
-)
+from elastable.master.rpc.bulk_messages import dense_frames, dense_from_frames
 from elastable.master.v1 import master_pb2
 from tests.fuzz.calls import Call, Seed, made_messages
 from tests.fuzz.master_calls import MASTER_CALLS, words_of_all
@@ -38,22 +19,9 @@ def _dense(m: Mutator) -> Seed:
     return frame.header, frame.body
 
 
-PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], object]]] = {
-    "LookupRequest": (
-        STORE_CALLS["Lookup"],
-        lambda frames: FrameReader(frames, "LookupRequest").header(store_pb2.LookupHeader),
-    ),
-    "RowIds": (STORE_CALLS["Delete"], ids_from_frames),
-    "RowBlock": (STORE_CALLS["Put"], lambda frames: list(blocks_from_frames(frames))),
-    "ClientPush": (STORE_CALLS["PushRows"], row_push_from_frames),
-    "RowPush": (SHARD_CALLS["PushRows"], row_push_from_frames),
-    "CommitPushed": (SHARD_CALLS["CommitPushed"], pushed_commit_from_frames),
-    "Record": (STORE_CALLS["ResetVersion"], record_from_frames),
-    "ResetVersion": (STORE_CALLS["ResetVersion"], reset_from_frames),
-    "Gradient": (MASTER_CALLS["ReportGradient"], push_from_frames),
-    "Evaluation": (MASTER_CALLS["ReportEvaluation"], evaluation_from_frames),
-    "Dense": (Call(_dense, master_pb2.DenseFrame), dense_from_frames),
-}
+DENSE = Call(_dense, bulk=master_pb2.DenseFrame, parsers={"Dense": dense_from_frames})
+CALLS = (*STORE_CALLS.values(), *SHARD_CALLS.values(), *MASTER_CALLS.values(), DENSE)
+PARSERS = {name: (call, parse) for call in CALLS for name, parse in (call.parsers or {}).items()}
 """Name of a parser -> a call that it is of, and the parser."""
 
 
