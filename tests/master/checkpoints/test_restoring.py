@@ -17,31 +17,24 @@ from elastable.embedding_store.contract.spec import (
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, SpecConflict
-from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.comparing import compare_dense, compare_tables
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables, warm_start
-from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import (
     ADAGRAD,
     AGED,
     DYNAMIC,
     FIXED,
-    JOB,
     SEEN,
     SPECS,
     commit,
     created,
     dense_of,
-    progress_of,
     rows,
+    saved,
     shards,
     train,
 )
-
-
-def saved(place: Path, store: EmbeddingStore) -> Checkpoint:
-    version = store.version()
-    return open_checkpoint(write_checkpoint(place, store, dense_of(version), JOB, progress_of(version)))
 
 
 @pytest.fixture(scope="module")

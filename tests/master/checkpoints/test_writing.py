@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError, StaleVersion
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
@@ -23,9 +22,9 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, newest_checkpoint
 from elastable.master.checkpoints.storage.tensor_file import Throttle
-from elastable.master.checkpoints.writing import StoredCheckpoint, to_remove, write_checkpoint
+from elastable.master.checkpoints.writing import StoredCheckpoint, to_remove
 from tests.embedding_store.serving import client_service
-from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, shards, train
+from tests.master.checkpoints.jobs import created, dense_of, progress_of, rows, shards, train, written
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -39,17 +38,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         memory.rm(name, recursive=True)
 
 
-def saved(place: str | Path, store: EmbeddingStore, keep: int = 3) -> str:
-    version = store.version()
-    return write_checkpoint(place, store, dense_of(version), JOB, progress_of(version), keep=keep)
-
-
 @pytest.mark.parametrize("source", ["one", "token", "encoding"])
 def test_everything_comes_back_on_any_store(place: str, source: str) -> None:
     made = MemoryStore() if source == "one" else shards(2, source)
     with created(made) as store:
         train(store, 7)
-        address = saved(place, store)
+        address = written(place, store)
         assert address == newest_checkpoint(place) == newest_checkpoint(address)
         found = open_checkpoint(place)
         assert (found.version, found.manifest.kind, found.address) == (7, "full", address)
@@ -73,7 +67,7 @@ def test_rows_of_another_version_are_refused(tmp_path: Path) -> None:
     with created(MemoryStore()) as store:
         train(store, 2)
         with pytest.raises(BadInput, match="of version 3 cannot be written of rows that are at version 2"):
-            write_checkpoint(tmp_path, store, {}, JOB, progress_of(3))
+            written(tmp_path, store, 3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,14 +80,14 @@ def test_a_commit_meanwhile_is_noticed(tmp_path: Path) -> None:
     with created(MemoryStore()) as store:
         train(store, 2)
         with pytest.raises(BadInput, match="rows that are at version 3: pin them, or commit nothing meanwhile"):
-            write_checkpoint(Committing(tmp_path), store, {}, JOB, progress_of(2))
+            written(Committing(tmp_path), store, 2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
     with created(MemoryStore()) as store:
         train(store, 3)
-        checkpoint = Path(saved(tmp_path, store))
+        checkpoint = Path(written(tmp_path, store))
         held: dict[int, bytes] = {}
         for file in open_checkpoint(checkpoint).manifest.tables["fixed"].files:
             tensors = load_file(checkpoint / file)
@@ -104,12 +98,12 @@ def test_files_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
 def test_the_same_version_again_takes_the_place_of_the_first(place: str) -> None:
     with created(MemoryStore()) as store:
         train(store, 3)
-        first, second = saved(place, store, keep=0), saved(place, store, keep=0)
+        first, second = written(place, store, keep=0), written(place, store, keep=0)
         assert (Path(first).name, Path(second).name) == ("ckpt-0000000003", "ckpt-0000000003-2")
         assert newest_checkpoint(place) == second
         assert files_at(place).names() == ["ckpt-0000000003-2"]
         train(store, 1)
-        assert Path(saved(place, store, keep=1)).name == "ckpt-0000000004"
+        assert Path(written(place, store, keep=1)).name == "ckpt-0000000004"
         assert files_at(place).names() == ["ckpt-0000000004"]
 
 
@@ -127,7 +121,7 @@ def test_nothing_there_is_said_so(place: str) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with created(MemoryStore()) as store, pytest.raises(CheckpointError, match="file/deep/ckpt-0000000000 cannot be"):
-        write_checkpoint(tmp_path / "file" / "deep", store, {}, JOB, progress_of(0))
+        written(tmp_path / "file" / "deep", store)
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -144,7 +138,7 @@ def test_a_store_that_began_anew_is_not_saved(tmp_path: Path, pinned: bool) -> N
         with GrpcServer(address, [client_service(empty)]):
             wrong: type[ElastableError] = StaleVersion if pinned else BadInput
             with pytest.raises(wrong):
-                write_checkpoint(tmp_path, source, dense_of(3), JOB, progress_of(3))
+                written(tmp_path, source, 3)
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith("ckpt")] == []
     assert newest_checkpoint(tmp_path) is None
 
