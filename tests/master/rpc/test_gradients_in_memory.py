@@ -29,6 +29,7 @@ from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
 from elastable.master.v1 import master_pb2
 from tests.master.rpc.test_client import Scripted
+from tests.master.rpc.test_messages import assert_same
 from tests.waiting import until
 
 WAIT_S = 60
@@ -40,21 +41,9 @@ def push(rows: int, seed: int = 0) -> Push:
         "users": Slices(random.integers(0, 2**62, rows), random.standard_normal((rows, 17), np.float32)),
         "items": Slices(np.empty(0, np.int64), np.empty((0, 4), np.float32)),
     }
-    dense = (random.standard_normal((3, 5), np.float32), np.float32(2.5).reshape(()))
+    dense = (random.standard_normal((3, 5), np.float32), np.array(2.5, np.float32))
     rest: dict[str, object] = {"states": (np.arange(7),), "metrics": (np.ones(2),)}
     return Push(SyncPushId(3, seed), 64, dense=dense, slices=slices, job="job", **rest)  # type: ignore[arg-type]
-
-
-def same(found: Push, wanted: Push) -> None:
-    assert (found.id, found.job, found.records) == (wanted.id, wanted.job, wanted.records)
-    assert list(found.slices) == list(wanted.slices)
-    pairs = [*zip(found.dense, wanted.dense, strict=True), *zip(found.states, wanted.states, strict=True)]
-    pairs += zip(found.metrics, wanted.metrics, strict=True)
-    for table, slices in found.slices.items():
-        pairs += [(slices.indices, wanted.slices[table].indices), (slices.values, wanted.slices[table].values)]
-    for mine, other in pairs:
-        assert mine.dtype == other.dtype
-        np.testing.assert_array_equal(mine, other)
 
 
 @pytest.fixture
@@ -77,13 +66,13 @@ def test_what_is_laid_down_is_what_is_read(store: SharedMemoryStore, channel: Sh
         body = sum(slices.values.nbytes for slices in wanted.slices.values())
         assert len(frames) == 1
         assert (len(frames[0]) < body) is (body > 1 << 17)  # what is small goes in the frame
-        same(push_from_frames(frames, store.channels), wanted)
+        assert_same(push_from_frames(frames, store.channels), wanted)
 
 
 def test_what_was_read_stays_when_the_next_is_laid_down(store: SharedMemoryStore, channel: SharedChannel) -> None:
     read = push_from_frames(push_frames(push(9_000, 1), channel), store.channels)
     list(push_frames(push(9_000, 2), channel))
-    same(read, push(9_000, 1))
+    assert_same(read, push(9_000, 1))
 
 
 def test_a_late_reader_does_not_take_the_next_message(store: SharedMemoryStore, channel: SharedChannel) -> None:
@@ -198,7 +187,7 @@ def test_a_client_lays_down_what_it_reports(sizes: list[int]) -> None:
         for seed in range(2, 6):
             client.report_gradient(push(20_000, seed))
         for seed, found in enumerate(master.pushes(), 1):
-            same(found, push(20_000, seed))
+            assert_same(found, push(20_000, seed))
         assert sizes[0] > 1 << 20
         assert sizes[1:] == [0] * 4
 
@@ -234,8 +223,8 @@ def test_a_master_that_begins_anew_is_sent_what_it_cannot_read(sizes: list[int])
         served(held, second, SharedMemoryStore(1), server.address)
         client.join(WorkerIdentity("w"))
         client.report_gradient(push(20_000, 2))
-        same(first.pushes()[0], push(20_000, 1))
-        same(second.pushes()[0], push(20_000, 2))
+        assert_same(first.pushes()[0], push(20_000, 1))
+        assert_same(second.pushes()[0], push(20_000, 2))
         assert len(second.pushes()) == 1
         assert sizes[-1] > 1 << 20
 
