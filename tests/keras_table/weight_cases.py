@@ -159,6 +159,7 @@ def _polyak(side: Side) -> object:
     return [target.get_weights(), target.predict(side.x, verbose=0)]
 
 
+@keras.saving.register_keras_serializable("keras_table")
 class Penalised(keras.Model):
     def compute_loss(
         self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True
