@@ -1,9 +1,10 @@
 """A case, and the verdict that running it gives."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
@@ -35,6 +36,20 @@ class Case:
     covers: str = ""
     meaning: str = ""
     repeats: bool = False
+
+
+def code_in(name: str) -> str:
+    """What a row's name says as code, between backticks; several pieces are arguments, one after the other."""
+    return ", ".join(re.findall(r"`([^`]+)`", name))
+
+
+def arguments_in(code: str, *namespaces: Mapping[str, object]) -> dict[str, Any]:
+    """Keyword arguments, evaluated as they are said; the names of later namespaces come first."""
+    known: dict[str, object] = {}
+    for names in namespaces:
+        known |= names
+    made: dict[str, Any] = eval(f"dict({code})", known)
+    return made
 
 
 class Different(AssertionError):
