@@ -28,8 +28,7 @@ class Diary(Hooks):
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, int]] = []
-        self.logs: list[dict[str, float]] = []
-        self.versions: list[dict[str, float]] = []
+        self.logs, self.versions = list[dict[str, float]](), list[dict[str, float]]()
         self.threads: set[int] = set()
 
     def note(self, what: str, number: int) -> None:
@@ -122,10 +121,9 @@ def test_hooks_may_change_the_rate_and_stop_at_an_exact_version() -> None:
     for workers in (1, 3):
         bench = Bench()
         results.append(result(bench, workers, Clicking(bench)))
-        assert (bench.master.status().version, bench.master.stop_reason) == (6, "seen enough")
         status = bench.master.status()
-        assert (status.state, status.stopped) == ("finished", "seen enough")
-        assert bench.store.version() == 6
+        assert (status.version, status.state, status.stopped) == (6, "finished", "seen enough")
+        assert (bench.store.version(), bench.master.stop_reason) == (6, "seen enough")
         assert bench.master.progress().records == RECORDS + 12
     assert same(*results)
 
@@ -231,24 +229,28 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         task = job.tasks(1)[0]
         good = job.push(task)
         before = job.bench.everything() if job.bench.store.row_count("t") else job.bench.dense.tensors()
-        report = job.master.report_gradient
-        with pytest.raises(errors.FutureVersion, match="version 5"):
-            report(api.Push(api.SyncPushId(5, 10), 3, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(errors.JobFailed, match=r"runs another job now \(test\); the push is of yesterday"):
-            report(replace(good, job="yesterday"))
-        with pytest.raises(errors.BadInput, match="micro-batch 7 is not of version 0, which is made of 0 to 1"):
-            report(api.Push(api.SyncPushId(0, 7), 3, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(errors.BadInput, match="has 3 records, but the push reports 2"):
-            report(api.Push(good.id, 2, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(errors.BadInput, match="synchronous"):
-            report(api.Push(api.AsyncPushId("me", 1), 3, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(errors.BadGradient, match="0 dense gradient tensors"):
-            report(api.Push(good.id, 3, (), good.slices, good.states, good.metrics))
-        bad = (np.full_like(good.dense[0], np.nan), *good.dense[1:])
-        with pytest.raises(errors.NotFinite, match="batch_normalization"):
-            report(api.Push(good.id, 3, bad, good.slices, good.states, good.metrics))
+        nan = (np.full_like(good.dense[0], np.nan), *good.dense[1:])
+        for wrong, kind, message in (
+            (replace(good, id=api.SyncPushId(5, 10)), errors.FutureVersion, "version 5"),
+            (
+                replace(good, job="yesterday"),
+                errors.JobFailed,
+                r"another job now \(test\); the push is of yesterday",
+            ),
+            (
+                replace(good, id=api.SyncPushId(0, 7)),
+                errors.BadInput,
+                "7 is not of version 0, which is made of 0 to 1",
+            ),
+            (replace(good, records=2), errors.BadInput, "has 3 records, but the push reports 2"),
+            (replace(good, id=api.AsyncPushId("me", 1)), errors.BadInput, "synchronous"),
+            (replace(good, dense=()), errors.BadGradient, "0 dense gradient tensors"),
+            (replace(good, dense=nan), errors.NotFinite, "batch_normalization"),
+        ):
+            with pytest.raises(kind, match=message):
+                job.master.report_gradient(wrong)
         assert same(list(before.values()), list(job.bench.dense.tensors().values()))  # type: ignore[union-attr]
-        assert report(good).outcome is api.PushOutcome.ACCEPTED
+        assert job.master.report_gradient(good).outcome is api.PushOutcome.ACCEPTED
 
 
 def test_pushes_that_are_not_finite_can_be_skipped() -> None:
@@ -302,9 +304,8 @@ def test_evaluations_count_once_and_for_their_version_only() -> None:
         task = job.tasks(1)[0]
         assert (task.kind, task.version, task.stop) == (api.TaskKind.EVALUATE, 1, 3)
         metrics = (np.ones((), np.float32), np.ones((), np.float32))
-        assert job.master.report_evaluation(api.EvaluationReport("me", 0, 0, 3, metrics)) is api.PushOutcome.STALE
-        assert job.master.report_evaluation(api.EvaluationReport("me", 1, 0, 3, metrics)) is api.PushOutcome.ACCEPTED
-        assert job.master.report_evaluation(api.EvaluationReport("me", 1, 0, 3, metrics)) is api.PushOutcome.DUPLICATE
+        for version, outcome in ((0, "stale"), (1, "accepted"), (1, "duplicate")):
+            assert job.master.report_evaluation(api.EvaluationReport("me", version, 0, 3, metrics)) == outcome
         with pytest.raises(errors.FutureVersion):
             job.master.report_evaluation(api.EvaluationReport("me", 2, 0, 3, metrics))
         with pytest.raises(errors.BadGradient, match="metric"):
@@ -429,10 +430,7 @@ def test_slices_of_every_size_and_none() -> None:
         for task in job.tasks(8):
             push = job.push(task)
             empty = {"t": Slices(np.empty(0, np.int64), np.empty((0, 2), np.float32))} if task.micro_batch % 2 else {}
-            reply = job.master.report_gradient(
-                api.Push(push.id, push.records, push.dense, empty, push.states, push.metrics)
-            )
-            assert reply.outcome is api.PushOutcome.ACCEPTED
+            assert job.master.report_gradient(replace(push, slices=empty)).outcome is api.PushOutcome.ACCEPTED
         assert job.master.wait(60)
         assert job.bench.store.version() == 1
         assert job.bench.store.row_count("t") == 0

@@ -237,15 +237,6 @@ def test_versions_are_evaluated_once_they_are_logged(concurrent: bool, tmp_path:
     store.close()
 
 
-def test_the_numbers_do_not_depend_on_the_log(tmp_path: Path) -> None:
-    gate = open_gate(tmp_path / "log")
-    logged, plain = bench_with(gate), Bench(job_of(grads_to_wait=1, validation_records=0))
-    for bench in (logged, plain):
-        drive(bench, [FakeWorker(bench.master, bench.store) for _ in range(2)], Unheard())
-    assert all(map(np.array_equal, logged.everything(), plain.everything()))
-    logged.store.close()
-
-
 def test_hooks_hear_of_a_version_once_it_is_logged(tmp_path: Path) -> None:
     gate = open_gate(tmp_path / "log")
     bench = bench_with(gate)

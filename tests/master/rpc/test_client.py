@@ -1,9 +1,8 @@
 """A master over gRPC: the same answers and errors as the master behind, and sessions that end with their worker."""
 
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.tasks.worker_records import LocalSession
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 from tests.certificates import Authority
-from tests.master.rpc.joined_worker import join_and_say_so
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -232,19 +230,6 @@ def test_a_session_tells_the_job_and_its_end(client: MasterClient, scripted: Scr
     scripted.await_open("w", 0)
 
 
-def test_many_sessions_leave_room_for_calls(server: GrpcServer, scripted: Scripted) -> None:
-    clients = [MasterClient(server.address, 60) for _ in range(40)]
-    with ThreadPoolExecutor(8) as pool:
-        sessions = list(pool.map(lambda pair: pair[1].join(WorkerIdentity(f"w{pair[0]}")), enumerate(clients)))
-        leases = list(pool.map(lambda pair: pair[1].lease_tasks(f"w{pair[0]}", 1, 0), enumerate(clients)))
-    assert len(leases) == 40
-    assert all(session.alive() for session in sessions)
-    for client in clients:
-        client.close()
-    for number in range(40):
-        scripted.await_open(f"w{number}", 0)
-
-
 def test_a_session_that_begins_after_the_end_hears_of_it_at_once(client: MasterClient, scripted: Scripted) -> None:
     scripted.end.set_result(scripted.status_of("failed"))
     session = client.join(WorkerIdentity("late"))
@@ -257,34 +242,6 @@ def test_a_server_that_stops_ends_its_sessions(server: GrpcServer, client: Maste
     server.stop(grace_s=20)
     until(lambda: not session.alive())
     scripted.await_open("w", 0)
-
-
-def test_a_killed_workers_session_is_closed_at_once(server: GrpcServer, scripted: Scripted) -> None:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=join_and_say_so, args=(server.address, theirs), daemon=True)
-    process.start()
-    assert ours.poll(60)
-    assert ours.recv() == "scripted"
-    scripted.await_open("killed", 1)
-    process.kill()
-    scripted.await_open("killed", 0)
-    process.join(60)
-
-
-def test_calls_are_repeated_until_the_master_is_back(scripted: Scripted) -> None:
-    with GrpcServer("127.0.0.1:0", [master_service(scripted)]) as first:
-        client = MasterClient(first.address, deadline_s=60)
-        session = client.join(WorkerIdentity("w"))
-    until(lambda: not session.alive())
-    again: list[GrpcServer] = []
-    starter = threading.Timer(0.4, lambda: again.append(GrpcServer(first.address, [master_service(scripted)])))
-    starter.start()
-    assert client.join(WorkerIdentity("w")).job == JOB
-    assert client.report_gradient(Push(SyncPushId(2, 4), 8)).version == 4
-    starter.join(60)
-    client.close()
-    again[0].stop()
 
 
 def test_nobody_there_is_unavailable_and_names_address_and_deadline() -> None:
