@@ -15,6 +15,7 @@ import redis
 from tests.chaos.links import Link, Timers
 from tests.chaos.stores import CLUSTER, PRIMARY_AND_REPLICA, SERVICE
 from tests.ports import free_port
+from tests.sentinels import are_complete, started_sentinels
 from tests.servers import ConfiguredServer, Server, join_cluster, redis_binary, valkey_binary
 
 _RESTART_S = 0.05
@@ -99,7 +100,6 @@ class RedisServer:
 
 _DOWN_MS = 500  # shorter than some stops and silences: Sentinels then take a primary for dead that is not
 _READY_S = 60.0
-_SENTINELS = 3
 
 
 class RedisGroup:
@@ -135,19 +135,11 @@ class RedisGroup:
         """Starts Sentinels where the servers need some, and turns the conductor's loop until all know each other."""
         if PRIMARY_AND_REPLICA[0] not in self.servers:
             return
-        lines = (
-            f"sentinel monitor {SERVICE} 127.0.0.1 {self._links[PRIMARY_AND_REPLICA[0]].port} 2",
-            f"sentinel down-after-milliseconds {SERVICE} {_DOWN_MS}",
-            f"sentinel failover-timeout {SERVICE} 3000",
-        )
-        for number in range(_SENTINELS):
-            folder = self._home / f"sentinel{number}"
-            folder.mkdir()
-            sentinel = ConfiguredServer(server_binary(), folder, port=free_port(), lines=lines, words=("--sentinel",))
-            sentinel.start()
+        port, primary = self._links[PRIMARY_AND_REPLICA[0]].port, self.servers[PRIMARY_AND_REPLICA[0]].server
+        for sentinel in started_sentinels(server_binary(), self._home, SERVICE, port, _DOWN_MS, 3000):
             self._sentinels.append(sentinel)
         end = time.monotonic() + _READY_S
-        while not self._complete():
+        while not are_complete(primary, self._sentinels, SERVICE):
             turn()
             if time.monotonic() > end:
                 raise RuntimeError(f"Sentinels are not ready after {_READY_S:g} s")
@@ -185,16 +177,3 @@ class RedisGroup:
         if name == PRIMARY_AND_REPLICA[1]:
             lines += (f"replicaof 127.0.0.1 {self._links[PRIMARY_AND_REPLICA[0]].port}",)
         return (), lines
-
-    def _complete(self) -> bool:
-        with self.servers[PRIMARY_AND_REPLICA[0]].server.client() as client:
-            reply = client.info("replication")
-        replica = reply.get("slave0", {})
-        if replica.get("state") != "online" or replica["offset"] < reply["master_repl_offset"]:
-            return False
-        for sentinel in self._sentinels:
-            with sentinel.client() as client:
-                state, replicas = client.sentinel_master(SERVICE), client.sentinel_slaves(SERVICE)
-            if state["num-other-sentinels"] != _SENTINELS - 1 or [one["flags"] for one in replicas] != ["slave"]:
-                return False
-        return True
