@@ -46,14 +46,14 @@ class Fault:
     """What happens when the job is at a certain place.
 
     Attributes:
-        gate, number: Where; see `tests.chaos.gates`.
+        gate, number: Where; see `tests.chaos.child`.
         target: "master", "worker" (the one at the gate, or any), "service" (whichever Redis server is the primary),
             a server by its name in `tests.chaos.stores`, or a link as "worker-master".
     """
 
     gate: str
     number: int
-    action: str  # one of `tests.chaos.strikes.STRIKES`
+    action: str  # one of `tests.chaos.conductor.STRIKES`
     target: str
     seconds: float  # how long it lasts; of a killed process, until it is started again
 

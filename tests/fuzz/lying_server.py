@@ -1,4 +1,4 @@
-"""Servers that lie: answers are changed on their way to clients."""
+"""Answers changed on their way to clients by servers that lie, and parsers of frames without a server around them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
-from elastable.master.api import JobSpec
+from elastable.master.api import DenseSnapshot, JobSpec
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.core.job_master import Master
+from elastable.master.rpc.bulk_messages import dense_frames, dense_from_frames
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
 from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
 from tests.embedding_store.serving import client_service
-from tests.fuzz.calls import WAIT_S, Call, served
-from tests.fuzz.master_calls import MASTER_CALLS
+from tests.fuzz.calls import WAIT_S, Call, Seed, made_messages, served
+from tests.fuzz.master_calls import MASTER_CALLS, words_of_all
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.shard_calls import SHARD_CALLS
 from tests.fuzz.store_calls import SPECS, STORE_CALLS
@@ -169,3 +170,27 @@ class ShardReplies(_Replies):
 
     def connect(self) -> ShardClient:
         return self.held.enter_context(ShardClient(self.address, _DEADLINE_S))
+
+
+def _dense(m: Mutator) -> Seed:
+    snapshot = DenseSnapshot(m.small(3), (np.ones((2, 3), np.float32),), (np.arange(3),), ("kernel",), ("count",))
+    frame = master_pb2.DenseFrame.FromString(next(dense_frames(snapshot)))
+    return frame.header, frame.body
+
+
+DENSE = Call(_dense, bulk=master_pb2.DenseFrame, parsers={"Dense": dense_from_frames})
+CALLS = (*STORE_CALLS.values(), *SHARD_CALLS.values(), *MASTER_CALLS.values(), DENSE)
+PARSERS = {name: (call, parse) for call in CALLS for name, parse in (call.parsers or {}).items()}
+"""Name of a parser -> a call that it is of, and the parser."""
+
+
+class Frames(Target):
+    """Each kind of bulk message, as its parser reads it."""
+
+    name = "frames"
+    share = 3000
+
+    def case(self, m: Mutator) -> str | None:
+        call, parse = PARSERS[m.choice(sorted(PARSERS))]
+        parse(iter(made_messages(m, call, words_of_all)))
+        return None

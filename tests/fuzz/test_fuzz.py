@@ -8,8 +8,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from elastable.embedding_store.v1 import store_pb2
 from elastable.master.v1 import master_pb2
 from tests.fuzz.__main__ import TARGETS
-from tests.fuzz.frame_parsers import PARSERS
-from tests.fuzz.lying_server import MasterReplies, ShardReplies, StoreReplies
+from tests.fuzz.lying_server import PARSERS, MasterReplies, ShardReplies, StoreReplies
 from tests.fuzz.master_calls import MASTER_CALLS
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.sabotage import SABOTAGES, noticed

@@ -19,7 +19,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.master.model.keras_optimizer import FUSED_CLASSES
 from tests.contracts.reference_rows import REFERENCES
-from tests.keras_table.sides import Side
+from tests.keras_table.case import Side
 from tests.keras_table.weight_cases import Penalised
 
 __all__ = ["DrawnProgram", "Features", "Side"]

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.keras_table.case import Case, arguments_in, code_in
-from tests.keras_table.sides import Side, small, trained
+from tests.keras_table.case import Case, Side, arguments_in, code_in, small, trained
 
 
 def _with(*callbacks: Callable[[], object], **fit: object) -> Callable[[Side], object]:

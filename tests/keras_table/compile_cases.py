@@ -9,8 +9,7 @@ import keras
 import numpy as np
 from keras import losses, metrics
 
-from tests.keras_table.case import Case, arguments_in, code_in
-from tests.keras_table.sides import Outcome, Side, around, small, trained
+from tests.keras_table.case import Case, Outcome, Side, arguments_in, around, code_in, small, trained
 
 _BINARY_LOSSES = "BinaryCrossentropy BinaryFocalCrossentropy Hinge SquaredHinge Poisson Dice Tversky"
 _REGRESSION_LOSSES = (

@@ -6,8 +6,7 @@ from functools import partial
 import keras
 import numpy as np
 
-from tests.keras_table.case import Case, arguments_in
-from tests.keras_table.sides import BATCH, DIM, LENGTH, OwnLoss, Side, around, flat, small, trained
+from tests.keras_table.case import BATCH, DIM, LENGTH, Case, OwnLoss, Side, arguments_in, around, flat, small, trained
 from tests.untyped import Keywords
 
 

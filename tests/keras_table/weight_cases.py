@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
-from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, around, outcome, small
+from tests.keras_table.case import BATCH, DIM, LENGTH, Case, Outcome, Side, around, outcome, small
 
 _SGD = 0.2
 
