@@ -1,7 +1,7 @@
 """Real Sentinels for tests: three of them, which watch a master with one replica."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,21 +69,50 @@ class Watched:
 
     def _complete(self) -> bool:
         try:
-            with self.master().client() as client:
-                info = client.info("replication")
-            replica = info.get("slave0", {})
-            if replica.get("state") != "online" or replica["offset"] < info["master_repl_offset"]:
-                return False
-            for sentinel in self.sentinels:
-                with sentinel.client() as client:
-                    state = client.sentinel_master(SERVICE)
-                    replicas = client.sentinel_slaves(SERVICE)
-                up = [one for one in replicas if not one["is_sdown"] and one["flags"] == "slave"]
-                if state["num-other-sentinels"] != len(self.sentinels) - 1 or not up or state["is_sdown"]:
-                    return False
-            return True
+            return are_complete(self.master(), self.sentinels, SERVICE)
         except (redis.RedisError, StopIteration):
             return False
+
+
+def are_complete(master: Server, sentinels: Sequence[Server], service: str) -> bool:
+    """Whether the replica is connected and has everything, and the Sentinels know it and each other."""
+    with master.client() as client:
+        info = client.info("replication")
+    replica = info.get("slave0", {})
+    if replica.get("state") != "online" or replica["offset"] < info["master_repl_offset"]:
+        return False
+    for sentinel in sentinels:
+        with sentinel.client() as client:
+            state, replicas = client.sentinel_master(service), client.sentinel_slaves(service)
+        up = [one for one in replicas if not one["is_sdown"] and one["flags"] == "slave"]
+        if state["num-other-sentinels"] != len(sentinels) - 1 or not up or state["is_sdown"]:
+            return False
+    return True
+
+
+def started_sentinels(
+    binary: Path,
+    directory: Path,
+    service: str,
+    port: int,
+    down_ms: int,
+    failover_ms: int,
+    password: str | None = None,
+    lines: Sequence[str] = (),
+) -> Iterator[ConfiguredServer]:
+    """Three of them, of which two must agree that the master at `port` is down; whoever asks for one kills it."""
+    watched = (
+        f"sentinel monitor {service} 127.0.0.1 {port} 2",
+        f"sentinel down-after-milliseconds {service} {down_ms}",
+        f"sentinel failover-timeout {service} {failover_ms}",
+    )
+    for number in range(3):
+        home = directory / f"sentinel{number}"
+        home.mkdir(parents=True)
+        words = ("--sentinel",)
+        sentinel = ConfiguredServer(binary, home, (), password, free_port(), lines=(*watched, *lines), words=words)
+        sentinel.start()
+        yield sentinel
 
 
 @contextmanager
@@ -107,24 +136,14 @@ def running_watched(
         )
         with replica.client() as client:
             client.replicaof("127.0.0.1", master.port)
-        lines = [
-            f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} 2",
-            f"sentinel down-after-milliseconds {SERVICE} {down_ms}",
-            f"sentinel failover-timeout {SERVICE} 5000",
-        ]
-        if password:
-            lines.append(f"sentinel auth-pass {SERVICE} {password}")
+        lines = [f"sentinel auth-pass {SERVICE} {password}"] if password else []
         if sentinel_password:
             lines += [f"requirepass {sentinel_password}", f"sentinel sentinel-pass {sentinel_password}"]
         sentinels: list[Server] = []
-        for number in range(3):
-            home = directory / f"sentinel{number}"
-            home.mkdir(parents=True)
-            sentinel = ConfiguredServer(
-                binary, home, (), sentinel_password, free_port(), lines=lines, words=("--sentinel",)
-            )
+        for sentinel in started_sentinels(
+            binary, directory, SERVICE, master.port, down_ms, 5000, sentinel_password, lines
+        ):
             stack.callback(sentinel.kill)
-            sentinel.start()
             sentinels.append(sentinel)
         watched = Watched([master, replica], sentinels, password)
         watched.wait_for_replica()

@@ -15,7 +15,8 @@ from pathlib import Path
 from tests.chaos.conductor import LIMIT_S
 from tests.chaos.run import Run, run_schedules
 from tests.chaos.sabotage import PROOFS, SABOTAGES
-from tests.chaos.schedules import KINDS, schedule_of
+from tests.chaos.schedules import schedule_of
+from tests.chaos.stores import KINDS
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _USER, _WORDS = 4, 3
 _DROPPED = 0.2
-_MOMENTUM = np.float32(0.9)
+_TABLES = ("counted", "users", "words_said")
 _METRICS = ("loss", "error")
 
 
@@ -98,7 +98,7 @@ class _Dense(DensePart):
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         step, before = self.step(), self._tensors["optimizer/00001"]
         rate = np.float32(RATE * 0.99**step * rate_share)
-        moved = _MOMENTUM * before - rate * gradients[0]
+        moved = np.float32(MOMENTUM) * before - rate * gradients[0]
         self._tensors = {
             "variables/00000": self._tensors["variables/00000"] + moved,
             "states/00000": states[0].copy(),
@@ -164,12 +164,8 @@ class Computer:
         order = record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
         batch = reader.take(order.take(task.start, task.stop))
         calls = [np.ascontiguousarray(batch[0][name]).reshape(-1) for name in ("own", "user", "words")]
-        ids = make_id_sets(list(self._specs_in_order()), calls, self._specs)
+        ids = make_id_sets(list(_TABLES), calls, self._specs)
         return Prepared(task, batch, ids, task.stop - task.start)
-
-    @staticmethod
-    def _specs_in_order() -> tuple[str, ...]:
-        return "counted", "users", "words_said"
 
     def hold(self, snapshot: DenseSnapshot) -> None:
         self._snapshot = snapshot
@@ -189,7 +185,7 @@ class Computer:
         gradients = (np.full((prepared.records, 1), 1 / count, np.float32), by_feature[:, :_USER], words)
         slices = {
             table: Slices(prepared.ids.unique[table][inverse], np.ascontiguousarray(values, np.float32))
-            for table, inverse, values in zip(self._specs_in_order(), prepared.ids.inverses, gradients, strict=True)
+            for table, inverse, values in zip(_TABLES, prepared.ids.inverses, gradients, strict=True)
         }
         seen = np.float32(0.9) * self._snapshot.states[0] + np.float32(0.1) * features.mean(axis=0, dtype=np.float32)
         dense = (moved * features).sum(axis=0, dtype=np.float32)
@@ -203,9 +199,8 @@ class Computer:
         self, prepared: Prepared, bets: Mapping[str, Float32], kept: Float32 | np.float32
     ) -> tuple[Float32, Float32, Float32]:
         assert self._snapshot is not None
-        own, user, words = (
-            bets[table][inverse] for table, inverse in zip(self._specs_in_order(), prepared.ids.inverses, strict=True)
-        )
+        inverses = zip(_TABLES, prepared.ids.inverses, strict=True)
+        own, user, words = (bets[table][inverse] for table, inverse in inverses)
         said = words.reshape(prepared.records, 3, _WORDS).mean(axis=1, dtype=np.float32)
         features = np.concatenate((user, said), axis=1) * kept
         labels: Float32 = np.asarray(prepared.batch[1])

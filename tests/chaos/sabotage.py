@@ -18,11 +18,35 @@ if TYPE_CHECKING:
     from elastable.master.commits.push_protocol import Ticket, Verdict
 
 
-def _of(role: str) -> Callable[[Callable[[], None]], Callable[[str], None]]:
-    def of_role(put_in: Callable[[], None]) -> Callable[[str], None]:
-        return lambda here: put_in() if here == role else None
+SABOTAGES: dict[str, dict[str, Callable[[], None]]] = {}
+"""By name and role, what puts an error into a process. "repeated-push" is none: a right master counts it once."""
 
-    return of_role
+PROOFS: dict[str, Schedule] = {}
+"""A schedule in which each shows. "keeps-nobody-out" has none: it shows only where the first master happens to wake up
+between two commits of the second."""
+
+_PutIn = Callable[[], None]
+
+
+def _error(name: str, role: str, proof: Schedule | None = None) -> Callable[[_PutIn], _PutIn]:
+    """Declares an error of processes of a role."""
+
+    def declared(put_in: _PutIn) -> _PutIn:
+        SABOTAGES.setdefault(name, {})[role] = put_in
+        if proof is not None:
+            PROOFS[name] = proof
+        return put_in
+
+    return declared
+
+
+def _proof(kind: str, optimizer: str, *faults: Fault) -> Schedule:
+    lazy = kind != "every"
+    shape = Shape("light", optimizer, 4, lazy=lazy, replay_epoch=0 if lazy else 2)
+    return Schedule(kind, 0, shape, 2, 2, 3, "grpc", faults, store=store_of(kind, 0))
+
+
+_KILLED = Fault("version", 9, "kill", "master", 0.1)
 
 
 def _in_place_of(owner: object, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -36,7 +60,8 @@ def _in_place_of(owner: object, name: str) -> Callable[[Callable[..., Any]], Cal
     return put_in
 
 
-@_of("worker")
+@_error("counts-twice", "worker")
+@_error("repeated-push", "worker", _proof("memory", "adagrad", Fault("computed", 30, "cut", "worker-master", 0.1)))
 def _repeated_push() -> None:
     """A worker's retry trains its records once more."""
     from elastable.master.rpc.client import MasterClient
@@ -50,8 +75,9 @@ def _repeated_push() -> None:
         return plain(self, push)
 
 
-@_of("master")
+@_error("counts-twice", "master", _proof("memory", "sgd"))
 def _takes_again() -> None:
+    """A master that takes a repeated push for a new one."""
     from elastable.master.commits.push_protocol import SyncPushes, Ticket
 
     again: list[Ticket] = []
@@ -74,13 +100,7 @@ def _takes_again() -> None:
         return plain(self)
 
 
-def _counts_twice(role: str) -> None:
-    """A master that takes a repeated push for a new one."""
-    _repeated_push(role)
-    _takes_again(role)
-
-
-@_of("master")
+@_error("forgets-slots", "master", _proof("memory", "adam", _KILLED))
 def _forgets_slots() -> None:
     """A master that restores rows without what their optimizer knew."""
     from elastable.embedding_store.contract.row_data import RowBlock
@@ -91,7 +111,7 @@ def _forgets_slots() -> None:
         plain(self, table, (RowBlock(block.ids, block.weights, np.ones_like(block.slots)) for block in blocks))
 
 
-@_of("master")
+@_error("loses-a-micro-batch", "master", _proof("memory", "adagrad"))
 def _loses_a_micro_batch() -> None:
     """A master that makes a version without its last micro-batch, once."""
     from elastable.master.commits.push_protocol import SyncPushes
@@ -109,7 +129,7 @@ def _loses_a_micro_batch() -> None:
         return plain(self)
 
 
-@_of("master")
+@_error("old-checkpoint", "master", _proof("memory", "sgd", _KILLED))
 def _old_checkpoint() -> None:
     """A master that goes on from an older checkpoint than the newest: the numbers are right, versions are lost."""
     from elastable.jobs import prepare
@@ -119,7 +139,7 @@ def _old_checkpoint() -> None:
         return plain(place) and str(min(Path(place).glob("ckpt-*")))
 
 
-@_of("master")
+@_error("forgets-an-entry", "master", _proof("redis", "adam", _KILLED))
 def _forgets_an_entry() -> None:
     """A master that takes over and replays the log without the rows of its commits."""
     if os.environ["CHAOS_LIFE"] == "1":
@@ -131,7 +151,7 @@ def _forgets_an_entry() -> None:
         plain(self, replace(images, tables=[]), version)
 
 
-@_of("master")
+@_error("forgets-a-shard", "master", _proof("shards", "adam", Fault("half", 10, "kill", "master", 0.1)))
 def _forgets_a_shard() -> None:
     """A recovery that takes a version back from a shard's log, and leaves its rows as the dead master left them."""
     from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -147,7 +167,7 @@ def _forgets_a_shard() -> None:
         return rows
 
 
-@_of("master")
+@_error("forgets-a-replay-epoch", "master", _proof("every", "adam", _KILLED))
 def _forgets_a_replay_epoch() -> None:
     """A master that takes over and rounds rows where it saves them, and no more where the schedule says so."""
     if os.environ["CHAOS_LIFE"] == "1":
@@ -160,44 +180,10 @@ def _forgets_a_replay_epoch() -> None:
         self._ends_replay_epoch = lambda version: False
 
 
-@_of("master")
+@_error("keeps-nobody-out", "master")
 def _keeps_nobody_out() -> None:
     """A master that takes over and does not keep the one before it from writing."""
     from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 
     RedisPlace._end_others = lambda *_: None  # type: ignore[method-assign]
     RedisPlace.require = lambda *_: None  # type: ignore[method-assign]
-
-
-SABOTAGES: dict[str, Callable[[str], None]] = {
-    "counts-twice": _counts_twice,
-    "forgets-a-replay-epoch": _forgets_a_replay_epoch,
-    "forgets-a-shard": _forgets_a_shard,
-    "forgets-an-entry": _forgets_an_entry,
-    "forgets-slots": _forgets_slots,
-    "keeps-nobody-out": _keeps_nobody_out,
-    "loses-a-micro-batch": _loses_a_micro_batch,
-    "old-checkpoint": _old_checkpoint,
-    "repeated-push": _repeated_push,
-}
-"""By name: puts an error into a process of that role. "repeated-push" is none: a right master counts it once."""
-
-
-def _proof(kind: str, optimizer: str, *faults: Fault) -> Schedule:
-    lazy = kind != "every"
-    shape = Shape("light", optimizer, 4, lazy=lazy, replay_epoch=0 if lazy else 2)
-    return Schedule(kind, 0, shape, 2, 2, 3, "grpc", faults, store=store_of(kind, 0))
-
-
-PROOFS: dict[str, Schedule] = {
-    "counts-twice": _proof("memory", "sgd"),
-    "forgets-a-replay-epoch": _proof("every", "adam", Fault("version", 9, "kill", "master", 0.1)),
-    "forgets-a-shard": _proof("shards", "adam", Fault("half", 10, "kill", "master", 0.1)),
-    "forgets-an-entry": _proof("redis", "adam", Fault("version", 9, "kill", "master", 0.1)),
-    "forgets-slots": _proof("memory", "adam", Fault("version", 9, "kill", "master", 0.1)),
-    "loses-a-micro-batch": _proof("memory", "adagrad"),
-    "old-checkpoint": _proof("memory", "sgd", Fault("version", 9, "kill", "master", 0.1)),
-    "repeated-push": _proof("memory", "adagrad", Fault("computed", 30, "cut", "worker-master", 0.1)),
-}
-"""A schedule for each, in which the error shows. "keeps-nobody-out" has none: it shows only where the first master
-happens to wake up between two commits of the second."""

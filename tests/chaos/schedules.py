@@ -4,28 +4,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tests.chaos import stores
 from tests.chaos.records import MICRO_BATCH, RECORDS
-from tests.chaos.stores import (
-    CLUSTER,
-    PRIMARY_AND_REPLICA,
-    REDIS_SERVERS,
-    SERVICE,
-    in_files,
-    processes_of,
-    redis_of,
-    store_of,
-)
-
-KINDS = (
-    "memory", "redis", "files", "shards", "flushed", "every", "logged", "every-redis", "cluster",
-    "sentinel", "servers", "async",
-)  # fmt: skip
-"""Where rows are: in the master, in Redis, in the master's files, split over
-two Redis servers; "flushed": in files or in Redis, where changed rows are written all the time;
-"every": anywhere but in Redis, and they follow every step (`lazy=False`); "logged": in the master, which logs them
-in files; "every-redis": in Redis, and they follow every step; "cluster": in a Redis Cluster; "sentinel": in a Redis
-with a replica, watched by Sentinels; "servers": at two store servers; "async": in one of several of these, and the
-job is asynchronous."""
 
 LEASE_S = 1.0
 """Of a micro-batch, in every schedule: so that a fault may be longer."""
@@ -66,14 +46,14 @@ class Fault:
     """What happens when the job is at a certain place.
 
     Attributes:
-        gate, number: Where; see `tests.chaos.gates`.
+        gate, number: Where; see `tests.chaos.child`.
         target: "master", "worker" (the one at the gate, or any), "service" (whichever Redis server is the primary),
             a server by its name in `tests.chaos.stores`, or a link as "worker-master".
     """
 
     gate: str
     number: int
-    action: str  # one of `tests.chaos.strikes.STRIKES`
+    action: str  # one of `tests.chaos.conductor.STRIKES`
     target: str
     seconds: float  # how long it lasts; of a killed process, until it is started again
 
@@ -83,7 +63,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    kind: str  # one of `KINDS`
+    kind: str  # one of `tests.chaos.stores.KINDS`
     seed: int  # that it was made from
     shape: Shape  # what is computed
     workers: int  # how many there are
@@ -118,7 +98,7 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
     # A string: the hash of a tuple differs between processes.
     chance = random.Random(f"{kind}/{seed}")
     drawn = "keras" if chance.random() < _KERAS_OF_ALL else "light"
-    store, lazy = store_of(kind, seed), not kind.startswith("every")
+    store, lazy = stores.store_of(kind, seed), not kind.startswith("every")
     shape = Shape(
         model or drawn, chance.choice(_OPTIMIZERS if lazy else _FOLLOWED), chance.choice((2, 4, 4)), lazy=lazy
     )
@@ -145,7 +125,7 @@ def _faults(chance: random.Random, store: str, shape: Shape) -> list[Fault]:
     words = _drawn(chance, faults_of(store, shape.lazy))
     action, target = words.split()
     gate, number = _place(chance, store, shape, target)
-    if words == "fill master" and not (in_files(store) and chance.random() < 0.5):
+    if words == "fill master" and not (stores.in_files(store) and chance.random() < 0.5):
         gate, number = "disk", chance.randrange(1, 60)
     found = [Fault(gate, number, action, target, _seconds(chance, action))]
     if (action, target) == ("kill", "master") and chance.random() < 0.25:
@@ -210,7 +190,7 @@ _OF_STORE: _Weighted = (
     ("delay master-store", 1), ("delay worker-store", 1),
 )  # fmt: skip
 _OF_MANY: _Weighted = (("kill master", 8), ("supersede master", 8))
-_FAILOVERS: _Weighted = ((f"fail {SERVICE}", 8), (f"failover {SERVICE}", 8))
+_FAILOVERS: _Weighted = ((f"fail {stores.SERVICE}", 8), (f"failover {stores.SERVICE}", 8))
 
 
 def faults_of(store: str, lazy: bool) -> _Weighted:
@@ -219,10 +199,10 @@ def faults_of(store: str, lazy: bool) -> _Weighted:
 
 
 def _of_store(store: str) -> _Weighted:
-    servers = (*redis_of(store), *processes_of(store))
+    servers = (*stores.redis_of(store), *stores.processes_of(store))
     if not servers:
-        return _IN_FILES if in_files(store) else _IN_MASTER
-    if servers[0] not in REDIS_SERVERS:
+        return _IN_FILES if stores.in_files(store) else _IN_MASTER
+    if servers[0] not in stores.REDIS_SERVERS:
         return _of_many(servers)
     faults = _OF_REDIS
     if "redis2" in servers:
@@ -232,9 +212,11 @@ def _of_store(store: str) -> _Weighted:
 
 
 def _of_many(servers: tuple[str, ...]) -> _Weighted:
-    name, of_one = ("redis", _OF_REDIS) if servers[0] in (*CLUSTER, *PRIMARY_AND_REPLICA) else ("store", _OF_STORE)
+    name, of_one = (
+        ("redis", _OF_REDIS) if servers[0] in (*stores.CLUSTER, *stores.PRIMARY_AND_REPLICA) else ("store", _OF_STORE)
+    )
     faults = tuple(fault for server in servers for fault in _renamed(of_one, name, server))
-    return faults + _OF_MANY + (_FAILOVERS if servers == PRIMARY_AND_REPLICA else ())
+    return faults + _OF_MANY + (_FAILOVERS if servers == stores.PRIMARY_AND_REPLICA else ())
 
 
 def _renamed(faults: _Weighted, name: str, server: str) -> _Weighted:
@@ -243,14 +225,14 @@ def _renamed(faults: _Weighted, name: str, server: str) -> _Weighted:
 
 def gates_of(store: str) -> tuple[str, ...]:
     """Places that only a process with such a store comes to."""
-    servers = (*redis_of(store), *processes_of(store))
+    servers = (*stores.redis_of(store), *stores.processes_of(store))
     if "flush=" in store:
         return ("logged",) * 4 + ("writing", "written", "stated") * 4
     if "redis2" in servers:
         return ("exec",) * 3 + ("exec2",) * 3 + ("half",) * 6
-    if servers == CLUSTER:
+    if servers == stores.CLUSTER:
         return ("exec", "exec2", "exec3", "logged") * 2
-    if servers == PRIMARY_AND_REPLICA:
+    if servers == stores.PRIMARY_AND_REPLICA:
         return ("exec", "logged") * 3
     of_first = {"redis": ("exec",) * 6, "shard0": ("stored",) * 8}
     return of_first.get(servers[0], ()) if servers else ()

@@ -18,8 +18,8 @@ from tests.chaos.__main__ import fast_folder
 from tests.chaos.cluster import Cluster, Process
 from tests.chaos.conductor import LIMIT_S
 from tests.chaos.run import run_undisturbed
-from tests.chaos.schedules import KINDS, Schedule, Shape
-from tests.chaos.stores import store_of
+from tests.chaos.schedules import Schedule, Shape
+from tests.chaos.stores import KINDS, store_of
 from tests.chaos.verdict import divergences, ending_of
 
 _KINDS = [kind for kind in KINDS if not kind.startswith(("every", "async"))]  # Adagrad's rows are the same in "every"

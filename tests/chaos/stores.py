@@ -31,26 +31,29 @@ _SERVERS = f"{_SHARDS}{_KEPT_IN}memory?log={{home}}/shard{{number}}"
 _FILE_SERVERS = f"{_SHARDS}{_KEPT_IN}file://{{home}}/shard{{number}}?budget=1MiB&flush=0.02"
 _FORGETTING_SERVERS = f"{_SHARDS}{_KEPT_IN}memory"
 
-_OF_KIND: dict[str, tuple[str, ...]] = {
+KINDS: dict[str, tuple[str, ...]] = {
     "memory": ("memory",),
     "redis": (_REDIS,),
     "files": (_FILES,),
     "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
-    "logged": (_LOGGED, f"{_LOGGED}&log_bytes=64KiB"),
-    "every-redis": (_FLUSHED, _REDIS, f"token:{','.join(_TWO_REDIS)}"),
     "flushed": (_FLUSHED, f"{_FILES}&flush=0.02"),
     "every": ("memory", "memory", _FILES, "token:memory,memory"),
+    "logged": (_LOGGED, f"{_LOGGED}&log_bytes=64KiB"),
+    "every-redis": (_FLUSHED, _REDIS, f"token:{','.join(_TWO_REDIS)}"),
     "cluster": (_NODES, f"{_NODES}&flush=0.02"),
     "sentinel": (_WATCHED, f"{_WATCHED}&flush=0.02", f"{_WATCHED}{_CAREFUL}", f"{_WATCHED}&flush=0.02{_CAREFUL}"),
     "servers": (_SERVERS, _SERVERS, _FILE_SERVERS, _FORGETTING_SERVERS),
     "async": ("memory", _LOGGED, _FLUSHED, _FILES, _SERVERS),
 }
+"""Kinds of schedules, and where their rows may be. In "every" and "every-redis" rows follow every step (`lazy=False`);
+a job of "async" is asynchronous."""
+
 _SERVER = re.compile(r"\{(redis2?|node\d|sentinel\d|shard\d)\}")
 
 
 def store_of(kind: str, seed: int) -> str:
     """The template of a schedule; a chance of its own, so that the faults of older kinds stay what they were."""
-    return random.Random(f"{kind}/{seed}/store").choice(_OF_KIND[kind])
+    return random.Random(f"{kind}/{seed}/store").choice(KINDS[kind])
 
 
 def servers_of(template: str) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.schedules import KINDS, schedule_of
+from tests.chaos.schedules import schedule_of
+from tests.chaos.stores import KINDS
 from tests.servers import redis_binary, valkey_binary
 
 _LIMIT_S = 900.0

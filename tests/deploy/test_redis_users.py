@@ -1,6 +1,7 @@
 """The Redis of Compose and of Kubernetes, started as it is there: what it logged outlives it, and who may do what."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,8 +67,23 @@ def answers(port: int) -> bool:
         return False
 
 
+each_script = pytest.mark.parametrize(
+    "script", [script_of_compose(), script_of_kubernetes()], ids=["compose", "kubernetes"]
+)
+
+
+@each_script
+def test_users_are_those_of_the_page(script: str) -> None:
+    page = re.findall(r"ACL SETUSER (master|reader) on >secret (.+)", (ROOT / "docs/redis.md").read_text())
+    assert len(page) == 2
+    for user, rules in page:
+        password = {"master": "ELASTABLE_REDIS_PASSWORD", "reader": "ELASTABLE_REDIS_READER_PASSWORD"}[user]
+        assert f"user {user} on >${password} {rules}\n" in script
+    assert "user health on nopass +ping\n" in script
+
+
 @pytest.mark.parametrize("binary", BINARIES, ids=lambda path: path.name)
-@pytest.mark.parametrize("script", [script_of_compose(), script_of_kubernetes()], ids=["compose", "kubernetes"])
+@each_script
 def test_transactions_outlive_the_server_and_nobody_has_more_rights_than_its_user(
     script: str, binary: Path, tmp_path: Path
 ) -> None:

@@ -1,35 +1,20 @@
 """`python -m tests.fuzz`: a campaign, with what to say to see a finding again."""
 
 import argparse
+import importlib
 import logging
+import pkgutil
 import sys
 from collections.abc import Sequence
 
-from tests.fuzz.data_files import READER_FILES, TripleFiles
-from tests.fuzz.frame_parsers import Frames
-from tests.fuzz.lying_server import MasterReplies, ShardReplies, StoreReplies
-from tests.fuzz.master_calls import JobCalls
-from tests.fuzz.resp_server import LyingRedis, RedisReplies
+import tests.fuzz
 from tests.fuzz.sabotage import SABOTAGES, noticed
-from tests.fuzz.shard_calls import ShardCalls
-from tests.fuzz.shared_memory import Attachments, Owners
-from tests.fuzz.store_calls import StoreCalls
-from tests.fuzz.stored_files import Checkpoints, FileStores, GraphFiles, HostEmbeddingFiles, VersionRecords
 from tests.fuzz.target import Campaign, Target
-from tests.fuzz.words import TextFiles, Tokens, Words
-from tests.fuzz.wrong_inputs import WRONG_INPUTS
 
-TARGETS: tuple[type[Target], ...] = (
-    *(Frames, Words, RedisReplies, VersionRecords),
-    *(StoreCalls, ShardCalls, JobCalls),
-    *(StoreReplies, ShardReplies, MasterReplies, LyingRedis),
-    *(Attachments, Owners, Tokens, TextFiles),
-    *(Checkpoints, FileStores, HostEmbeddingFiles, GraphFiles, TripleFiles),
-    *READER_FILES,
-    *WRONG_INPUTS,
-)
-"""In the order in which a round runs them."""
-
+for _module in pkgutil.iter_modules(tests.fuzz.__path__, "tests.fuzz."):
+    if ".test_" not in _module.name and not _module.name.endswith("__main__"):
+        importlib.import_module(_module.name)
+TARGETS = tuple(Target.known)
 
 _GROWTH = 0.05
 _ROUNDS = 40  # fewer say nothing about memory

@@ -1,7 +1,8 @@
 """Calls of a gRPC service as a hostile client makes them: requests filled at random from their descriptors."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,10 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, error_class, status_code
 from elastable.embedding_store.wire.messages.frames import frame_prefix
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 
@@ -131,14 +134,28 @@ _COSTLY: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    seed: Callable[[Mutator], Seed]  # A request that may be right
+    """How a call is made by a hostile client, by Elastable's own client of a server that lies, and read without either.
+
+    Attributes:
+        ask: Makes it through a client; None: its method of the call's name.
+    """
+
+    seed: Callable[[Mutator], Seed]  # a request that may be right
+    ask: Callable[[Any], object] | None = None
     bulk: type[Message] | None = None  # the message of a frame, where the call is made of frames
+    parsers: Mapping[str, Callable[[Iterable[bytes]], object]] | None = None  # of its frames, by name
     first_reply: bool = False  # only the first reply is waited for: the call lasts as long as its client
 
 
-def plain(kind: type[Message], words: Words) -> Call:
+def plain(kind: type[Message], words: Words, ask: Callable[[Any], object] | None = None) -> Call:
     """A call of one message that is drawn from its fields."""
-    return Call(lambda m: (filled(m, kind(), words), b""))
+    return Call(lambda m: (filled(m, kind(), words), b""), ask)
+
+
+def served(held: ExitStack, *services: Service) -> tuple[GrpcServer, grpc.Channel]:
+    """A server where everybody is an administrator, and a channel to it."""
+    server = held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
+    return server, held.enter_context(grpc.insecure_channel(server.address))
 
 
 class CallTarget(Target):

@@ -1,44 +1,45 @@
-"""Servers that lie: answers are changed on their way to clients."""
+"""Answers changed on their way to clients by servers that lie, and parsers of frames without a server around them."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
 from google.protobuf.descriptor import ServiceDescriptor
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSave, RowSums, Slices, SumTerm
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
-from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, WorkerIdentity
+from elastable.master.api import DenseSnapshot, JobSpec
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.core.job_master import Master
+from elastable.master.rpc.bulk_messages import dense_frames, dense_from_frames
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
 from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
 from tests.embedding_store.serving import client_service
-from tests.fuzz.calls import WAIT_S
+from tests.fuzz.calls import WAIT_S, Call, Seed, made_messages, served
+from tests.fuzz.master_calls import MASTER_CALLS, words_of_all
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.store_calls import OF_SERVERS, SPECS
+from tests.fuzz.shard_calls import SHARD_CALLS
+from tests.fuzz.store_calls import SPECS, STORE_CALLS
 from tests.fuzz.target import Target, is_named
 
 _DEADLINE_S = 0.5  # a lie may be that there is no answer yet, which is asked again until then
-_IDS = np.array([1, 2, 3], np.int64)
+_ARGUMENTS = {"table": "any", "ids": np.array([1, 2, 3], np.int64)}
 
 
 class _Liar(grpc.GenericRpcHandler):
@@ -82,14 +83,10 @@ class _Replies(Target):
     share = 10
 
     def open(self) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
         store = self.held.enter_context(SharedMemoryStore(1))
         for spec in SPECS.values():
             store.create_table(spec)
-        services = self.services(store)
-        truthful = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
-        self.liar = _Liar(self.held.enter_context(grpc.insecure_channel(truthful.address)))
+        self.liar = _Liar(served(self.held, *self.services(store))[1])
         pool = self.held.enter_context(ThreadPoolExecutor(16))
         server = grpc.server(pool, handlers=(self.liar,))  # type: ignore[arg-type]
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -130,29 +127,6 @@ class _Replies(Target):
                     raise
 
 
-def _change() -> Commit:
-    return Commit(1, {"any": TableUpdate(_IDS, np.ones((3, SPECS["any"].dim), np.float32))}, 0, {})
-
-
-def _pinned(store: RemoteStore) -> None:
-    with store.pin(lease_s=0.5) as pin:
-        pin.lookup({"any": _IDS})
-        pin.renew(0.5)
-
-
-def _block() -> RowBlock:
-    return RowBlock(_IDS, np.ones((3, 3), np.float32), np.ones((3, 3), np.float32))
-
-
-def _put(store: RemoteStore) -> None:
-    store.put("any", [_block()])
-    store.put_table_state("rare", TableState(np.zeros(64, np.uint8)))
-
-
-STORE = store_pb2.DESCRIPTOR.services_by_name["Store"]
-_ARGUMENTS = {"table": "any", "ids": _IDS}
-
-
 def by_method(call: str) -> Callable[[Any], Any]:
     """Makes a call by the method of a client that has its name."""
     name = re.sub(r"(?<!^)([A-Z])", r"_\1", call).lower()
@@ -164,101 +138,59 @@ def by_method(call: str) -> Callable[[Any], Any]:
     return ask
 
 
-STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
-    "GetStoreStatus": lambda store: (store.specs(), store.version(), store.wait_for_version(0, 0.01), store.pins()),
-    "Lookup": lambda store: store.lookup({"any": np.arange(310_000, dtype=np.int64)}),
-    "LookupSmall": lambda store: store.lookup({"any": _IDS, "fixed": _IDS}),
-    "TableStatistics": lambda store: (store.table_statistics("any"), store.row_count("any")),
-    "ReadRows": lambda store: (store.read_rows("any", _IDS), list(store.scan("any")), store.table_state("rare")),
-    "Pin": _pinned,
-    "CreateTable": lambda store: store.create_table(SPECS["any"]),
-    "PushRows": lambda store: (store.commit(_change()), store.update(_change().updates, {})),
-    "Put": _put,
-    "DropTable": lambda store: (store.clear("any"), store.drop_table("half"), store.create_table(SPECS["half"])),
-    "ResetVersion": lambda store: store.reset_version(0),
-}
-"""Name of a call -> what makes it."""
+def _asked(calls: Mapping[str, Call], names: Iterable[str]) -> dict[str, Callable[[Any], Any]]:
+    return {name: (calls[name].ask if name in calls else None) or by_method(name) for name in sorted(names)}
 
 
 class StoreReplies(_Replies):
     name = "store-replies"
-    service = STORE
-    questions = STORE_QUESTIONS
+    service = store_pb2.DESCRIPTOR.services_by_name["Store"]
+    questions = _asked(STORE_CALLS, set(service.methods_by_name) - (set(SHARD_CALLS) - set(STORE_CALLS)))
 
     def connect(self) -> RemoteStore:
         return self.held.enter_context(RemoteStore(self.address, _DEADLINE_S))
 
 
-def _joined(master: MasterClient) -> None:
-    master.join(WorkerIdentity("worker", "here", 1)).close()
-
-
-def _pushed(master: MasterClient) -> None:
-    slices = {"any": Slices(_IDS, np.ones((3, SPECS["any"].dim), np.float32))}
-    master.report_gradient(Push(AsyncPushId("worker", 1, -1), 3, (), slices, (), ()))
-
-
-MASTER_QUESTIONS: dict[str, Callable[[Any], Any]] = {
-    "Join": _joined,
-    "LeaseTasks": lambda master: master.lease_tasks("worker", 1, 0.0, ()),
-    "PullDense": lambda master: master.pull_dense("worker", None, 0.0),
-    "ReportGradient": _pushed,
-    "ReportEvaluation": lambda master: master.report_evaluation(EvaluationReport("worker", 0, 0, 1, ())),
-    "ReportFailure": lambda master: master.report_failure("worker", ValueError("no"), False),
-    "GetStatus": lambda master: master.status(),
-    "StopJob": lambda master: master.stop("enough"),
-}
-"""Name of a call -> what makes it."""
-
-
 class MasterReplies(_Replies):
     name = "master-replies"
     service = master_pb2.DESCRIPTOR.services_by_name["Master"]
-    questions = MASTER_QUESTIONS
+    questions = _asked(MASTER_CALLS, service.methods_by_name)
 
     def connect(self) -> MasterClient:
         return self.held.enter_context(MasterClient(self.address, _DEADLINE_S))
 
 
-_SUMS = RowSums(0, (SumTerm(0, 0, 1.0),))
-
-
-def _pushed_rows(server: ShardClient) -> None:
-    slices = Slices(_IDS, np.ones((3, SPECS["any"].dim), np.float32))
-    server.push_rows(RowPush("lied", 0, 0, ({"any": slices},)))
-
-
-def _prepared(server: ShardClient) -> None:
-    server.measure(_SUMS)
-    server.offer_rows(PushedCommit(_SUMS, 0, {}), 3, {"few": (0, 2)})
-
-
-SHARD_QUESTIONS: dict[str, Callable[[Any], Any]] = {
-    "PushRows": _pushed_rows,
-    "Prepare": _prepared,
-    "CommitPushed": lambda server: server.commit_pushed(PushedCommit(_SUMS, 0, {}, {}, b"record")),
-    "ReadRecord": lambda server: server.record(),
-    "TakeChanges": lambda server: server.take_changes(bytes(16), b""),
-    "SaveRows": lambda server: server.save_rows(RowSave(bytes(16))),
-    "Claim": lambda server: server.begin_job("lied", False),
-    **{name: STORE_QUESTIONS.get(name, by_method(name)) for name in OF_SERVERS},
-    "GetStoreStatus": lambda server: (server.other_writer(), server.shard_status(), server.require_owner()),
-    "ResetVersion": lambda server: (server.recover(), server.reset_version(0, b"record")),
-}
-"""Name of a call -> what makes it."""
-
-
-_NEW = set(STORE.methods_by_name) - set(STORE_QUESTIONS) - set(SHARD_QUESTIONS)
-STORE_QUESTIONS |= {name: by_method(name) for name in sorted(_NEW)}
-
-
 class ShardReplies(_Replies):
     name = "shard-replies"
-    service = STORE
-    questions = SHARD_QUESTIONS
+    service = StoreReplies.service
+    questions = _asked(SHARD_CALLS, SHARD_CALLS)
 
     def services(self, store: SharedMemoryStore) -> list[Service]:
         return [shard_service(Shard(store, 1 << 20), channels_of(store))]
 
     def connect(self) -> ShardClient:
         return self.held.enter_context(ShardClient(self.address, _DEADLINE_S))
+
+
+def _dense(m: Mutator) -> Seed:
+    snapshot = DenseSnapshot(m.small(3), (np.ones((2, 3), np.float32),), (np.arange(3),), ("kernel",), ("count",))
+    frame = master_pb2.DenseFrame.FromString(next(dense_frames(snapshot)))
+    return frame.header, frame.body
+
+
+DENSE = Call(_dense, bulk=master_pb2.DenseFrame, parsers={"Dense": dense_from_frames})
+CALLS = (*STORE_CALLS.values(), *SHARD_CALLS.values(), *MASTER_CALLS.values(), DENSE)
+PARSERS = {name: (call, parse) for call in CALLS for name, parse in (call.parsers or {}).items()}
+"""Name of a parser -> a call that it is of, and the parser."""
+
+
+class Frames(Target):
+    """Each kind of bulk message, as its parser reads it."""
+
+    name = "frames"
+    share = 3000
+
+    def case(self, m: Mutator) -> str | None:
+        call, parse = PARSERS[m.choice(sorted(PARSERS))]
+        parse(iter(made_messages(m, call, words_of_all)))
+        return None

@@ -1,20 +1,16 @@
-"""The calls of the Master service: of a job with a model, and of a parameter server without one."""
+"""The calls of the Master service, of a job with a model."""
 
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards.server_contract import Slices
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import (
@@ -29,12 +25,12 @@ from elastable.master.api import (
 )
 from elastable.master.core.job_master import Master
 from elastable.master.model.discovery import create_tables, discover_tables
-from elastable.master.rpc.bulk_messages import evaluation_frames, push_frames
+from elastable.master.rpc.bulk_messages import evaluation_frames, evaluation_from_frames, push_frames, push_from_frames
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
 from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
-from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
+from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, served
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS, store_words
 from tests.fuzz.target import Finding
@@ -112,21 +108,27 @@ def _failure(m: Mutator) -> Seed:
     return request, b""
 
 
-def _stop(m: Mutator) -> Seed:
-    return master_pb2.StopJobRequest(reason=m.text()), b""
+def _pushed(master: MasterClient) -> None:
+    slices = {"any": Slices(np.arange(1, 4), np.ones((3, SPECS["any"].dim), np.float32))}
+    master.report_gradient(Push(AsyncPushId("worker", 1, -1), 3, (), slices, (), ()))
 
 
 MASTER_CALLS: dict[str, Call] = {
-    "Join": Call(_join, first_reply=True),
-    "LeaseTasks": Call(_lease),
-    "PullDense": Call(_pull),
-    "ReportGradient": Call(_push, master_pb2.GradientFrame),
-    "ReportEvaluation": Call(_evaluation, master_pb2.EvaluationFrame),
-    "ReportFailure": Call(_failure),
-    "GetStatus": Call(lambda m: (master_pb2.GetStatusRequest(), b"")),
-    "StopJob": Call(_stop),
+    "Join": Call(_join, lambda master: master.join(WorkerIdentity("worker", "here", 1)).close(), first_reply=True),
+    "LeaseTasks": Call(_lease, lambda master: master.lease_tasks("worker", 1, 0.0, ())),
+    "PullDense": Call(_pull, lambda master: master.pull_dense("worker", None, 0.0)),
+    "ReportGradient": Call(_push, _pushed, master_pb2.GradientFrame, {"Gradient": push_from_frames}),
+    "ReportEvaluation": Call(
+        _evaluation,
+        lambda master: master.report_evaluation(EvaluationReport("worker", 0, 0, 1, ())),
+        master_pb2.EvaluationFrame,
+        {"Evaluation": evaluation_from_frames},
+    ),
+    "ReportFailure": Call(_failure, lambda master: master.report_failure("worker", ValueError("no"), False)),
+    "GetStatus": Call(lambda m: (master_pb2.GetStatusRequest(), b""), lambda master: master.status()),
+    "StopJob": Call(lambda m: (master_pb2.StopJobRequest(reason=m.text()), b""), lambda master: master.stop("enough")),
 }
-"""Name of a call -> how it is made."""
+"""By name."""
 
 
 class Successors:
@@ -148,43 +150,15 @@ class Successors:
         return getattr(self.current, name)
 
 
-class MasterCalls(CallTarget):
-    service = master_pb2.DESCRIPTOR.services_by_name["Master"]
-
-    def serve(self, master: Any, store: EmbeddingStore) -> None:
-        self.calls = MASTER_CALLS
-        self.store = store
-        services = [store_service(store), master_service(master, channels_of(store))]
-        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
-        self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
-        # One secret of all workers: what lies behind the check of whose name it is, is what is to be met.
-        self.metadata = ((SESSION_KEY, bytes(16)),)
-        self.client = self.held.enter_context(MasterClient(self.server.address, WAIT_S, session=bytes(16)))
-        for worker in _WORKERS:
-            if worker:
-                self.client.join(WorkerIdentity(worker)).close()
-
-    def words(self, m: Mutator, field: FieldDescriptor) -> object:
-        return words_of_all(m, field)
-
-    @abstractmethod
-    def begin_anew(self) -> None:
-        """Puts a new master in the place of one whose job has ended."""
-
-    def case(self, m: Mutator) -> str | None:
-        """One call; a job that it ended is followed by a new one."""
-        came = super().case(m)
-        if came == "StopJob: done" or (came or "").startswith("ReportFailure"):
-            self.begin_anew()
-        return came
-
-
-class JobCalls(MasterCalls):
+class JobCalls(CallTarget):
     """As the master of a training job: pushes of micro-batches, versions that are committed when all are in."""
 
     name = "job-calls"
     share = 60
     rare = frozenset({"StopJob", "ReportFailure"})
+    service = master_pb2.DESCRIPTOR.services_by_name["Master"]
+    # One secret of all workers: what lies behind the check of whose name it is, is what is to be met.
+    metadata = ((SESSION_KEY, bytes(16)),)
 
     def open(self) -> None:
         self.store = self.held.enter_context(SharedMemoryStore(1))
@@ -193,8 +167,12 @@ class JobCalls(MasterCalls):
         self._thread: threading.Thread | None = None
         self.masters = Successors(self._next_job)
         self.held.callback(self._end_job)
-        self.serve(self.masters, self.store)
-        self.calls = {**MASTER_CALLS, "ReportGradient": Call(self._push, master_pb2.GradientFrame)}
+        master = master_service(self.masters, channels_of(self.store))  # type: ignore[arg-type]
+        server, self.channel = served(self.held, store_service(self.store), master)
+        self.client = self.held.enter_context(MasterClient(server.address, WAIT_S, session=bytes(16)))
+        for worker in _WORKERS:
+            self.client.join(WorkerIdentity(worker)).close()
+        self.calls = {**MASTER_CALLS, "ReportGradient": replace(MASTER_CALLS["ReportGradient"], seed=self._push)}
 
     def _push(self, m: Mutator) -> Seed:
         """A push of a micro-batch that is in work, or nearly."""
@@ -214,9 +192,16 @@ class JobCalls(MasterCalls):
         )
         return _first_frame(push_frames(push), master_pb2.GradientFrame)
 
-    def begin_anew(self) -> None:
-        if self.masters.status().state in _STATES_AT_END:
+    def words(self, m: Mutator, field: FieldDescriptor) -> object:
+        return words_of_all(m, field)
+
+    def case(self, m: Mutator) -> str | None:
+        """One call; a job that it ended is followed by a new one."""
+        came = super().case(m)
+        ends = came == "StopJob: done" or (came or "").startswith("ReportFailure")
+        if ends and self.masters.status().state in _STATES_AT_END:
             self.masters.follow()
+        return came
 
     def check(self) -> None:
         """A good worker trains a job over this server as in one process, to the bit."""

@@ -1,27 +1,29 @@
 """The calls of the Store service that store servers have."""
 
 import time
+from dataclasses import replace
 
-import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSave, RowSums, Slices, SumTerm
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.version_sums import sum_pushes
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
-from elastable.embedding_store.wire.pushes.push_messages import pushed_commit_frames
+from elastable.embedding_store.wire.pushes.push_messages import (
+    pushed_commit_frames,
+    pushed_commit_from_frames,
+    row_push_from_frames,
+)
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
-from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, plain
+from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, plain, served
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import OF_SERVERS, SPECS, STORE_CALLS, store_words
 from tests.fuzz.target import Finding
@@ -91,17 +93,45 @@ def _save(m: Mutator) -> Seed:
     return request, b""
 
 
+_SUMS = RowSums(0, (SumTerm(0, 0, 1.0),))
+
+
+def _pushed_rows(server: ShardClient) -> None:
+    slices = Slices(np.arange(1, 4), np.ones((3, SPECS["any"].dim), np.float32))
+    server.push_rows(RowPush("lied", 0, 0, ({"any": slices},)))
+
+
+def _prepared(server: ShardClient) -> None:
+    server.measure(_SUMS)
+    server.offer_rows(PushedCommit(_SUMS, 0, {}), 3, {"few": (0, 2)})
+
+
 SHARD_CALLS: dict[str, Call] = {
-    "PushRows": Call(_push, store_pb2.RowPushFrame),
-    "Prepare": Call(_prepare),
-    "CommitPushed": Call(_commit, store_pb2.CommitPushedFrame),
-    "ReadRecord": plain(store_pb2.ReadRecordRequest, store_words),
-    "TakeChanges": Call(lambda m: (store_pb2.TakeChangesRequest(mark=bytes(16), base=m.bytes(m.choice((0, 16)))), b"")),
-    "SaveRows": Call(_save),
-    "Claim": Call(_claim),
     **{name: STORE_CALLS[name] for name in OF_SERVERS},
+    "PushRows": Call(_push, _pushed_rows, store_pb2.RowPushFrame, {"RowPush": row_push_from_frames}),
+    "Prepare": Call(_prepare, _prepared),
+    "CommitPushed": Call(
+        _commit,
+        lambda server: server.commit_pushed(PushedCommit(_SUMS, 0, {}, {}, b"record")),
+        store_pb2.CommitPushedFrame,
+        {"CommitPushed": pushed_commit_from_frames},
+    ),
+    "ReadRecord": plain(store_pb2.ReadRecordRequest, store_words, lambda server: server.record()),
+    "TakeChanges": Call(
+        lambda m: (store_pb2.TakeChangesRequest(mark=bytes(16), base=m.bytes(m.choice((0, 16)))), b""),
+        lambda server: server.take_changes(bytes(16), b""),
+    ),
+    "SaveRows": Call(_save, lambda server: server.save_rows(RowSave(bytes(16)))),
+    "Claim": Call(_claim, lambda server: server.begin_job("lied", False)),
+    "GetStoreStatus": replace(
+        STORE_CALLS["GetStoreStatus"],
+        ask=lambda server: (server.other_writer(), server.shard_status(), server.require_owner()),
+    ),
+    "ResetVersion": replace(
+        STORE_CALLS["ResetVersion"], ask=lambda server: (server.recover(), server.reset_version(0, b"record"))
+    ),
 }
-"""Name of a call -> how it is made."""
+"""By name."""
 
 
 class ShardCalls(CallTarget):
@@ -117,9 +147,7 @@ class ShardCalls(CallTarget):
         self.calls = SHARD_CALLS
         self.store = self.held.enter_context(SharedMemoryStore(2))
         self.shard = Shard(self.store, PUSH_BYTES, CheckpointRowSaver(self.store))
-        services = [shard_service(self.shard, channels_of(self.store))]
-        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
-        self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
+        self.server, self.channel = served(self.held, shard_service(self.shard, channels_of(self.store)))
         self._begin_anew()
 
     def words(self, m: Mutator, field: FieldDescriptor) -> object:

@@ -3,24 +3,30 @@
 import time
 from collections.abc import Mapping
 
-import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.messages.store_messages import record_frames, spec_to_message
+from elastable.embedding_store.wire.messages.frames import FrameReader
+from elastable.embedding_store.wire.messages.store_messages import (
+    blocks_from_frames,
+    ids_from_frames,
+    record_frames,
+    record_from_frames,
+    reset_from_frames,
+    spec_to_message,
+)
+from elastable.embedding_store.wire.pushes.push_messages import row_push_from_frames
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.embedding_store.serving import client_service
-from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, class_of, plain
+from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, class_of, plain, served
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding
 from tests.master.checkpoints.jobs import rows
@@ -146,12 +152,11 @@ class StoreCalls(CallTarget):
 
     def open(self) -> None:
         self.store = self.held.enter_context(SharedMemoryStore(2))
-        served = client_service(self.store)
-        new = {name: plain(class_of(self.service.methods_by_name[name]), store_words) for name in served.handlers}
+        service = client_service(self.store)
+        new = {name: plain(class_of(self.service.methods_by_name[name]), store_words) for name in service.handlers}
         self.calls = {**new, **STORE_CALLS}
-        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", [served], anonymous=Role.ADMINISTRATOR))
-        self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
-        self.client = self.held.enter_context(RemoteStore(self.server.address, WAIT_S))
+        server, self.channel = served(self.held, service)
+        self.client = self.held.enter_context(RemoteStore(server.address, WAIT_S))
         self.client.create_table(CALM)
         calm = np.arange(5, dtype=np.int64)
         weights, slots = np.ones((5, 3), np.float32), np.ones((5, 3), np.float32)
@@ -241,20 +246,69 @@ def record_seed(m: Mutator) -> Seed:
     return frame.header, frame.body
 
 
+_IDS = np.array([1, 2, 3], np.int64)
+
+
+def _change() -> Commit:
+    return Commit(1, {"any": TableUpdate(_IDS, np.ones((3, SPECS["any"].dim), np.float32))}, 0, {})
+
+
+def _pinned(store: RemoteStore) -> None:
+    with store.pin(lease_s=0.5) as pin:
+        pin.lookup({"any": _IDS})
+        pin.renew(0.5)
+
+
+def _put(store: RemoteStore) -> None:
+    ones = np.ones((3, 3), np.float32)
+    store.put("any", [RowBlock(_IDS, ones, ones)])
+    store.put_table_state("rare", TableState(np.zeros(64, np.uint8)))
+
+
 STORE_CALLS: dict[str, Call] = {
-    "GetStoreStatus": Call(_status),
-    "Lookup": Call(_lookup, store_pb2.LookupRequest),
-    "LookupSmall": Call(_lookup, store_pb2.LookupRequest),
-    "ReadRows": Call(_rows, store_pb2.RowIdsFrame),
-    "Pin": Call(_pin),
-    "CreateTable": Call(_spec),
-    "PushRows": Call(_client_push, store_pb2.RowPushFrame),
-    "Put": Call(_block, store_pb2.RowBlockFrame),
-    "Delete": Call(_rows, store_pb2.RowIdsFrame),
-    "DropTable": plain(store_pb2.DropTableRequest, store_words),
-    "ResetVersion": Call(record_seed, store_pb2.RecordFrame),
+    "GetStoreStatus": Call(
+        _status, lambda store: (store.specs(), store.version(), store.wait_for_version(0, 0.01), store.pins())
+    ),
+    "Lookup": Call(
+        _lookup,
+        lambda store: store.lookup({"any": np.arange(310_000, dtype=np.int64)}),
+        store_pb2.LookupRequest,
+        {"LookupRequest": lambda frames: FrameReader(frames, "LookupRequest").header(store_pb2.LookupHeader)},
+    ),
+    "LookupSmall": Call(_lookup, lambda store: store.lookup({"any": _IDS, "fixed": _IDS}), store_pb2.LookupRequest),
+    "TableStatistics": plain(
+        store_pb2.TableStatisticsRequest,
+        store_words,
+        lambda store: (store.table_statistics("any"), store.row_count("any")),
+    ),
+    "ReadRows": Call(
+        _rows,
+        lambda store: (store.read_rows("any", _IDS), list(store.scan("any")), store.table_state("rare")),
+        store_pb2.RowIdsFrame,
+    ),
+    "Pin": Call(_pin, _pinned),
+    "CreateTable": Call(_spec, lambda store: store.create_table(SPECS["any"])),
+    "PushRows": Call(
+        _client_push,
+        lambda store: (store.commit(_change()), store.update(_change().updates, {})),
+        store_pb2.RowPushFrame,
+        {"ClientPush": row_push_from_frames},
+    ),
+    "Put": Call(_block, _put, store_pb2.RowBlockFrame, {"RowBlock": lambda frames: list(blocks_from_frames(frames))}),
+    "Delete": Call(_rows, None, store_pb2.RowIdsFrame, {"RowIds": ids_from_frames}),
+    "DropTable": plain(
+        store_pb2.DropTableRequest,
+        store_words,
+        lambda store: (store.clear("any"), store.drop_table("half"), store.create_table(SPECS["half"])),
+    ),
+    "ResetVersion": Call(
+        record_seed,
+        lambda store: store.reset_version(0),
+        store_pb2.RecordFrame,
+        {"Record": record_from_frames, "ResetVersion": reset_from_frames},
+    ),
 }
-"""Name of a call -> how it is made; others are of one message, drawn from its fields."""
+"""By name; others are of one message, drawn from its fields."""
 
 OF_SERVERS = ("GetStoreStatus", "CreateTable", "Put", "Delete", "DropTable", "ResetVersion")
 """Those that are others at store servers, whose owner alone changes them."""

@@ -1,9 +1,10 @@
-"""Files that Elastable wrote, changed by somebody else: checkpoints, stores in files, records of versions."""
+"""Files: those that Elastable wrote, changed by somebody else, and records as other programs write them."""
 
 import hashlib
 import json
 import zlib
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -22,11 +23,15 @@ from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.knowledge_graphs.graph.names import Names
+from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints, RunProgress
+from elastable.worker.readers.batch.reader import ModelInputs, Reader
+from tests.contracts.readers import FORMATS, Format
 from tests.file_stores import file_store
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.target import Target
+from tests.fuzz.target import Finding, Target
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
 from tests.replicas.host_embeddings.tables import create_host_table
 
@@ -228,3 +233,82 @@ class GraphFiles(_Folder):
             del fields["checksum"]
             fields["checksum"] = _json_checksum(fields)
         return {path: json.dumps(fields).encode()}
+
+
+class _DataFile(Target):
+    suffix: str
+
+    def open(self) -> None:
+        self.folder = Path(self.held.enter_context(TemporaryDirectory()))
+        self.path = self.folder / f"data{self.suffix}"
+
+    @abstractmethod
+    def content(self, m: Mutator) -> bytes:
+        """What the file contains."""
+
+    @abstractmethod
+    def read(self, m: Mutator) -> None:
+        """Reads all of it."""
+
+    def case(self, m: Mutator) -> str | None:
+        self.path.write_bytes(self.content(m))
+        self.read(m)
+        return None
+
+
+_KINDS = ("int64", "int32", "uint64", "float32", "float64", "string", "bool")
+
+
+def _inputs(m: Mutator, names: Sequence[str]) -> ModelInputs:
+    return ModelInputs({name: m.choice(_KINDS) for name in names if m.chance(0.2)}, own_step=m.chance(0.5))
+
+
+def _every_record(reader: Reader) -> None:
+    """Every record, and what the reader says of itself."""
+    total = len(reader)
+    for start in range(0, total, 7):
+        wanted = np.arange(start, min(total, start + 7))
+        x, *_ = reader.take(wanted)
+        for name, column in x.items() if isinstance(x, dict) else ():
+            if len(column) != len(wanted):
+                raise Finding(f"column {name!r} of {len(wanted)} records has {len(column)} of them")
+
+
+_COLUMNS = ("user", "item", "price", "name", "a", "b", "id", "t", "x", "list")
+
+
+class _ReaderFiles(_DataFile):
+    """Files of a format of records as programs and people write them, changed anywhere, and worse."""
+
+    form: Format
+    share = 50
+
+    def open(self) -> None:
+        super().open()
+        self.seeds = self.form.seeds()
+
+    def content(self, m: Mutator) -> bytes:
+        return m.mutated(m.choice(self.seeds), 5)
+
+    def read(self, m: Mutator) -> None:
+        reader = self.form.reader(self.path, **{name: m.choice(values) for name, values in self.form.options.items()})
+        _every_record(reader.for_inputs(_inputs(m, _COLUMNS)))
+
+
+for _name, _form in FORMATS.items():
+    type(f"{_name.title()}Files", (_ReaderFiles,), {"name": _name, "suffix": f".{_name}", "form": _form})
+
+
+class TripleFiles(_DataFile):
+    name = "triples"
+    share = 40
+    suffix = ".txt"
+
+    def content(self, m: Mutator) -> bytes:
+        return m.mutated(b"anna\tknows\tbert\nbert\tknows\tcarl\n\ncarl\tlikes\tanna\n", 4)
+
+    def read(self, m: Mutator) -> None:
+        if m.chance(0.7):
+            read_columns(self.path)
+        else:
+            Names.load(self.path)

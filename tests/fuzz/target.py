@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from elastable.embedding_store import errors
 from elastable.embedding_store.errors import ElastableError
@@ -31,8 +31,14 @@ class Target(ABC):
     A context manager: what it needs (a server, files) is made when it is entered.
     """
 
-    name: str  # what the command line calls it
+    name: str  # what the command line calls it; a class that has one is a target
     share: int = 100  # how many of its cases are run in one round of a campaign
+
+    known: ClassVar[list[type["Target"]]] = []  # all targets of the modules that were imported
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            Target.known.append(cls)
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()  # how often cases ended how: "done", or the name of an error's class

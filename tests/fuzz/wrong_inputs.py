@@ -17,17 +17,16 @@ from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards.server_contract import PushTerms, RowPush, Slices
 from elastable.embedding_store.tables.table_update import IndexedSlices
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, error_class
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.pushes.push_messages import row_push_frames
-from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.jobs.options import TrainOptions
 from elastable.master.api import Push, SyncPushId
 from elastable.master.push_check import Expected, TensorSpec, check_finite, check_push
 from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.numpy_reader import NumpyReader
 from tests.embedding_store.serving import client_service
-from tests.fuzz.calls import WAIT_S
+from tests.fuzz.calls import WAIT_S, served
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target
 
@@ -240,12 +239,9 @@ class ServedInputs(WrongInputs):
     def open(self) -> None:
         self.store = self.held.enter_context(MemoryStore(1))
         self.store.create_table(SPEC)
-        service = client_service(self.store)
-        server = self.held.enter_context(GrpcServer("127.0.0.1:0", [service], anonymous=Role.ADMINISTRATOR))
-        channel = self.held.enter_context(grpc.insecure_channel(server.address))
-        path = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}"
-        self._commits = channel.stream_unary(f"{path}/PushRows", None, None)
-        self._lookups = channel.stream_stream(f"{path}/Lookup", None, None)
+        _, channel = served(self.held, client_service(self.store))
+        self._commits = channel.stream_unary(f"/{STORE_SERVICE}/PushRows", None, None)
+        self._lookups = channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)
 
     def made(self, m: Mutator) -> Attempt:
         return self._commit(m) if m.chance(0.7) else self._lookup(m)
@@ -504,13 +500,3 @@ class OptionInputs(WrongInputs):
         return Attempt(
             "elastable train", lambda: TrainOptions(Path("model.py"), **given), flaw and f"{flaw}: {changes}"
         )
-
-
-WRONG_INPUTS: tuple[type[WrongInputs], ...] = (
-    LibraryInputs,
-    ServedInputs,
-    PushInputs,
-    RecordInputs,
-    LayerInputs,
-    OptionInputs,
-)

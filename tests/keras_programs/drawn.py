@@ -19,6 +19,8 @@ from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.master.model.keras_optimizer import FUSED_CLASSES
 from tests.contracts.reference_rows import REFERENCES
+from tests.keras_table.case import Side
+from tests.keras_table.weight_cases import Penalised
 
 __all__ = ["DrawnProgram", "Features", "Side"]
 
@@ -50,13 +52,6 @@ _METRICS = {"regression": ("mae", "mse", "r2_score", "cosine_similarity"), "bina
 _BODIES = "flat mean sum lstm attention norm conv max masked_mean multiply"
 _USES = "nothing folds copy clone file weights_file polyak frozen checkpoint halved again"
 _CALLBACKS = "none schedule best averages plateau stop halving best_weights"
-
-
-@dataclass(frozen=True)
-class Side:
-    """How a program is run: by plain Keras, or with its tables in a store."""
-
-    stored: bool
 
 
 @dataclass
@@ -265,13 +260,6 @@ class OwnLoss(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):  # type: ignore[no-untyped-def]
         error = keras.ops.mean(keras.ops.abs(y - y_pred), axis=-1)
         return keras.ops.mean(error if sample_weight is None else error * keras.ops.reshape(sample_weight, (-1,)))
-
-
-@keras.saving.register_keras_serializable("keras_programs")
-class Penalised(keras.Model):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):  # type: ignore[no-untyped-def]
-        penalty = sum(keras.ops.sum(keras.ops.square(each)) for each in self.trainable_variables)
-        return keras.ops.mean(keras.ops.square(y - y_pred)) + 0.01 * penalty
 
 
 @keras.saving.register_keras_serializable("keras_programs")

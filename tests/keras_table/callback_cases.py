@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.keras_table.case import Case
-from tests.keras_table.sides import Side, small, trained
+from tests.keras_table.case import Case, Side, arguments_in, code_in, small, trained
 
 
 def _with(*callbacks: Callable[[], object], **fit: object) -> Callable[[Side], object]:
@@ -129,6 +128,11 @@ def _c(name: str, program: Callable[[Side], object], *covers: str) -> Case:
     return Case(name, program, " ".join(f"callbacks.{cover}" for cover in covers or [name[1:].split("(")[0]]))
 
 
+def _said(name: str, run: Callable[..., Callable[[Side], object]] = _with) -> Case:
+    """A case of the very callback that its name says."""
+    return _c(name, run(lambda: arguments_in(f"callback={code_in(name)}", vars(C))["callback"]))
+
+
 C = keras.callbacks
 CASES = [
     _c("`History`, `CallbackList`, `callbacks=[]`", _with(), "History", "CallbackList"),
@@ -136,18 +140,9 @@ CASES = [
     _c("`self.model.stop_training = True`", _stops, "Callback"),
     _c("`LambdaCallback(...)`", _with(lambda: C.LambdaCallback(on_epoch_end=lambda epoch, logs: None))),
     _c("`LearningRateScheduler(...)`", _with(lambda: C.LearningRateScheduler(lambda epoch, rate: rate * 0.5))),
-    _c(
-        "`ReduceLROnPlateau(monitor='loss', patience=1, min_delta=10)`",
-        _with(lambda: C.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)),
-    ),
-    _c(
-        "`EarlyStopping(monitor='loss', patience=1, min_delta=10)`",
-        _with(lambda: C.EarlyStopping(monitor="loss", patience=1, min_delta=10.0)),
-    ),
-    _c(
-        "`EarlyStopping(patience=1, restore_best_weights=True)`, validated",
-        _validated(lambda: C.EarlyStopping(patience=1, restore_best_weights=True)),
-    ),
+    _said("`ReduceLROnPlateau(monitor='loss', patience=1, min_delta=10)`"),
+    _said("`EarlyStopping(monitor='loss', patience=1, min_delta=10)`"),
+    _said("`EarlyStopping(patience=1, restore_best_weights=True)`, validated", _validated),
     _c(
         "`EarlyStopping(start_from_epoch=1, restore_best_weights=True)`",
         _validated(
@@ -157,7 +152,7 @@ CASES = [
         ),
     ),
     _c("`TerminateOnNaN()`, a label that is NaN", _not_a_number),
-    _c("`TerminateOnNaN()`", _with(C.TerminateOnNaN)),
+    _said("`TerminateOnNaN()`"),
     _c("`CSVLogger(file)`", _file(lambda folder: C.CSVLogger(f"{folder}/log.csv"), _csv)),
     _c(
         "`ModelCheckpoint(file)`, whole models", _file(lambda folder: C.ModelCheckpoint(f"{folder}/last.keras"), _whole)
@@ -178,6 +173,6 @@ CASES = [
     _c("`TensorBoard(folder)`", _file(C.TensorBoard, _names)),
     _c("`BackupAndRestore(folder)`", _file(C.BackupAndRestore, lambda folder, side: [])),
     _c("`SwapEMAWeights(swap_on_epoch=True)`", _swapped),
-    _c("`ProgbarLogger()`", _with(C.ProgbarLogger)),
+    _said("`ProgbarLogger()`"),
     _c("`RemoteMonitor(root)`", _remote),
 ]

@@ -1,12 +1,15 @@
 """What `Model.compile` takes besides optimizers: losses, metrics, weights, and how a step is run."""
 
+import ast
+import re
 from collections.abc import Callable
+from functools import partial
 
 import keras
 import numpy as np
+from keras import losses, metrics
 
-from tests.keras_table.case import Case
-from tests.keras_table.sides import Outcome, Side, around, small, trained
+from tests.keras_table.case import Case, Outcome, Side, arguments_in, around, code_in, small, trained
 
 _BINARY_LOSSES = "BinaryCrossentropy BinaryFocalCrossentropy Hinge SquaredHinge Poisson Dice Tversky"
 _REGRESSION_LOSSES = (
@@ -34,7 +37,8 @@ def two_outputs(side: Side, **dense: object) -> keras.Model:
 
 
 def _two(side: Side, **options: object) -> object:
-    return trained(side, two_outputs(side), y={"one": side.y, "two": side.y * 2}, **options)
+    losses_of = {"loss": {"one": "mse", "two": "mse"}} if "loss_weights" in options else {}
+    return trained(side, two_outputs(side), y={"one": side.y, "two": side.y * 2}, **losses_of, **options)
 
 
 def one_hot(side: Side) -> np.ndarray:
@@ -50,27 +54,36 @@ def _classes(side: Side, y: object = None, **options: object) -> Outcome:
     return trained(side, small(side, 3, "softmax"), y=one_hot(side) if y is None else y, **options)
 
 
-def _losses(names: str, run: Callable[..., object]) -> list[Case]:
-    def case(name: str) -> Case:
-        covers = f"losses.{name} compile.loss"
-        return Case(f"`loss={name}()`", lambda side: run(side, loss=getattr(keras.losses, name)()), covers)
-
-    return [case(name) for name in names.split()]
-
-
-def _metrics(all_of_them: str, run: Callable[..., object], *arguments: object) -> Case:
-    names = all_of_them.split()
+def _said(name: str, run: Callable[..., object] = trained, meaning: str = "") -> Case:
+    """A row that compiles with what its name says."""
+    code = code_in(name)
+    kind = losses if code.startswith("loss=") else metrics
+    covers = [f"compile.{each.arg}" for each in _keywords(code)]
+    covers += [f"{kind.__name__.rpartition('.')[2]}.{found}" for found in re.findall(r"\b([A-Z]\w*)\(", code)]
 
     def program(side: Side) -> object:
-        return run(side, metrics=[getattr(keras.metrics, name)(*arguments) for name in names])
+        return run(side, **arguments_in(code, vars(kind), {"function": _squared}))
 
-    said = ", ".join(f"{name}({', '.join(map(str, arguments))})" for name in names)
-    return Case(f"`metrics=[{said}]`", program, " ".join([f"metrics.{name}" for name in names] + ["compile.metrics"]))
+    return Case(name, program, " ".join(covers), meaning)
+
+
+def _keywords(code: str) -> list[ast.keyword]:
+    call = ast.parse(f"dict({code})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return call.keywords
+
+
+def _losses(names: str, run: Callable[..., object]) -> list[Case]:
+    return [_said(f"`loss={name}()`", run) for name in names.split()]
+
+
+def _metrics(names: str, run: Callable[..., object], argument: str = "") -> Case:
+    return _said(f"`metrics=[{', '.join(f'{name}({argument})' for name in names.split())}]`", run)
 
 
 def _reduction(reduction: str) -> Case:
     def program(side: Side) -> object:
-        loss, rate = keras.losses.MeanSquaredError(reduction=reduction), 0.05
+        loss, rate = losses.MeanSquaredError(reduction=reduction), 0.05
         weights: list[dict[str, object]] = [{}, {"sample_weight": side.weights}]
         return [trained(side, loss=loss, fit=fit, optimizer=keras.optimizers.SGD(rate)) for fit in weights]
 
@@ -87,16 +100,15 @@ def _sparse(side: Side, **options: object) -> object:
 
 
 def _circle(side: Side) -> object:
-    return trained(side, small(side, 3), y=side.x[:, 0] % 3, loss=keras.losses.Circle())
+    return trained(side, small(side, 3), y=side.x[:, 0] % 3, loss=losses.Circle())
 
 
 def _ctc(side: Side) -> object:
     model = around(keras.layers.Embedding(side.vocabulary, 4, name="items"), keras.layers.Dense(4))
-    return trained(side, model, y=side.x[:, :2] % 3 + 1, loss=keras.losses.CTC())
+    return trained(side, model, y=side.x[:, :2] % 3 + 1, loss=losses.CTC())
 
 
 def _iou(side: Side) -> list[object]:
-    metrics = keras.metrics
     of_classes = [metrics.OneHotIoU(3, [0, 1]), metrics.OneHotMeanIoU(3)]
     binary = [metrics.BinaryIoU([0, 1]), metrics.MeanIoU(2), metrics.IoU(2, [0])]
     return [
@@ -105,19 +117,14 @@ def _iou(side: Side) -> list[object]:
     ]
 
 
-def _f_scores(side: Side) -> object:
-    scores = [keras.metrics.F1Score("macro"), keras.metrics.FBetaScore("micro")]
-    return _classes(side, loss="categorical_crossentropy", metrics=scores)
-
-
 def _f_score_of_each_class(side: Side) -> object:
-    history = _classes(side, loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()])["history"]
+    history = _classes(side, loss="categorical_crossentropy", metrics=[metrics.F1Score()])["history"]
     if side.stored:
         return [history[f"f1_score_{place}"][0] for place in range(3)]
     return [float(score) for score in np.asarray(history["f1_score"][0])]
 
 
-class _Largest(keras.metrics.Metric):
+class _Largest(metrics.Metric):
     """The largest prediction of the epoch: a state that is neither a sum nor a mean."""
 
     def __init__(self) -> None:
@@ -131,64 +138,35 @@ class _Largest(keras.metrics.Metric):
         return self.largest
 
 
+def _class_scores(side: Side, **options: object) -> object:
+    return _classes(side, loss="categorical_crossentropy", **options)
+
+
+_SPARSE_METRICS = "SparseCategoricalAccuracy SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy"
 CASES = [
-    Case(
-        "`loss='mse'`, `metrics=['mae']`", lambda side: trained(side, metrics=["mae"]), "compile.loss compile.metrics"
-    ),
+    _said("`loss='mse'`, `metrics=['mae']`"),
     Case("`loss=` a function", lambda side: trained(side, loss=_squared), "compile.loss losses.Loss"),
     *_losses(_REGRESSION_LOSSES, trained),
     *_losses(_BINARY_LOSSES, _binary),
     *_losses(_CLASS_LOSSES, _classes),
-    Case(
-        "`loss=SparseCategoricalCrossentropy(ignore_class=1)`",
-        lambda side: _sparse(side, loss=keras.losses.SparseCategoricalCrossentropy(ignore_class=1)),
-        "losses.SparseCategoricalCrossentropy",
-    ),
-    Case(
-        "`loss=CategoricalGeneralizedCrossEntropy()`",
-        lambda side: _classes(side, y=side.x[:, 0] % 3, loss=keras.losses.CategoricalGeneralizedCrossEntropy()),
-        "losses.CategoricalGeneralizedCrossEntropy",
-    ),
+    _said("`loss=SparseCategoricalCrossentropy(ignore_class=1)`", _sparse),
+    _said("`loss=CategoricalGeneralizedCrossEntropy()`", _sparse),
     Case("`loss=Circle()`", _circle, "losses.Circle"),
     Case("`loss=CTC()`", _ctc, "losses.CTC"),
     *map(_reduction, _REDUCTIONS),
-    Case(
-        "`loss={'one': 'mse', 'two': 'mae'}`",
-        lambda side: _two(side, loss={"one": "mse", "two": "mae"}),
-        "compile.loss",
-    ),
-    Case(
-        "`loss_weights={'one': 0.3, 'two': 2.0}`",
-        lambda side: _two(side, loss={"one": "mse", "two": "mse"}, loss_weights={"one": 0.3, "two": 2.0}),
-        "compile.loss_weights",
-    ),
-    Case(
-        "`metrics={'one': ['mae'], 'two': ['mse']}`",
-        lambda side: _two(side, metrics={"one": ["mae"], "two": ["mse"]}),
-        "compile.metrics",
-    ),
+    _said("`loss={'one': 'mse', 'two': 'mae'}`", _two),
+    _said("`loss_weights={'one': 0.3, 'two': 2.0}`", _two),
+    _said("`metrics={'one': ['mae'], 'two': ['mse']}`", _two),
     Case(
         "`weighted_metrics=['mae']` with `sample_weight`",
         lambda side: trained(side, weighted_metrics=["mae"], metrics=["mse"], fit={"sample_weight": side.weights}),
         "compile.weighted_metrics",
     ),
     _metrics(_BINARY_METRICS, _binary),
-    _metrics(_THRESHOLD_METRICS, _binary, 0.5),
+    _metrics(_THRESHOLD_METRICS, _binary, "0.5"),
     _metrics(_REGRESSION_METRICS, trained),
     _metrics(_CLASS_METRICS, _classes),
-    Case(
-        "`metrics=[SparseCategoricalAccuracy(), SparseCategoricalCrossentropy(), SparseTopKCategoricalAccuracy()]`",
-        lambda side: _sparse(
-            side,
-            loss="sparse_categorical_crossentropy",
-            metrics=[
-                keras.metrics.SparseCategoricalAccuracy(),
-                keras.metrics.SparseCategoricalCrossentropy(),
-                keras.metrics.SparseTopKCategoricalAccuracy(2),
-            ],
-        ),
-        "metrics.SparseCategoricalAccuracy metrics.SparseCategoricalCrossentropy metrics.SparseTopKCategoricalAccuracy",
-    ),
+    _metrics(_SPARSE_METRICS, partial(_sparse, loss="sparse_categorical_crossentropy")),
     Case(
         "`metrics=[OneHotIoU(3, [0, 1]), OneHotMeanIoU(3)]`, `[BinaryIoU(), MeanIoU(2), IoU(2, [0])]`",
         _iou,
@@ -196,10 +174,10 @@ CASES = [
     ),
     Case(
         "`metrics=['accuracy', MeanMetricWrapper(function)]`",
-        lambda side: _binary(side, metrics=["accuracy", keras.metrics.MeanMetricWrapper(_squared, name="squared")]),
+        lambda side: _binary(side, metrics=["accuracy", metrics.MeanMetricWrapper(_squared, name="squared")]),
         "metrics.Accuracy metrics.MeanMetricWrapper",
     ),
-    Case("`metrics=[F1Score('macro'), FBetaScore('micro')]`", _f_scores, "metrics.F1Score metrics.FBetaScore"),
+    _said("`metrics=[F1Score('macro'), FBetaScore('micro')]`", _class_scores),
     Case(
         "`metrics=[F1Score()]`, with a value for each class",
         _f_score_of_each_class,
@@ -211,19 +189,10 @@ CASES = [
         lambda side: trained(side, metrics=[_Largest()]),
         "metrics.Metric",
     ),
-    *(
-        Case(
-            f"`{name}={value}`",
-            lambda side, options=options: trained(side, **options),  # type: ignore[misc]
-            f"compile.{name}",
-        )
-        for name, value, options in (
-            ("run_eagerly", True, {"run_eagerly": True}),
-            ("run_eagerly", False, {"run_eagerly": False}),
-            ("jit_compile", True, {"run_eagerly": False, "jit_compile": True}),
-            ("steps_per_execution", 3, {"run_eagerly": False, "steps_per_execution": 3}),
-            ("auto_scale_loss", False, {"auto_scale_loss": False}),
-        )
-    ),
-    Case("`optimizer='rmsprop'`, by its name", lambda side: trained(side, optimizer="rmsprop"), "compile.optimizer"),
+    _said("`run_eagerly=True`"),
+    _said("`run_eagerly=False`"),
+    _said("`jit_compile=True`", partial(trained, run_eagerly=False)),
+    _said("`steps_per_execution=3`", partial(trained, run_eagerly=False)),
+    _said("`auto_scale_loss=False`"),
+    _said("`optimizer='rmsprop'`, by its name"),
 ]

@@ -7,9 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.keras_table.case import Case
+from tests.keras_table.case import BATCH, RECORDS, Case, Side, small, trained
 from tests.keras_table.compile_cases import two_outputs
-from tests.keras_table.sides import BATCH, RECORDS, Side, small, trained
 
 
 def _c(name: str, *covers: str, meaning: str = "", **fit: object) -> Case:

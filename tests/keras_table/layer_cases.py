@@ -1,12 +1,12 @@
 """What `keras.layers.Embedding`, `keras.Layer` and `et.Embedding` take, and what layers around a table may do."""
 
 from collections.abc import Callable
+from functools import partial
 
 import keras
 import numpy as np
 
-from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, OwnLoss, Side, around, flat, small, trained
+from tests.keras_table.case import BATCH, DIM, LENGTH, Case, OwnLoss, Side, arguments_in, around, flat, small, trained
 from tests.untyped import Keywords
 
 
@@ -20,8 +20,9 @@ def _rows(side: Side) -> np.ndarray:
     return np.random.default_rng(4).normal(size=(side.vocabulary, DIM)).astype(np.float32)
 
 
-def _both(name: str, covers: str, option: Callable[[], Keywords], **more: object) -> list[Case]:
-    """The option on an offloaded `keras.layers.Embedding`, and on `et.Embedding`."""
+def _both(name: str, covers: str, option: Callable[[], Keywords] | None = None, **more: object) -> list[Case]:
+    """The option, as the name says it, on an offloaded `keras.layers.Embedding`, and on `et.Embedding`."""
+    option = partial(arguments_in, name) if option is None else option
     return [
         Case(f"`keras.layers.Embedding({name})`", lambda side: trained(side, small(side, **option()), **more), covers),
         Case(
@@ -185,22 +186,18 @@ CASES = [
     _initializer(lambda: "orthogonal", "'orthogonal'", _SEVERAL),
     Case("`evaluate(...)` with `embeddings_regularizer='l2'`", _evaluated_with_a_penalty),
     Case("`embeddings_regularizer='l2'`, and a `compute_loss` that leaves `self.losses` out", _without_losses),
-    *_both("embeddings_regularizer='l2'", "Embedding.embeddings_regularizer", lambda: {"embeddings_regularizer": "l2"}),
-    *_both(
-        "embeddings_constraint='non_neg'",
-        "Embedding.embeddings_constraint",
-        lambda: {"embeddings_constraint": "non_neg"},
-    ),
+    *_both("embeddings_regularizer='l2'", "Embedding.embeddings_regularizer"),
+    *_both("embeddings_constraint='non_neg'", "Embedding.embeddings_constraint"),
     *_both(
         "embeddings_constraint='unit_norm'",
         "Embedding.embeddings_constraint",
         lambda: {"embeddings_constraint": keras.constraints.UnitNorm(axis=1)},
     ),
-    *_both("activity_regularizer='l2'", "Layer.activity_regularizer", lambda: {"activity_regularizer": "l2"}),
-    *_both("trainable=False", "Layer.trainable", lambda: {"trainable": False}),
-    *_both("dtype='mixed_bfloat16'", "Layer.dtype", lambda: {"dtype": "mixed_bfloat16"}),
-    *_both("dtype='float64'", "Layer.dtype", lambda: {"dtype": "float64"}),
-    *_both("autocast=False", "Layer.autocast", lambda: {"autocast": False}),
+    *_both("activity_regularizer='l2'", "Layer.activity_regularizer"),
+    *_both("trainable=False", "Layer.trainable"),
+    *_both("dtype='mixed_bfloat16'", "Layer.dtype"),
+    *_both("dtype='float64'", "Layer.dtype"),
+    *_both("autocast=False", "Layer.autocast"),
     *(
         Case(
             f"`{kind}.Embedding(lora_rank=2, lora_alpha=4)`",

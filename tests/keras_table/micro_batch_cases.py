@@ -8,9 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.keras_table.case import Case
+from tests.keras_table.case import Case, Side, flat, small, trained
 from tests.keras_table.compile_cases import two_outputs
-from tests.keras_table.sides import Side, flat, small, trained
 from tests.untyped import Keyword
 
 ops = keras.ops

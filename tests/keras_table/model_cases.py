@@ -11,8 +11,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
-from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, MeanError, Outcome, Side, outcome, small, trained
+from tests.keras_table.case import BATCH, DIM, LENGTH, Case, MeanError, Outcome, Side, outcome, small, trained
 
 
 @keras.saving.register_keras_serializable("keras_table")

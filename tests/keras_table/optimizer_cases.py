@@ -7,8 +7,7 @@ import keras
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.master.model.keras_optimizer import FUSED_CLASSES
 from tests.contracts.reference_rows import REFERENCES
-from tests.keras_table.case import Case
-from tests.keras_table.sides import trained
+from tests.keras_table.case import Case, trained
 from tests.untyped import Keyword, Keywords
 
 

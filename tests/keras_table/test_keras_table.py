@@ -6,10 +6,9 @@ import keras
 import pytest
 
 from elastable.embedding_store.errors import Unsupported
-from tests.keras_table.case import Case, Different, verdict
+from tests.keras_table.case import Case, Different, Side, trained, verdict
 from tests.keras_table.keras_names import keras_names
 from tests.keras_table.page import SECTIONS, page, verdicts
-from tests.keras_table.sides import Side, trained
 
 PAGE = Path(__file__).parents[2] / "docs" / "keras.md"
 ALL = [case for cases in SECTIONS.values() for case in cases]

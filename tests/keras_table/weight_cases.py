@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
-from tests.keras_table.case import Case
-from tests.keras_table.sides import BATCH, DIM, LENGTH, Outcome, Side, around, outcome, small
+from tests.keras_table.case import BATCH, DIM, LENGTH, Case, Outcome, Side, around, outcome, small
 
 _SGD = 0.2
 
@@ -159,6 +158,7 @@ def _polyak(side: Side) -> object:
     return [target.get_weights(), target.predict(side.x, verbose=0)]
 
 
+@keras.saving.register_keras_serializable("keras_table")
 class Penalised(keras.Model):
     def compute_loss(
         self, x: object, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: object = None, training: bool = True

@@ -45,13 +45,12 @@ _DEAREST = """
     embedding_store/composite/test_partitioned_equality examples/test_small_examples
     worker/readers/test_ragged_readers embedding_store/test_warm test_architecture
     embedding_store/wire/test_call_guard embedding_store/composite/test_lost_shard
-    embedding_store/wire/test_shared_source master/core/test_logged_behind master/commits/test_version_record
+    embedding_store/wire/test_shared_source master/commits/test_version_record
     master/core/test_concurrent_evaluation master/rpc/test_lost_answers embedding_store/engine/test_pins
     embedding_store/wire/test_dying_server embedding_store/engine/test_hostile_commits
     embedding_store/wire/test_rpc_errors embedding_store/engine/test_store_history master/core/test_exactly_once
     embedding_store/engine/tiered/test_framed_reads master/model/test_keras_optimizer
     embedding_store/engine/test_races master/core/test_staleness test_loaded_code
-    master/core/test_exactly_once_at_servers
 """
 DEAREST = tuple(f"tests/{module}.py" for module in _DEAREST.split())
 

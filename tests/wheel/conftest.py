@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheel.environments import Environment, make_environment, run
+from tests.wheel.environments import OFFLINE, Environment, make_environment, run
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("embedding_store", "master", "worker", "replicas")
@@ -22,9 +22,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source)
     for name in (*FOLDERS, "elastable", "tests", "benchmarks", "examples"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    offline = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet")
-    python = Path(sys.executable)
-    run(home, python, "-m", "pip", "wheel", *offline, "--no-build-isolation", "--wheel-dir", str(home), str(source))
+    words = ("-m", "pip", "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(home), str(source))
+    run(home, Path(sys.executable), *words)
     (built,) = home.glob("*.whl")
     return built
 

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from tests.elastable.processes import LIMIT_S
 
-_OFFLINE = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet")
+OFFLINE = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def make_environment(home: Path, wheel: Path, extras: Iterable[str] = ()) -> Env
     python = home / "bin" / "python"
     (site,) = home.glob("lib/python3*/site-packages")
     before = {entry.name for entry in site.iterdir()}
-    run(home, Path(sys.executable), "-m", "pip", "--python", str(python), "install", *_OFFLINE, str(wheel))
+    run(home, Path(sys.executable), "-m", "pip", "--python", str(python), "install", *OFFLINE, str(wheel))
     added = frozenset({entry.name for entry in site.iterdir()} - before)
     for required in _required(wheel_metadata(wheel), extras).values():
         _link(required, site)

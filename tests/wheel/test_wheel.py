@@ -158,10 +158,6 @@ def test_a_bare_install_adds_one_name(bare: Environment, with_keras: Environment
         assert len(environment.added) == 2
 
 
-def test_the_live_page_is_in_the_wheel(wheel: Path) -> None:
-    assert "elastable/monitoring/page/live_page.html" in zipfile.ZipFile(wheel).namelist()
-
-
 def test_a_bare_install_has_tables_a_server_and_a_client(bare: Environment, folder: Path) -> None:
     absent = "from importlib.util import find_spec; print([n for n in {!r} if find_spec(n)])"
     assert run(folder, bare.python, "-c", absent.format(("tensorflow", "keras", "pyarrow", "mpi4py"))) == "[]\n"
@@ -248,13 +244,3 @@ def test_keras_is_the_extra_that_trains(with_keras: Environment, folder: Path) -
     output, missing, names = run(folder, with_keras.python, "script.py").splitlines()
     assert (output, missing) == ("trained", "None")
     assert int(names) > 40
-
-
-def test_nothing_of_ours_imports_what_is_not_installed() -> None:
-    """Benchmarks, examples and tests are in the checkout alone; a program's modules may have their names."""
-    for folder in (*FOLDERS, "elastable"):
-        for file in (ROOT / folder).rglob("*.py"):
-            for line in file.read_text().splitlines():
-                words = line.split()
-                if words[:1] in (["import"], ["from"]):
-                    assert words[1].split(".")[0] not in NAMES, f"{file}: {line}"

@@ -1,7 +1,8 @@
 """Small jobs on stores, and what of them a checkpoint must bring back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,11 @@ from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.api import JobSpec, Tensor
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.series import CheckpointSeries
+from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
+from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 
 ADAGRAD = OptimizerSpec.of("adagrad")
@@ -93,3 +99,26 @@ def dense_of(version: int) -> dict[str, Tensor]:
 
 def progress_of(version: int) -> Progress:
     return Progress(version, records=100 * version, sequences={"worker": version})
+
+
+def written(place: str | Path | CheckpointFiles, source: Snapshot, version: int | None = None, **options: Any) -> str:
+    """Writes a checkpoint of the rows, of their version where none is said; its address."""
+    version = source.version() if version is None else version
+    return write_checkpoint(place, source, dense_of(version), JOB, progress_of(version), **options)
+
+
+def saved(place: str | Path, source: Snapshot) -> Checkpoint:
+    return open_checkpoint(written(place, source))
+
+
+def begun(series: CheckpointSeries, source: Snapshot, version: int | None = None) -> Callable[[], str]:
+    """What writes the next checkpoint of a series, of the rows' version where none is said."""
+    version = source.version() if version is None else version
+    return series.begin(source, dense_of(version), JOB, progress_of(version))
+
+
+def restored(checkpoint: Checkpoint) -> Rows:
+    with MemoryStore(1) as store:
+        restore_tables(checkpoint, store)
+        assert store.version() == checkpoint.version
+        return rows(store)

@@ -21,8 +21,7 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles, LocalFiles, Part
 from elastable.master.checkpoints.storage.checkpoint_locations import RemoteFiles, checkpoint_names, files_at
-from elastable.master.checkpoints.writing import write_checkpoint
-from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, Rows, commit, created, dense_of, progress_of, rows
+from tests.master.checkpoints.jobs import DYNAMIC, FIXED, Rows, begun, commit, created, restored, rows, written
 
 pytestmark = pytest.mark.process
 
@@ -122,7 +121,7 @@ def run(files: CheckpointFiles, store: EmbeddingStore, acknowledge: Callable[[in
     for version in range(1, VERSIONS + 1):
         many = list(range(40)) if version == 1 else [version, 40 + version]
         series.committed(commit(store, {"fixed": many, "dynamic": many}), store.version())
-        series.begin(store, dense_of(version), JOB, progress_of(version))()
+        begun(series, store)()
         acknowledge(version, rows(store))
 
 
@@ -142,10 +141,8 @@ def look(files: CheckpointFiles, acknowledged: int, expected: dict[int, Rows]) -
     for name in names:
         found = open_checkpoint(files.at(name))
         found.verify()
-        with MemoryStore(threads=1) as store:
-            restore_tables(found, store)
-            assert rows(store) == expected[found.version]
-            assert found.dense()["optimizer/00000"] == found.version
+        assert restored(found) == expected[found.version]
+        assert found.dense()["optimizer/00000"] == found.version
     assert found.version >= acknowledged
 
 
@@ -157,7 +154,7 @@ def recover(files: CheckpointFiles, expected: dict[int, Rows]) -> None:
             return
         newest = open_checkpoint(files.at(names[-1]))
         restore_tables(newest, store)
-        write_checkpoint(files, store, dense_of(newest.version), JOB, progress_of(newest.version), keep=1)
+        written(files, store, keep=1)
         assert len(checkpoint_names(files)) == 1 == len(files.names())
         look(files, newest.version, expected)
 
@@ -173,34 +170,27 @@ def crashed_after(steps: Steps, files: CheckpointFiles) -> int:
     return acknowledged[-1]
 
 
-def test_after_every_write_fsync_and_rename(tmp_path: Path) -> None:
-    expected = expected_rows()
+@pytest.mark.parametrize(("kind", "least"), [("folder", 150), ("object store", 40)])
+def test_after_every_change_of_a_folder_or_an_object_store(tmp_path: Path, kind: str, least: int) -> None:
+    expected, root, system = expected_rows(), f"/{uuid.uuid4().hex}", SteppedSystem()
     point, acknowledged = 0, 0
     while acknowledged < VERSIONS:
-        home = tmp_path / str(point)
-        steps = Steps(point, crash)
-        acknowledged = crashed_after(steps, SteppedFiles(home, steps))
-        look(LocalFiles(home), acknowledged, expected)
-        if point % 5 == 0:
-            recover(LocalFiles(home), expected)
-        point += 1
-    assert point > 150
-
-
-def test_after_every_change_of_an_object_store() -> None:
-    expected = expected_rows()
-    point, acknowledged = 0, 0
-    while acknowledged < VERSIONS:
-        name = f"/{uuid.uuid4().hex}"
-        system = SteppedSystem()
         system.steps = steps = Steps(point, crash)
-        acknowledged = crashed_after(steps, RemoteFiles(system, name, f"memory:/{name}"))
-        look(files_at(f"memory:/{name}"), acknowledged, expected)
-        recover(files_at(f"memory:/{name}"), expected)
-        if MemoryFileSystem().exists(name):
-            fsspec.filesystem("memory").rm(name, recursive=True)
+        home, name = tmp_path / str(point), f"{root}/{point}"
+        stepped: CheckpointFiles
+        left: CheckpointFiles
+        if kind == "folder":
+            stepped, left = SteppedFiles(home, steps), LocalFiles(home)
+        else:
+            stepped, left = RemoteFiles(system, name, f"memory:/{name}"), files_at(f"memory:/{name}")
+        acknowledged = crashed_after(steps, stepped)
+        look(left, acknowledged, expected)
+        if kind != "folder" or point % 5 == 0:
+            recover(left, expected)
         point += 1
-    assert point > 40
+    assert point > least
+    if MemoryFileSystem().exists(root):
+        fsspec.filesystem("memory").rm(root, recursive=True)
 
 
 def test_nothing_is_renamed_before_it_is_on_the_disk(tmp_path: Path) -> None:
@@ -239,7 +229,7 @@ def test_nothing_is_renamed_before_it_is_on_the_disk(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_what_was_there_and_no_draft(tmp_path: Path, point: int) -> None:
     with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
         commit(store, {"fixed": list(range(9)), "dynamic": [1]})
-        write_checkpoint(tmp_path, store, {}, JOB, progress_of(1))
+        written(tmp_path, store)
         before = {file: file.read_bytes() for file in sorted(tmp_path.rglob("*")) if file.is_file()}
         commit(store, {"fixed": list(range(9)), "dynamic": [2]})
 
@@ -253,7 +243,7 @@ def test_a_full_disk_leaves_what_was_there_and_no_draft(tmp_path: Path, point: i
         steps = Steps(point, full)
         failure = None
         try:
-            open_checkpoint(write_checkpoint(Full(tmp_path, steps), store, {}, JOB, progress_of(2), keep=1)).verify()
+            open_checkpoint(written(Full(tmp_path, steps), store, keep=1)).verify()
         except CheckpointError as error:
             failure = str(error)
         after = {file: file.read_bytes() for file in sorted(tmp_path.rglob("*")) if file.is_file()}
@@ -312,7 +302,7 @@ def test_what_killed_writers_left_is_taken_away(tmp_path: Path) -> None:
         (tmp_path / left / "dense.safetensors").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("a person's")
     with created(MemoryStore(threads=1), [FIXED]) as store:
-        write_checkpoint(tmp_path, store, {}, JOB, progress_of(0))
+        written(tmp_path, store)
     assert LocalFiles(tmp_path).names() == ["ckpt-0000000000", "notes.txt"]
 
 
@@ -322,12 +312,12 @@ def test_a_writer_that_was_taken_for_dead_writes_nothing(tmp_path: Path) -> None
 
         def _rename(self, old: str, new: str) -> None:
             if new == "ckpt-0000000001":
-                write_checkpoint(tmp_path, store, {}, JOB, progress_of(1))
+                written(tmp_path, store)
             super()._rename(old, new)
 
     with created(MemoryStore(threads=1), [FIXED]) as store:
         commit(store, {"fixed": [1]})
         with pytest.raises(CheckpointError, match=r"ckpt-0000000001 cannot be written: .*No such file"):
-            write_checkpoint(Stopped(tmp_path), store, {}, JOB, progress_of(1))
+            written(Stopped(tmp_path), store)
     assert LocalFiles(tmp_path).names() == ["ckpt-0000000001"]
     open_checkpoint(tmp_path).verify()

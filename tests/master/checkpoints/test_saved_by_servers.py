@@ -2,8 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
 from elastable.embedding_store.shards.server_contract import (
@@ -34,7 +32,7 @@ from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.checkpoints.writing import write_blocks
 from tests.embedding_store.shards.served_shards import served, stopped_with
-from tests.master.checkpoints.jobs import JOB, SPECS, commit, created, dense_of, progress_of, rows
+from tests.master.checkpoints.jobs import SPECS, Rows, begun, commit, created, restored, rows
 from tests.waiting import until
 
 DEADLINE_S = 120.0
@@ -68,21 +66,17 @@ class Job:
         self.series.committed({}, version + 1, frozen)
 
     def begin(self) -> Callable[[], str]:
-        version = self.store.version()
-        return self.series.begin(self.store.pin(version), dense_of(version), JOB, progress_of(version))
+        return begun(self.series, self.store.pin(self.store.version()))
 
 
-@contextmanager
-def restored(checkpoint: Checkpoint, servers: int) -> Iterator[EmbeddingStore]:
-    """A store filled from a checkpoint; 0 servers: it is in this process."""
+def restored_at(servers: int, checkpoint: Checkpoint) -> Rows:
+    """What so many servers hold that are filled from a checkpoint; 0: a store in this process."""
     if not servers:
-        with MemoryStore(1) as store:
-            restore_tables(checkpoint, store)
-            yield store
-        return
+        return restored(checkpoint)
     with served(servers) as (_, sharded):
         restore_tables(checkpoint, sharded)
-        yield sharded
+        assert sharded.version() == checkpoint.version
+        return rows(sharded)
 
 
 @pytest.mark.parametrize(("servers", "into"), [(1, 2), (2, 3), (3, 0)])
@@ -103,9 +97,7 @@ def test_checkpoints_restore_to_any_number_of_servers(tmp_path: Path, servers: i
         kinds.append(saved.manifest.kind)
         shrunk |= saved.manifest.tables["aged"].live is not None
         assert sum(len(block.ids) for table in saved.manifest.tables for block in saved.rows(table)) == len(there)
-        with restored(saved, into) as store:
-            assert rows(store) == there
-            assert store.version() == saved.version
+        assert restored_at(into, saved) == there
     assert kinds == ["full", *["increment"] * 4]
     assert shrunk, "no increment had to list the rows that stay"
     assert saved.manifest.tables["fixed"].written == 7
@@ -122,15 +114,14 @@ def test_rows_that_are_split_by_column_are_written_whole_by_the_master(tmp_path:
     saved = open_checkpoint(tmp_path)
     assert {entry.whole for entry in saved.manifest.tables.values()} == {True}
     for servers in (0, 3):
-        with restored(saved, servers) as back:
-            assert rows(back) == expected
+        assert restored_at(servers, saved) == expected
 
 
 def test_what_a_master_with_its_own_rows_wrote_goes_on_over_servers_as_increments(tmp_path: Path) -> None:
     alone = created(MemoryStore(1))
     commit(alone, {"fixed": list(range(200))})
     series = CheckpointSeries(tmp_path, alone, keep=0)
-    series.begin(alone, dense_of(1), JOB, progress_of(1))()
+    begun(series, alone)()
     saved = open_checkpoint(tmp_path)
     with served(2) as (_, store):
         restore_tables(saved, store)
@@ -140,11 +131,10 @@ def test_what_a_master_with_its_own_rows_wrote_goes_on_over_servers_as_increment
         store.push_rows(RowPush("small", 1, 0, ({"fixed": slices},)))
         store.commit_pushed(PushedCommit(RowSums(1, (SumTerm(0, 0, 1.0),)), 1, {}))
         again.committed({}, 2)
-        again.begin(store, dense_of(2), JOB, progress_of(2))()
+        begun(again, store)()
         newest = open_checkpoint(tmp_path)
         assert (newest.manifest.kind, newest.manifest.tables["fixed"].written) == ("increment", 2)
-        with restored(newest, 3) as back:
-            assert rows(back) == rows(store)
+        assert restored_at(3, newest) == rows(store)
 
 
 def held_writes(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
@@ -177,13 +167,11 @@ def test_training_goes_on_while_servers_write(tmp_path: Path, monkeypatch: pytes
             go_on.set()
             thread.join(DEADLINE_S)
         monkeypatch.undo()
-        with restored(open_checkpoint(tmp_path), 0) as back:
-            assert rows(back) == expected
+        assert restored(open_checkpoint(tmp_path)) == expected
         job.begin()()
         newest = open_checkpoint(tmp_path)
         assert (newest.manifest.kind, newest.manifest.tables["dynamic"].written) == ("increment", 100)
-        with restored(newest, 0) as back:
-            assert rows(back) == rows(job.alone)
+        assert restored(newest) == rows(job.alone)
 
 
 def test_changes_of_a_checkpoint_that_failed_are_in_the_next_one(tmp_path: Path) -> None:
@@ -201,14 +189,12 @@ def test_changes_of_a_checkpoint_that_failed_are_in_the_next_one(tmp_path: Path)
         job.begin()()
         newest = open_checkpoint(tmp_path / "saved")
         assert newest.manifest.tables["fixed"].whole, "nobody knows what changed on the server that was started again"
-        with restored(newest, 0) as back:
-            assert rows(back) == rows(job.alone)
+        assert restored(newest) == rows(job.alone)
         job.train([4])
         job.begin()()
         newest = open_checkpoint(tmp_path / "saved")
         assert (newest.manifest.kind, newest.manifest.tables["fixed"].written) == ("increment", 1)
-        with restored(newest, 0) as back:
-            assert rows(back) == rows(job.alone)
+        assert restored(newest) == rows(job.alone)
 
 
 def test_changes_that_a_full_disk_left_out_are_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +218,7 @@ def test_changes_that_a_full_disk_left_out_are_in_the_next(tmp_path: Path, monke
         job.begin()()
         newest = open_checkpoint(tmp_path)
         assert newest.manifest.kind == "increment"
-        with restored(newest, 0) as back:
-            assert rows(back) == rows(job.alone)
+        assert restored(newest) == rows(job.alone)
 
 
 def test_a_folder_that_a_server_does_not_share_is_named_before_training(tmp_path: Path) -> None:

@@ -34,13 +34,12 @@ from tests.master.checkpoints.jobs import (
     AGED,
     DYNAMIC,
     FIXED,
-    JOB,
     SPECS,
     Rows,
+    begun,
     commit,
     created,
-    dense_of,
-    progress_of,
+    restored,
     rows,
     shards,
     train,
@@ -66,19 +65,8 @@ class Job:
             (updates,) = train(self.store, 1, most)
             self.series.committed(updates, self.store.version())
 
-    def begin(self) -> Callable[[], str]:
-        version = self.store.version()
-        return self.series.begin(self.store, dense_of(version), JOB, progress_of(version))
-
     def save(self) -> Checkpoint:
-        return open_checkpoint(self.begin()())
-
-
-def restored(checkpoint: Checkpoint) -> Rows:
-    with MemoryStore() as other:
-        restore_tables(checkpoint, other)
-        assert other.version() == checkpoint.version
-        return rows(other)
+        return open_checkpoint(begun(self.series, self.store)())
 
 
 def kinds(checkpoint: Checkpoint) -> list[str]:
@@ -197,9 +185,9 @@ def test_one_begun_before_another_failed_is_full(tmp_path: Path) -> None:
         job.train(6, most=500)
         job.save()
         job.train(1)
-        first = job.series.begin(gone := store.pin(), {}, JOB, progress_of(7))
+        first = begun(job.series, gone := store.pin())
         job.train(1)
-        second = job.begin()
+        second = begun(job.series, store)
         gone.close()
         with pytest.raises(Exception, match=r"released|gone"):
             first()
@@ -256,11 +244,11 @@ def test_increments_from_pins_in_redis(tmp_path: Path, redis_url: str) -> None:
         job = Job(tmp_path, store)
         job.commit(fixed=list(range(100)), dynamic=list(range(100)))
         for _ in range(3):
-            version, expected = store.version(), rows(store)
+            expected = rows(store)
             with store.pin() as pin:
-                write = job.series.begin(pin, dense_of(version), JOB, progress_of(version))
+                write = begun(job.series, pin)
                 job.train(2)
-                store.delete("dynamic", np.array([version]))
+                store.delete("dynamic", np.array([pin.version()]))
                 found = open_checkpoint(write())
             assert restored(found) == expected
         assert kinds(found) == ["increment", "increment", "full"]
@@ -315,7 +303,7 @@ class SeriesMachine(RuleBasedStateMachine):
     @rule(fails=st.booleans())
     def checkpoint(self, fails: bool) -> None:
         version = self.store.version()
-        write = self.series.begin(self.store, dense_of(version), JOB, progress_of(version + fails))
+        write = begun(self.series, self.store, version + fails)
         if fails:
             with pytest.raises(BadInput, match="cannot be written of rows"):
                 write()
@@ -410,8 +398,8 @@ def test_increments_of_tables_whose_rows_follow_every_step_restore_the_version_t
         job = Job(tmp_path, store)
         for _ in range(3):
             job.train(7, most=15)
-            version, pin = store.version(), store.pin()
-            finish = job.series.begin(pin, dense_of(version), JOB, progress_of(version))
+            pin = store.pin()
+            finish = begun(job.series, pin)
             expected = store.lookup(ids)["t"]
             job.train(1, most=15)  # training goes on while it is written
             checkpoint = open_checkpoint(finish())

@@ -23,6 +23,7 @@ from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress
 from elastable.worker.runtime.loop import push_rows
 from tests.embedding_store.shards.served_shards import served
+from tests.master.checkpoints.jobs import rows
 from tests.untyped import Keywords
 
 register_job_optimizers()
@@ -144,25 +145,10 @@ def trained(
     return pinned, changed, dense.applied
 
 
-def rows_of(source: EmbeddingStore | Snapshot, table: str) -> dict[str, np.ndarray]:
-    """Rows with their slots and touches, by id."""
-    blocks = list(source.scan(table))
-    order = np.argsort(np.concatenate([np.zeros(0, np.int64), *(block.ids for block in blocks)]))
-    found = {}
-    for part in ("ids", "weights", "slots", "touches"):
-        arrays = [array for block in blocks if (array := getattr(block, part)) is not None]
-        if arrays:
-            found[part] = np.concatenate(arrays)[order]
-    return found
-
-
 def assert_same(theirs: EmbeddingStore | Snapshot, ours: EmbeddingStore | Snapshot) -> None:
     assert theirs.version() == ours.version()
+    assert rows(theirs) == rows(ours)
     for spec in SPECS:
-        expected, found = rows_of(theirs, spec.name), rows_of(ours, spec.name)
-        assert expected.keys() == found.keys()
-        for part, array in expected.items():
-            assert array.tobytes() == found[part].tobytes(), (spec.name, part)
         asked = np.arange(-5, IDS) if spec.vocabulary_size is None else np.arange(IDS)
         one, other = (source.lookup({spec.name: asked})[spec.name] for source in (theirs, ours))
         assert one.tobytes() == other.tobytes(), spec.name

@@ -8,20 +8,10 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store import errors
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import (
-    BadGradient,
-    BadInput,
-    ElastableError,
-    FutureVersion,
-    JobFailed,
-    NotFinite,
-    NotJoined,
-    StaleVersion,
-    StoreFailed,
-)
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master import api
 from elastable.master.core.hooks import Hooks
@@ -38,8 +28,7 @@ class Diary(Hooks):
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, int]] = []
-        self.logs: list[dict[str, float]] = []
-        self.versions: list[dict[str, float]] = []
+        self.logs, self.versions = list[dict[str, float]](), list[dict[str, float]]()
         self.threads: set[int] = set()
 
     def note(self, what: str, number: int) -> None:
@@ -132,10 +121,9 @@ def test_hooks_may_change_the_rate_and_stop_at_an_exact_version() -> None:
     for workers in (1, 3):
         bench = Bench()
         results.append(result(bench, workers, Clicking(bench)))
-        assert (bench.master.status().version, bench.master.stop_reason) == (6, "seen enough")
         status = bench.master.status()
-        assert (status.state, status.stopped) == ("finished", "seen enough")
-        assert bench.store.version() == 6
+        assert (status.version, status.state, status.stopped) == (6, "finished", "seen enough")
+        assert (bench.store.version(), bench.master.stop_reason) == (6, "seen enough")
         assert bench.master.progress().records == RECORDS + 12
     assert same(*results)
 
@@ -167,7 +155,7 @@ def test_a_finished_job_that_is_resumed_ends_at_once() -> None:
 def test_a_store_at_another_version_is_refused() -> None:
     store = MemoryStore()
     store.reset_version(3)
-    with pytest.raises(BadInput, match="store is at version 3, the job begins at version 0"):
+    with pytest.raises(errors.BadInput, match="store is at version 3, the job begins at version 0"):
         Bench(store=store)
 
 
@@ -197,7 +185,7 @@ class Running:
     def run(self, hooks: Hooks | None) -> None:
         try:
             self.master.run(hooks)
-        except ElastableError as error:
+        except errors.ElastableError as error:
             self.error = error
 
     def __enter__(self) -> "Running":
@@ -241,24 +229,28 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         task = job.tasks(1)[0]
         good = job.push(task)
         before = job.bench.everything() if job.bench.store.row_count("t") else job.bench.dense.tensors()
-        report = job.master.report_gradient
-        with pytest.raises(FutureVersion, match="version 5"):
-            report(api.Push(api.SyncPushId(5, 10), 3, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(JobFailed, match=r"runs another job now \(test\); the push is of yesterday"):
-            report(replace(good, job="yesterday"))
-        with pytest.raises(BadInput, match="micro-batch 7 is not of version 0, which is made of 0 to 1"):
-            report(api.Push(api.SyncPushId(0, 7), 3, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(BadInput, match="has 3 records, but the push reports 2"):
-            report(api.Push(good.id, 2, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(BadInput, match="synchronous"):
-            report(api.Push(api.AsyncPushId("me", 1), 3, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(BadGradient, match="0 dense gradient tensors"):
-            report(api.Push(good.id, 3, (), good.slices, good.states, good.metrics))
-        bad = (np.full_like(good.dense[0], np.nan), *good.dense[1:])
-        with pytest.raises(NotFinite, match="batch_normalization"):
-            report(api.Push(good.id, 3, bad, good.slices, good.states, good.metrics))
+        nan = (np.full_like(good.dense[0], np.nan), *good.dense[1:])
+        for wrong, kind, message in (
+            (replace(good, id=api.SyncPushId(5, 10)), errors.FutureVersion, "version 5"),
+            (
+                replace(good, job="yesterday"),
+                errors.JobFailed,
+                r"another job now \(test\); the push is of yesterday",
+            ),
+            (
+                replace(good, id=api.SyncPushId(0, 7)),
+                errors.BadInput,
+                "7 is not of version 0, which is made of 0 to 1",
+            ),
+            (replace(good, records=2), errors.BadInput, "has 3 records, but the push reports 2"),
+            (replace(good, id=api.AsyncPushId("me", 1)), errors.BadInput, "synchronous"),
+            (replace(good, dense=()), errors.BadGradient, "0 dense gradient tensors"),
+            (replace(good, dense=nan), errors.NotFinite, "batch_normalization"),
+        ):
+            with pytest.raises(kind, match=message):
+                job.master.report_gradient(wrong)
         assert same(list(before.values()), list(job.bench.dense.tensors().values()))  # type: ignore[union-attr]
-        assert report(good).outcome is api.PushOutcome.ACCEPTED
+        assert job.master.report_gradient(good).outcome is api.PushOutcome.ACCEPTED
 
 
 def test_pushes_that_are_not_finite_can_be_skipped() -> None:
@@ -296,11 +288,11 @@ def test_async_pushes_are_named_by_their_sequence() -> None:
         assert job.master.report_gradient(foreign).outcome is api.PushOutcome.ACCEPTED
         assert bench.master.progress().done == (first.micro_batch,)
         assert bench.master.progress().sequences == {"me": 1, "foreign": 4}
-        with pytest.raises(FutureVersion, match="epoch that has not begun"):
+        with pytest.raises(errors.FutureVersion, match="epoch that has not begun"):
             job.master.report_gradient(job.push(third, api.AsyncPushId("me", 2, 9)))
-        with pytest.raises(BadInput, match="not of this job"):
+        with pytest.raises(errors.BadInput, match="not of this job"):
             job.master.report_gradient(job.push(third, api.AsyncPushId("me", 2, 99)))
-        with pytest.raises(BadInput, match="asynchronous"):
+        with pytest.raises(errors.BadInput, match="asynchronous"):
             job.master.report_gradient(job.push(third, api.SyncPushId(0, 0)))
 
 
@@ -312,12 +304,11 @@ def test_evaluations_count_once_and_for_their_version_only() -> None:
         task = job.tasks(1)[0]
         assert (task.kind, task.version, task.stop) == (api.TaskKind.EVALUATE, 1, 3)
         metrics = (np.ones((), np.float32), np.ones((), np.float32))
-        assert job.master.report_evaluation(api.EvaluationReport("me", 0, 0, 3, metrics)) is api.PushOutcome.STALE
-        assert job.master.report_evaluation(api.EvaluationReport("me", 1, 0, 3, metrics)) is api.PushOutcome.ACCEPTED
-        assert job.master.report_evaluation(api.EvaluationReport("me", 1, 0, 3, metrics)) is api.PushOutcome.DUPLICATE
-        with pytest.raises(FutureVersion):
+        for version, outcome in ((0, "stale"), (1, "accepted"), (1, "duplicate")):
+            assert job.master.report_evaluation(api.EvaluationReport("me", version, 0, 3, metrics)) == outcome
+        with pytest.raises(errors.FutureVersion):
             job.master.report_evaluation(api.EvaluationReport("me", 2, 0, 3, metrics))
-        with pytest.raises(BadGradient, match="metric"):
+        with pytest.raises(errors.BadGradient, match="metric"):
             job.master.report_evaluation(api.EvaluationReport("me", 1, 1, 3, ()))
         assert job.master.status().state == "evaluating"
         for number in range(1, -(-VALIDATION // 3)):
@@ -331,7 +322,7 @@ def test_versions_that_are_past_or_not_yet_there() -> None:
         for task in job.tasks(2):
             job.master.report_gradient(job.push(task))
         assert job.master.pull_dense("me", 1, 60.0) is not None
-        with pytest.raises(StaleVersion, match="version 0 is past"):
+        with pytest.raises(errors.StaleVersion, match="version 0 is past"):
             job.master.pull_dense("me", 0, 0.0)
         assert job.master.pull_dense("me", 2, 0.0) is None
         current = job.master.pull_dense("me", None, 0.0)
@@ -347,42 +338,42 @@ def test_a_stopped_job_lets_its_workers_go() -> None:
         assert job.master.wait(60)
         assert job.master.lease_tasks("me", 1, 0.0).finished
         assert job.master.report_gradient(push).outcome is api.PushOutcome.STALE
-        with pytest.raises(StaleVersion, match="ended"):
+        with pytest.raises(errors.StaleVersion, match="ended"):
             job.master.pull_dense("me", 3, 0.0)
         assert job.master.status().state == "finished"
 
 
 def test_a_fatal_failure_of_a_worker_fails_the_job_for_everybody() -> None:
     with Running(Bench()) as job:
-        job.master.report_failure("me", BadInput("some record is broken"), fatal=False)
+        job.master.report_failure("me", errors.BadInput("some record is broken"), fatal=False)
         assert job.master.status().state == "training"
-        job.master.report_failure("me", BadInput("the file is broken"), fatal=True)
-        with pytest.raises(BadInput, match="the file is broken"):
+        job.master.report_failure("me", errors.BadInput("the file is broken"), fatal=True)
+        with pytest.raises(errors.BadInput, match="the file is broken"):
             job.master.wait(60)
         for ask in (
             lambda: job.master.lease_tasks("me", 1, 0.0),
             lambda: job.master.pull_dense("me", None, 0.0),
             lambda: job.master.join(api.WorkerIdentity("late")),
         ):
-            with pytest.raises(JobFailed, match="BadInput: the file is broken"):
+            with pytest.raises(errors.JobFailed, match="BadInput: the file is broken"):
                 ask()
         assert job.master.status().state == "failed"
         job.thread.join(timeout=60)
-        assert isinstance(job.error, BadInput)
+        assert isinstance(job.error, errors.BadInput)
 
 
 class Failing(MemoryStore):
     def commit(self, commit: Commit) -> None:
-        raise StoreFailed("the disk is on fire")
+        raise errors.StoreFailed("the disk is on fire")
 
 
 def test_a_store_that_goes_on_failing_fails_the_job_with_its_error() -> None:
     bench = Bench(store=Failing(), options=MasterOptions(commit_deadline_s=0.2))
     worker = FakeWorker(bench.master, bench.store)
-    with pytest.raises(StoreFailed, match="on fire"):
+    with pytest.raises(errors.StoreFailed, match="on fire"):
         drive(bench, [worker])
     worker.join(timeout=60)
-    assert isinstance(worker.error, JobFailed)
+    assert isinstance(worker.error, errors.JobFailed)
     assert (bench.master.status().state, bench.dense.steps()[0].number) == ("failed", 0)
 
 
@@ -406,7 +397,7 @@ def test_without_workers_a_job_waits_or_fails_as_configured() -> None:
         assert job.master.status().state == "waiting"
         assert not job.master.wait(0.0)
     bench = Bench(options=MasterOptions(no_worker_timeout_s=0.05))
-    with pytest.raises(JobFailed, match=r"no worker for 0\.05 s"):
+    with pytest.raises(errors.JobFailed, match=r"no worker for 0\.05 s"):
         bench.master.run()
 
 
@@ -419,7 +410,7 @@ def test_a_worker_is_there_until_its_last_session_ends() -> None:
         assert second.alive()
         assert job.tasks(1)
         second.close()
-        with pytest.raises(NotJoined, match="has not joined"):
+        with pytest.raises(errors.NotJoined, match="has not joined"):
             job.tasks(1)
 
 
@@ -439,10 +430,7 @@ def test_slices_of_every_size_and_none() -> None:
         for task in job.tasks(8):
             push = job.push(task)
             empty = {"t": Slices(np.empty(0, np.int64), np.empty((0, 2), np.float32))} if task.micro_batch % 2 else {}
-            reply = job.master.report_gradient(
-                api.Push(push.id, push.records, push.dense, empty, push.states, push.metrics)
-            )
-            assert reply.outcome is api.PushOutcome.ACCEPTED
+            assert job.master.report_gradient(replace(push, slices=empty)).outcome is api.PushOutcome.ACCEPTED
         assert job.master.wait(60)
         assert job.bench.store.version() == 1
         assert job.bench.store.row_count("t") == 0

@@ -8,24 +8,29 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import numpy as np
 import pytest
 
+from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
 from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master import api
+from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.dense_part import DensePart
+from elastable.master.commits.version_record import VersionRecord
 from elastable.master.core.hooks import Hooks
 from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
@@ -33,6 +38,8 @@ from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order
+from elastable.worker.runtime.loop import push_rows
+from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
 from tests.tcp_proxy import TcpProxy, tcp_proxy
 
 RECORDS, EPOCHS = 90, 2
@@ -289,3 +296,131 @@ def test_every_record_is_trained_once_per_epoch(job: api.JobSpec) -> None:
     # Much of it did happen; who draws which accident depends on how the workers share the micro-batches.
     assert len({kind for worker in workers for kind in worker.accidents}) >= 2
     assert post.delivered
+
+
+# -- rows at store servers, whoever dies
+
+
+def _clients(servers: Sequence[ServedShard]) -> StoreServers:
+    return StoreServers([ShardClient(server.address, 60.0) for server in servers])
+
+
+class ServersLife(Life):
+    """Goes on from what the store servers have; `kills`: at a version, the number of the one that is killed."""
+
+    def __init__(
+        self,
+        job: api.JobSpec,
+        proxy: TcpProxy,
+        servers: list[ServedShard],
+        dies_at: int | None,
+        kills: Mapping[int, int],
+    ) -> None:
+        store = _clients(servers)
+        store.create_table(SEEN)
+        store.recover()
+        record = store.record()
+        start = Progress() if record is None else VersionRecord.from_bytes(record).progress
+        super().__init__(job, proxy, store, start, dies_at)
+        self.ages: list[int] = []
+        self._note_ages()
+        self._servers, self._kills, self._of_servers = servers, kills, store
+
+    def _note_ages(self) -> None:
+        committer = self.master._driver._committer
+        commit = committer.commit
+
+        def noted(version: int, pushes: Sequence[api.Push], progress: Callable[[Accumulated], Progress]) -> Accumulated:
+            made = commit(version, pushes, progress)
+            self.ages += [version - 1 - push.computed_on for push in pushes if push.computed_on is not None]
+            return made
+
+        committer.commit = noted  # type: ignore[method-assign]
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        if version in self._kills:
+            stopped_with(self._servers, self._kills[version])
+            self._of_servers.require_owner()  # as `elastable master` says every second
+        super().on_version(version, logs)
+
+    def close(self) -> None:
+        self.server.stop(0)
+        self._of_servers.close()
+
+
+class Worker(Clumsy):
+    """Hands the rows' part of its pushes to the store servers; what is left may be said twice, late or never."""
+
+    def __init__(self, job: api.JobSpec, address: str, post: Post, seed: int, servers: StoreServers) -> None:
+        super().__init__(job, address, post, seed)
+        self.servers = servers
+
+    def work(self, task: api.Task) -> None:
+        try:
+            super().work(task)
+        except StaleVersion:
+            self.tasks.discard(task)
+
+    def push_of(self, task: api.Task, version: int) -> api.Push:
+        return push_rows(super().push_of(task, version), self.servers, self.job, 60.0, lambda: None)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param(SYNC, marks=pytest.mark.slow), pytest.param(ASYNC, marks=pytest.mark.slow), BOUNDED],
+    ids=["sync", "async", "bounded"],
+)
+def test_every_record_is_trained_once_per_epoch_at_servers(tmp_path: Path, job: api.JobSpec) -> None:
+    """Clumsy workers, a disturbed network, two store servers that are killed in turn, and a master that is killed."""
+    deaths, kills = ((20, None), {9: 0, 31: 1}) if job.mode == "async" else ((8, None), {4: 0, 11: 1})
+    ages: list[int] = []
+    with tcp_proxy(1) as proxy, served(2, tmp_path) as (servers, rows), ExitStack() as held:
+        address = f"127.0.0.1:{proxy.port}"
+        post = Post(address)
+        workers = [Worker(job, address, post, seed, rows) for seed in range(3)]
+        life = ServersLife(job, proxy, servers, deaths[0], kills)
+        with disturbed(workers, post, proxy):
+            for dies_at in deaths:
+                life.master.run(life)
+                ages += life.ages
+                if life.master.stop_reason is None:
+                    break
+                life.close()
+                life = ServersLife(job, proxy, servers, deaths[1] if dies_at else None, kills)
+            held.callback(life.close)
+        np.testing.assert_array_equal(life.counts(), np.full(RECORDS, EPOCHS))
+        assert life.master.status().records_trained == EPOCHS * RECORDS
+    assert job.mode == "sync" or (len(ages) == life.master.status().version and min(ages) >= 0)
+    assert job.staleness_bound is None or max(ages) <= job.staleness_bound
+
+
+def test_a_push_whose_rows_are_lost_is_refused_and_computed_again(tmp_path: Path) -> None:
+    """A store server is killed once it has the rows of a push, and before the master has the rest."""
+    job = replace(ASYNC, epochs=1, validation_records=0)
+    with tcp_proxy(1) as proxy, served(2, tmp_path) as (servers, rows), ExitStack() as held:
+        life = ServersLife(job, proxy, servers, None, {})
+        held.callback(life.close)
+        ran = threading.Thread(target=life.master.run, args=(life,), daemon=True)
+        ran.start()
+        address = f"127.0.0.1:{proxy.port}"
+        worker = Worker(job, address, Post(address), 0, rows)
+        held.callback(worker.client.close)
+        session = worker.born()
+        outcomes: list[api.PushReply] = []
+        while not (lease := worker.client.lease_tasks(worker.identity.incarnation, 1, 30.0)).finished:
+            for task in lease.tasks:
+                snapshot = worker.client.pull_dense(worker.identity.incarnation, None, 30.0)
+                assert snapshot is not None
+                left = worker.push_of(task, snapshot.version)
+                if len(outcomes) == 3:
+                    stopped_with(servers, 1)
+                outcomes.append(worker.client.report_gradient(left))
+        session.close()
+        ran.join(timeout=60)
+        refused = [reply for reply in outcomes if reply.outcome != "accepted"]
+        assert [(reply.outcome, reply.reason) for reply in refused] == [
+            ("stale", "a store server lost its rows: it is computed again")
+        ]
+        assert outcomes[3] is refused[0]
+        np.testing.assert_array_equal(life.counts(), np.ones(RECORDS))
+        assert life.master.status().version == len(outcomes) - 1

@@ -55,6 +55,14 @@ class Hall:
         for hand in self.hands:
             state.join(WorkerIdentity(hand.name))
 
+    def begin_all(self) -> Task:
+        """Everybody computes on the current version; the task of the last one."""
+        for hand in self.hands:
+            self.begin(hand)
+        task = self.hands[-1].task
+        assert task is not None
+        return task
+
     def begin(self, hand: Hand) -> None:
         """Takes a task, if there is one, and pulls; a push is waited for."""
         if hand.waits:
@@ -138,12 +146,9 @@ def test_the_bound_is_exact_whatever_the_schedule(seed: int, bound: int, workers
 
 def test_a_push_at_the_bound_counts_and_one_beyond_it_does_not() -> None:
     hall = Hall(state_of(1), 3)
-    for hand in hall.hands:
-        hall.begin(hand)
+    task = hall.begin_all()
     for hand in hall.hands[:2]:
         hall.push(hand)
-    task = hall.hands[2].task
-    assert task is not None
     # Two are on their way, so it would be committed two versions later, though none has been.
     push = Push(AsyncPushId("w2", 1, task.micro_batch), 1, computed_on=0)
     found = hall.state.judge(push)
@@ -159,14 +164,11 @@ def test_a_push_at_the_bound_counts_and_one_beyond_it_does_not() -> None:
 def test_without_a_bound_or_without_its_age_a_push_counts() -> None:
     for bound, computed_on in ((None, 0), (0, None)):
         hall = Hall(state_of(bound), 3)
-        for hand in hall.hands:
-            hall.begin(hand)
+        task = hall.begin_all()
         for hand in hall.hands[:2]:
             hall.push(hand)
             hall.commit()
             hall.begin(hand)
-        task = hall.hands[2].task
-        assert task is not None
         push = Push(AsyncPushId("w2", 1, task.micro_batch), 1, computed_on=computed_on)
         assert hall.state.version >= 1
         assert hall.offer(push) is PushOutcome.ACCEPTED
@@ -242,14 +244,9 @@ def test_after_a_late_push_the_rate_is_what_it_was() -> None:
 
     for version, behind in ((1, 0), (2, 1), (3, 0)):
         before = [*dense.snapshot(0).variables, store.lookup({"t": np.array([1])})["t"]]
-        push = Push(
-            AsyncPushId("w", version, -1),
-            1,
-            tuple(np.ones_like(value) for value in dense.snapshot(0).variables),
-            {"t": Slices(np.array([1]), np.ones((1, 2), np.float32))},
-            dense.snapshot(0).states,
-            computed_on=version - 1 - behind,
-        )
+        now, rows = dense.snapshot(0), {"t": Slices(np.array([1]), np.ones((1, 2), np.float32))}
+        ones = tuple(np.ones_like(value) for value in now.variables)
+        push = Push(AsyncPushId("w", version, -1), 1, ones, rows, now.states, computed_on=version - 1 - behind)
         committer.commit(version, [push], standing)
         after = [*dense.snapshot(0).variables, store.lookup({"t": np.array([1])})["t"]]
         steps.append([float((one - other).max()) for one, other in zip(before, after, strict=True)])

@@ -1,6 +1,5 @@
 """Every Keras optimizer is fused, run on the block, or refused by name."""
 
-import itertools
 import json
 from collections.abc import Callable
 
@@ -104,22 +103,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(message: str, make: Callable
 def test_no_optimizer_is_a_model_error() -> None:
     with pytest.raises(ModelError, match=r"model\.compile"):
         table_optimizer(None)
-
-
-def test_a_block_is_the_same_however_it_is_cut() -> None:
-    rows = row_optimizer(table_optimizer(Halved(0.1, momentum=0.9)))
-    random = np.random.default_rng(3)
-    start = random.normal(size=(3000, 4)).astype(np.float32)
-    gradients = random.normal(size=(3000, 4)).astype(np.float32)
-    results = []
-    for cuts in ([0, 3000], [0, 1, 1500, 2999, 3000]):
-        weights, slots = start.copy(), np.zeros((3000, 4), np.float32)
-        for first, last in itertools.pairwise(cuts):
-            part = np.arange(first, last)
-            rows.apply(weights, slots, UpdateBatch(part, part, gradients[first:last], 0, 0.1))
-        results.append((weights, slots))
-    assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
-    assert rows.slots[0].name == "momentum"
 
 
 def test_equal_optimizers_give_equal_specs() -> None:

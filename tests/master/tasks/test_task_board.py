@@ -14,6 +14,7 @@ from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.task_board import TaskBoard
+from tests.untyped import Keywords
 
 
 class Clock:
@@ -26,16 +27,6 @@ class Clock:
         return self.seconds
 
 
-def new_board(
-    job: JobSpec, clock: Clock, backup_after: float | None = None, position: int = 0, done: tuple[int, ...] = ()
-) -> TaskBoard:
-    """The board of a job that begins, or goes on with its group `position`."""
-    options = MasterOptions(lease_seconds=10.0, backup_after_s=backup_after)
-    protocol = SyncPushes if job.mode == "sync" else AsyncPushes
-    start = Progress(version=position, epoch=position, done=done)
-    return protocol(Schedule(job), options, start, clock).board
-
-
 def board_of(
     clock: Clock | None = None,
     backup_after: float | None = None,
@@ -44,9 +35,12 @@ def board_of(
     workers: str = "",
     **job: object,
 ) -> TaskBoard:
-    """An open board, which these workers have joined."""
+    """An open board, which these workers have joined, of a job that begins, or goes on with its group `position`."""
     spec = JobSpec(**{"micro_batch_size": 1, "grads_to_wait": 4, "train_records": 12, **job})  # type: ignore[arg-type]
-    board = new_board(spec, clock or Clock(), backup_after, position, done)
+    options = MasterOptions(lease_seconds=10.0, backup_after_s=backup_after)
+    protocol = SyncPushes if spec.mode == "sync" else AsyncPushes
+    start = Progress(version=position, epoch=position, done=done)
+    board = protocol(Schedule(spec), options, start, clock or Clock()).board
     board.open()
     for worker in workers.split():
         board.join(worker)
@@ -61,6 +55,7 @@ def train(board: TaskBoard, micro_batches: Iterable[int]) -> None:
     """Completes the current group, which these are what is left of."""
     for number in micro_batches:
         board.complete(TaskKind.TRAIN, number)
+    assert board.current_done
     board.advance()
 
 
@@ -114,8 +109,7 @@ def test_leases_of_fetched_tasks_do_not_run_before_their_version_is_open() -> No
     clock.seconds += 100
     board.complete(TaskKind.TRAIN, 0)
     board.lease("b", 9, 0)
-    board.complete(TaskKind.TRAIN, 1)
-    board.advance()
+    train(board, [1])
     board.open()
     clock.seconds += 5
     assert board.lease("b", 9, 1) == ()
@@ -133,10 +127,7 @@ def test_a_worker_must_join() -> None:
 def test_async_tasks_come_in_order_and_stop_at_the_epochs_end() -> None:
     board = board_of(mode="async", train_records=3, epochs=2, workers="a")
     assert numbers(board.lease("a", 9, 0)) == [0, 1, 2]
-    for number in (2, 0, 1):
-        board.complete(TaskKind.TRAIN, number)
-    assert board.current_done
-    board.advance()
+    train(board, (2, 0, 1))
     assert board.ends_epoch
     assert board.lease("a", 9, 3) == ()
     board.open()
@@ -294,15 +285,10 @@ class Crowd:
 def test_the_job_always_ends_with_every_micro_batch_counted_once(
     seed: int, mode: str, group: int, records: int, validation: int, beside: int
 ) -> None:
-    job = JobSpec(
-        mode=mode, micro_batch_size=1, grads_to_wait=group, epochs=2, train_records=records,
-        validation_records=validation,
-    )  # fmt: skip
     clock = Clock()
-    board = new_board(job, clock)
-    crowd = Crowd(board, random.Random(seed), clock)
-    board.open()
-    begun = 0
+    sizes: Keywords = {"grads_to_wait": group, "train_records": records, "validation_records": validation}
+    board = board_of(clock, mode=mode, epochs=2, **sizes)
+    crowd, begun = Crowd(board, random.Random(seed), clock), 0
     for _ in range(20_000):
         if board.over and not board.evaluations:
             break
@@ -434,8 +420,12 @@ def test_an_idle_worker_backs_a_slow_one_up(mode: str) -> None:
     assert board.current_done
 
 
-def test_no_backup_before_its_time_nor_for_a_worker_that_makes_progress() -> None:
+def test_no_backup_without_the_option_before_its_time_nor_for_a_worker_that_makes_progress() -> None:
     clock = Clock()
+    without = board_of(clock, train_records=1, workers="slow idle")
+    without.lease("slow", 1, 0)
+    clock.seconds += 9.9
+    assert without.lease("idle", 1, 0) == ()
     board = board_of(clock, backup_after=3.0, train_records=4, workers="a")
     held = numbers(board.lease("a", 4, 0))
     board.join("idle")
@@ -451,21 +441,11 @@ def test_no_backup_before_its_time_nor_for_a_worker_that_makes_progress() -> Non
     assert numbers(board.lease("third", 1, 0)) == [held[2]]
 
 
-def test_without_the_option_there_are_no_backups() -> None:
-    clock = Clock()
-    board = board_of(clock, train_records=1, workers="slow")
-    board.lease("slow", 1, 0)
-    board.join("idle")
-    clock.seconds += 9.9
-    assert board.lease("idle", 1, 0) == ()
-
-
 def test_an_evaluation_that_training_waits_for_is_backed_up() -> None:
     clock = Clock()
     board = board_of(clock, backup_after=3.0, train_records=1, validation_records=1, workers="slow")
     board.lease("slow", 1, 0)
-    board.complete(TaskKind.TRAIN, 0)
-    board.advance()
+    train(board, [0])
     board.begin_evaluation(1)
     assert [task.kind for task in board.lease("slow", 1, 1)] == [TaskKind.EVALUATE]
     board.join("idle")
@@ -477,10 +457,9 @@ def test_an_evaluation_that_training_waits_for_is_backed_up() -> None:
 @given(st.integers(0, 2**32), st.sampled_from(["sync", "async"]), st.integers(1, 5), st.integers(1, 15), st.booleans())
 def test_micro_batches_count_once_without_time(seed: int, mode: str, group: int, records: int, restart: bool) -> None:
     """Answers are lost all the time, and no lease ever ends: what is lost comes again when its worker asks."""
-    job = JobSpec(mode=mode, micro_batch_size=1, grads_to_wait=group, epochs=2, train_records=records)
-    schedule = Schedule(job)
-    crowd = Crowd(new_board(job, Clock()), random.Random(seed), None)
-    crowd.board.open()
+    job: Keywords = {"mode": mode, "grads_to_wait": group, "epochs": 2, "train_records": records}
+    schedule = Schedule(JobSpec(micro_batch_size=1, **job))
+    crowd = Crowd(board_of(**job), random.Random(seed), None)
     for step in range(20_000):
         if crowd.board.over:
             break
@@ -488,13 +467,10 @@ def test_micro_batches_count_once_without_time(seed: int, mode: str, group: int,
         if restart and step == 40:
             # Another master takes over at the current version; its workers join it with all that they hold.
             done = crowd.board.done() if mode == "async" else ()
-            crowd.board = new_board(job, Clock(), position=crowd.board.position, done=done)
+            crowd.board = board_of(position=crowd.board.position, done=done, workers=" ".join(crowd.held), **job)
             if mode == "sync":
                 now = schedule.micro_batches(crowd.version) if crowd.version < schedule.versions_total else range(0)
                 crowd.counted = [entry for entry in crowd.counted if entry[2] not in now]
-            for worker in crowd.held:
-                crowd.board.join(worker)
-            crowd.board.open()
         while crowd.board.current_done:
             crowd.board.advance()
             crowd.version += 1
