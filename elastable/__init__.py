@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from elastable.models.saving import save as save
     from elastable.monitoring.tracing import exporting_traces as exporting_traces
     from elastable.replicas.groups.replica_grouping import CommGroup as CommGroup
-    from elastable.replicas.host_embeddings.file import load_host_embedding as load_host_embedding
-    from elastable.replicas.host_embeddings.file import save_host_embedding as save_host_embedding
     from elastable.replicas.host_embeddings.host_embedding import HostEmbedding as HostEmbedding
     from elastable.replicas.host_embeddings.host_embedding import create_host_embedding as create_host_embedding
-    from elastable.replicas.host_embeddings.optimizer_spec import (
+    from elastable.replicas.host_embeddings.host_embedding import load_host_embedding as load_host_embedding
+    from elastable.replicas.host_embeddings.host_embedding import save_host_embedding as save_host_embedding
+    from elastable.replicas.host_embeddings.host_table import (
         HostEmbeddingOptimizerSpec as HostEmbeddingOptimizerSpec,
     )
-    from elastable.replicas.host_embeddings.optimizer_spec import (
+    from elastable.replicas.host_embeddings.host_table import (
         HostEmbeddingSGDGAOptimizerSpec as HostEmbeddingSGDGAOptimizerSpec,
     )
     from elastable.replicas.processes.world import replica_group as replica_group
@@ -90,9 +90,10 @@ _NAMES_OF = {
     "elastable.models.saving": "save",
     "elastable.monitoring.tracing": "exporting_traces",
     "elastable.replicas.groups.replica_grouping": "CommGroup",
-    "elastable.replicas.host_embeddings.host_embedding": "HostEmbedding create_host_embedding",
-    "elastable.replicas.host_embeddings.file": "load_host_embedding save_host_embedding",
-    "elastable.replicas.host_embeddings.optimizer_spec": "HostEmbeddingOptimizerSpec HostEmbeddingSGDGAOptimizerSpec",
+    "elastable.replicas.host_embeddings.host_embedding": (
+        "HostEmbedding create_host_embedding load_host_embedding save_host_embedding"
+    ),
+    "elastable.replicas.host_embeddings.host_table": "HostEmbeddingOptimizerSpec HostEmbeddingSGDGAOptimizerSpec",
     "elastable.replicas.processes.world": "replica_group",
     "elastable.replicas.training.trainer": "ReplicaTrainer",
     "elastable.worker.layers.distributed_embedding": "DistributedEmbedding FeatureConfig TableConfig",

@@ -18,10 +18,9 @@ from benchmarks.harness import RESULTS, Row, compare, interleaved, publish, rate
 from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler, TypedNegatives
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
+from elastable.replicas.knowledge_graphs.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 
 __all__ = ["drawn", "main", "measured"]

@@ -22,8 +22,7 @@ from elastable.embedding_store.native.range_pool import available_cores
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.host_embedding import HostTableOptions, bytes_per_step, create_host_table
-from elastable.replicas.host_embeddings.host_table import HostTable
-from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec, HostTable
 
 __all__ = ["main", "measured"]
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from elastable.embedding_store.contract.arrays import Int32
-    from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates, TripleCandidates
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import Answer, Query, TrainedGraph
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates, TripleCandidates
+    from elastable.replicas.knowledge_graphs.trained_graph import Answer, Query, TrainedGraph
 
 RUN = Option("A run directory of `elastable kg train`.", metavar="RUN", positional=True)
 GRAPH = Option("The graph, if it has moved since.", metavar="DATASET", unset="where it was when the model was trained")
@@ -38,7 +38,7 @@ def open_run(run: Path, graph: str | None) -> TrainedGraph:
     with needs("elastable kg", "replicas"):
         import_tensorflow()
         from elastable.embedding_store.native.range_pool import RangePool, available_cores
-        from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
+        from elastable.replicas.knowledge_graphs.trained_graph import TrainedGraph
 
     return TrainedGraph(run, graph, RangePool(available_cores()))
 
@@ -85,7 +85,7 @@ def evaluate_run(options: _KgEvaluateOptions) -> None:
     """Rank the heads and tails of a split's triples with a trained model."""
     hits = _hits(options.at)
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained.rank_report import rank_groups, save_ranks
+    from elastable.replicas.knowledge_graphs.rank_report import rank_groups, save_ranks
 
     graph = trained.graph
     triples: Int32 = getattr(graph, options.split)
@@ -124,7 +124,7 @@ def _hits(at: str) -> tuple[int, ...]:
 
 def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
     """The entities of a file, a name per line. Raises BadInput for an unknown one."""
-    from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
     from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
 
     names = read_columns(file, ("entity",))[0][0]
@@ -135,8 +135,8 @@ def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
 
 
 def _candidates(trained: TrainedGraph, options: _KgEvaluateOptions) -> Candidates | TripleCandidates | None:
-    from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates
-    from elastable.replicas.knowledge_graphs.trained.rank_report import read_triple_candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.rank_report import read_triple_candidates
 
     if options.among is not None:
         return listed_entities(trained, options.among)
@@ -234,8 +234,8 @@ class _ClassifyOptions:
 def classify_triples(options: _ClassifyOptions) -> None:
     """Tell true triples from false ones, by a threshold of each relation chosen on validation triples."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.evaluation.classification import ClassificationMetrics, Thresholds
     from elastable.replicas.knowledge_graphs.graph.knowledge_graph import GraphSource
+    from elastable.replicas.knowledge_graphs.rank_report import ClassificationMetrics, Thresholds
 
     graph, folder = trained.graph, Path(GraphSource.parse(trained.source).place)
     labelled = []
@@ -336,7 +336,7 @@ class _KgPredictOptions:
 def predict_links(options: _KgPredictOptions) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor, Query
+    from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor, Query
 
     if options.queries is not None:
         queries = _read_queries(trained, options.queries)
@@ -358,7 +358,7 @@ def predict_links(options: _KgPredictOptions) -> None:
 
 
 def _entities_among(trained: TrainedGraph, options: _KgPredictOptions) -> Candidates | None:
-    from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
 
     if options.among is not None:
         return listed_entities(trained, options.among)
@@ -370,7 +370,7 @@ def _entities_among(trained: TrainedGraph, options: _KgPredictOptions) -> Candid
 
 def _read_queries(trained: TrainedGraph, file: Path) -> list[Query]:
     from elastable.replicas.knowledge_graphs.graph.triple_files import line_of, read_columns
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import Query
+    from elastable.replicas.knowledge_graphs.trained_graph import Query
 
     if _UNKNOWN in trained.entities:
         raise BadInput(
@@ -430,7 +430,7 @@ class _KgExportOptions:
 def export_run(options: _KgExportOptions) -> None:
     """Write the embeddings for other programs."""
     trained = open_run(options.run, None)
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import export_embeddings
+    from elastable.replicas.knowledge_graphs.trained_graph import export_embeddings
 
     for file in export_embeddings(trained, options.output, options.format):
         typer.echo(str(file))

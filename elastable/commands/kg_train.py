@@ -18,13 +18,14 @@ from elastable.process.stopping import stopping_on_signals
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import (
+from elastable.replicas.knowledge_graphs.graph_run import (
     GraphCheckpoint,
     GraphCheckpoints,
+    GraphRun,
     RunProgress,
+    train_graph,
 )
-from elastable.replicas.knowledge_graphs.runs.graph_run import GraphRun, train_graph
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.processes.world import replica_group, started_by_mpi
 
 _DEADLINE_S = 600.0  # a worker waits while another one evaluates, or writes a checkpoint

@@ -1,3 +1,3 @@
 """Replica groups: workers that exchange arrays by collectives, without a master."""
 
-__all__ = ["agreement", "group", "replica_grouping", "thread_group"]
+__all__ = ["group", "replica_grouping", "thread_group"]

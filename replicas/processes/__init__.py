@@ -1,3 +1,3 @@
 """Replica groups of processes, which MPI starts."""
 
-__all__ = ["hosts", "mpi_group", "stale_shared_memory", "world"]
+__all__ = ["mpi_group", "peer_monitor", "world"]

@@ -13,9 +13,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.processes.hosts import this_host
 from elastable.replicas.processes.mpi_library import MPI
-from elastable.replicas.processes.peer_monitor import MemberAddress, PeerMonitor, Rendezvous
+from elastable.replicas.processes.peer_monitor import MemberAddress, PeerMonitor, Rendezvous, this_host
 
 _ADDRESS_BYTES = 1024
 _BEGINNING = 0  # the channel on which members create a group

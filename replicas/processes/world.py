@@ -5,20 +5,42 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store.errors import DeadlineExceeded, NotInstalled
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone
-from elastable.replicas.processes import stale_shared_memory
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from elastable.replicas.processes.mpi_group import MpiGroup
+
+
+# MPICH's shared-memory files, which it leaves behind when its processes are killed
+
+
+_MPICH_FILE = "/dev/shm/mpich_shm_"
+
+
+def mapped_by(pid: int) -> set[str]:
+    """MPICH's files that a process of this host maps; empty if the process has exited."""
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return {_MPICH_FILE + line.split(_MPICH_FILE)[1].split()[0] for line in maps if _MPICH_FILE in line}
+    except OSError:
+        return set()
+
+
+def remove_files(files: Iterable[str]) -> None:
+    """Unlinks them: processes that map them keep them until they exit."""
+    for file in files:
+        with suppress(FileNotFoundError):
+            os.unlink(file)
+
 
 # Environment variables with the number of processes, of the launchers of MPICH, Open MPI and Slurm.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
@@ -106,7 +128,7 @@ def _start(deadline_s: float) -> "MPI.Intracomm":
             raise DeadlineExceeded(f"not all of {MPI.COMM_WORLD.size} replicas have come within {deadline_s:g} s")
         time.sleep(1e-4)
     # All processes have mapped the files by now; unlinked, they cannot outlive a killed process.
-    stale_shared_memory.remove_files(stale_shared_memory.mapped_by(os.getpid()))
+    remove_files(mapped_by(os.getpid()))
     return made
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from elastable.embedding_store.errors import BadInput
 from elastable.master.tasks.record_order import record_order
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.training.variables.split import VariableSplit
+from elastable.replicas.training.sharded_variables import VariableSplit
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import NumpyReader, as_reader

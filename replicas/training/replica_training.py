@@ -11,25 +11,24 @@ import tensorflow as tf
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec, CheckpointError, ModelError, Unsupported
-from elastable.replicas.groups.agreement import require_same, run_at_root
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
 from elastable.replicas.training.feed import BatchPart
-from elastable.replicas.training.model_refusals import refuse_own_changes
-from elastable.replicas.training.step import GradientStep
-from elastable.replicas.training.variables.optimizer import (
+from elastable.replicas.training.part_optimizer import (
     PartOptimizer,
     clip_parts,
     refuse_optimizer,
     refuse_parts,
     slots_of,
 )
-from elastable.replicas.training.variables.placement import (
+from elastable.replicas.training.sharded_variables import (
     DenseVariable,
+    Exchange,
+    Layout,
     VariablePlacement,
     plan_variables,
     update_domains,
 )
-from elastable.replicas.training.variables.variable_exchange import Exchange, Layout
+from elastable.replicas.training.step import GradientStep, refuse_own_changes
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 

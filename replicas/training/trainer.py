@@ -20,17 +20,22 @@ from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
-from elastable.replicas.groups.agreement import require_same, run_at_root
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
 from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
 from elastable.replicas.host_embeddings.host_table import require_state
 from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
-from elastable.replicas.training.model_refusals import refuse_losses, refuse_model, refuse_scaled_tables
 from elastable.replicas.training.replica_training import ReplicaMemory, Training
-from elastable.replicas.training.step import BatchStep, GradientStep, PredictStep, ReplicaEvaluateStep
-from elastable.replicas.training.variables.placement import VariablePlacement
-from elastable.replicas.training.variables.split import VariableSplit
+from elastable.replicas.training.sharded_variables import VariablePlacement, VariableSplit
+from elastable.replicas.training.step import (
+    BatchStep,
+    GradientStep,
+    PredictStep,
+    ReplicaEvaluateStep,
+    refuse_losses,
+    refuse_model,
+    refuse_scaled_tables,
+)
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
@@ -133,7 +138,7 @@ def _refuse_unsupported(callback: keras.callbacks.Callback) -> None:
 StepKind = TypeVar("StepKind", bound=BatchStep)
 
 HOST = "host/"
-"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `elastable.replicas.host_embeddings.file`."""
+"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `HostTable.state`."""
 
 
 class ReplicaTrainer:

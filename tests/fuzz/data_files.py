@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
+from elastable.replicas.knowledge_graphs.graph.triple_files import Names, read_columns
 from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader

@@ -20,10 +20,10 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
-from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
-from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.host_embedding import load_host_embedding, save_host_embedding
+from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints, RunProgress
 from tests.file_stores import file_store
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target

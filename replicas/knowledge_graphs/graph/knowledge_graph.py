@@ -11,10 +11,11 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph.triple_files import (
     TABLE_ENDINGS,
     GraphParts,
+    Names,
+    inverse_names,
     line_of,
     read_columns,
     read_entity_types,

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 from tests.elastable.commands.kg_runs import elastable, write_graph
 
 

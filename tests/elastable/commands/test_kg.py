@@ -16,10 +16,10 @@ from elastable.command import app
 from elastable.commands.kg_train import TrainingProgress
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.output.run_directory import RunDirectory
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, default_settings, settings_of
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
-from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor
+from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor
 from tests.elastable.commands.kg_runs import elastable as succeeding
 from tests.elastable.processes import elastable, succeeded, wait_until
 from tests.master.checkpoints.jobs import flip

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
-from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor
+from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor
 from tests.elastable.commands.kg_runs import (
     PEOPLE,
     PLACES,

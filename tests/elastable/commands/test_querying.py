@@ -17,7 +17,7 @@ from elastable.commands.kg_query import rank_table
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-from elastable.replicas.knowledge_graphs.trained.rank_report import read_triple_candidates
+from elastable.replicas.knowledge_graphs.rank_report import read_triple_candidates
 from tests.elastable.commands.kg_runs import PLACES, elastable, float64_scores, ids_of, names_of
 from tests.untyped import Keywords
 

@@ -31,12 +31,17 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.replica_grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.exchanges import Callbacks, EncodingBuffers, TokenBuffers
-from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
-from elastable.replicas.host_embeddings.host_embedding import bytes_per_step, choose_strategy, seconds_per_step
-from elastable.replicas.host_embeddings.host_table import HostTable
-from elastable.replicas.host_embeddings.optimizer_spec import (
+from elastable.replicas.host_embeddings.host_embedding import (
+    bytes_per_step,
+    choose_strategy,
+    load_host_embedding,
+    save_host_embedding,
+    seconds_per_step,
+)
+from elastable.replicas.host_embeddings.host_table import (
     HostEmbeddingOptimizerSpec,
     HostEmbeddingSGDGAOptimizerSpec,
+    HostTable,
 )
 from tests.contracts.host_table_contract import HostTableContract, Steps, Way, random_steps, train
 from tests.replicas.host_embeddings.tables import create_host_table

@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
+from elastable.replicas.knowledge_graphs.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
@@ -20,10 +20,9 @@ from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
     TripleCandidates,
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, settings_of
-from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.model import ShardedModel
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer, ShardedModel
 from tests.replicas.knowledge_graphs.graphs import run_epoch, scores_of
 from tests.replicas.knowledge_graphs.test_scores import CASES, FORMULAS, WITH_NORMS
 from tests.untyped import Keyword

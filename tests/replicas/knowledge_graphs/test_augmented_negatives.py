@@ -8,13 +8,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
-from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.sampling.samplers import AugmentedNegatives, RigidSampler
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
+from elastable.replicas.knowledge_graphs.candidate_losses import (
     Dropout,
     EmbeddingMoving,
     Scheme,
@@ -22,8 +16,13 @@ from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
     ScoreMoving,
     StepGradients,
 )
-from elastable.replicas.knowledge_graphs.schemes.whole_losses import KvsAll, WholeSoftmax, distinct_queries
+from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
+from elastable.replicas.knowledge_graphs.samplers import AugmentedNegatives, RigidSampler
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
+from elastable.replicas.knowledge_graphs.whole_losses import KvsAll, WholeSoftmax, distinct_queries
 from tests.replicas.knowledge_graphs.graphs import run_epoch
 from tests.untyped import Keyword, Keywords
 

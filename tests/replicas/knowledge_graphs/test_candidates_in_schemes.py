@@ -7,12 +7,11 @@ import pytest
 
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.candidate_losses import EmbeddingMoving, Scheme, Scored, ScoreMoving
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples
-from elastable.replicas.knowledge_graphs.sampling.negatives import AllEntities, NegativeSampler, TripleNegatives
-from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler, TypedNegatives
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, Scored, ScoreMoving
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples
+from elastable.replicas.knowledge_graphs.negatives import AllEntities, NegativeSampler, TripleNegatives
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, is_known, random_triples, typed_sharding
 

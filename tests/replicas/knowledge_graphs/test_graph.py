@@ -9,7 +9,7 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
+from elastable.replicas.knowledge_graphs.graph.triple_files import Names, inverse_names
 from tests.replicas.knowledge_graphs.graphs import named
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"

@@ -10,10 +10,9 @@ import pytest
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.sampling.negatives import AllEntities, NegativeSampler, TripleNegatives
-from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler, TypedNegatives
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.negatives import AllEntities, NegativeSampler, TripleNegatives
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
     RELATIONS,

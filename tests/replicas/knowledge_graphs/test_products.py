@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import (
+from elastable.replicas.knowledge_graphs.scores.dot_products import (
     blas_threads,
     one_blas_thread,
     product_gradients,

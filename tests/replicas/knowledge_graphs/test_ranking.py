@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.evaluation.classification import (
+from elastable.replicas.knowledge_graphs.evaluation import QueryBatches
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding
+from elastable.replicas.knowledge_graphs.rank_report import (
+    CATEGORIES,
     ClassificationMetrics,
     Thresholds,
     best_threshold,
+    relation_categories,
 )
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import QueryBatches
-from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, RankingMetrics, Ranks
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.trained.rank_report import CATEGORIES, relation_categories
+from elastable.replicas.knowledge_graphs.ranking import RankCounts, RankingMetrics, Ranks
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, SHARDS, is_known, random_triples, typed_sharding
 
 TRIPLES = random_triples()

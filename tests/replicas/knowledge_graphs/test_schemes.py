@@ -9,17 +9,17 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.losses import LogSigmoid
-from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
+from elastable.replicas.knowledge_graphs.candidate_losses import (
     EmbeddingMoving,
     Scheme,
     Scored,
     ScoreMoving,
     StepGradients,
 )
+from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.losses import LogSigmoid
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
 from tests.untyped import Keyword
 

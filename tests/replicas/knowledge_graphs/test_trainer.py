@@ -7,7 +7,7 @@ from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer

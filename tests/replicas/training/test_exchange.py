@@ -9,9 +9,9 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.replica_grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.training.variables import variable_exchange as exchange_module
-from elastable.replicas.training.variables.optimizer import GradientClipping, clip_parts, squared_norms
-from elastable.replicas.training.variables.variable_exchange import Exchange, Layout
+from elastable.replicas.training import sharded_variables as exchange_module
+from elastable.replicas.training.part_optimizer import GradientClipping, clip_parts, squared_norms
+from elastable.replicas.training.sharded_variables import Exchange, Layout
 
 
 def layout_of(elements: int, comm: CommGroup, size: int) -> Layout:

@@ -11,7 +11,7 @@ from elastable.embedding_store.composite.locations import (
 )
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
-from elastable.replicas.training.variables.placement import (
+from elastable.replicas.training.sharded_variables import (
     DenseVariable,
     VariablePlacement,
     plan_variables,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.training.variables.split import VariableSplit
+from elastable.replicas.training.sharded_variables import VariableSplit
 
 COUNTS = st.integers(1, 200)
 PARTS = st.integers(1, 24)

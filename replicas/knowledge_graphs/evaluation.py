@@ -11,11 +11,16 @@ from elastable.embedding_store.contract.arrays import Bools, Float32, Float64, I
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, RankingMetrics, Ranks
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import Exclusions, KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding, with_inverses
-from elastable.replicas.knowledge_graphs.model import ShardedModel
+from elastable.replicas.knowledge_graphs.graph.sharding import (
+    Exclusions,
+    KnownTriples,
+    PartitionedTriples,
+    Sharding,
+    with_inverses,
+)
+from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
+from elastable.replicas.knowledge_graphs.ranking import RankCounts, RankingMetrics, Ranks
 
 
 class QueryBatches:

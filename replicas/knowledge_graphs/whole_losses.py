@@ -6,13 +6,12 @@ from elastable.embedding_store.contract.arrays import Float32, Float64, Int32, I
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.knowledge_graphs.candidate_losses import Dropout, StepGradients, masked, require_own
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding
 from elastable.replicas.knowledge_graphs.losses import exponentials, row_total
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import Dropout, StepGradients, masked, require_own
+from elastable.replicas.knowledge_graphs.scores.dot_products import add_rows
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
 _ROWS_A_THREAD = 8
 

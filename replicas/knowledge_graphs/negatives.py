@@ -12,9 +12,13 @@ from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt6
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, SIDES, Corruption, Negatives, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples, first_at_least
 from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, stream_key
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.graph.sharding import (
+    KnownTriples,
+    PartitionedTriples,
+    Sharding,
+    first_at_least,
+)
 
 Exclude = Literal["nothing", "answer", "known"]
 

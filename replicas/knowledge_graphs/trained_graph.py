@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.thread_group import alone
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
+from elastable.replicas.knowledge_graphs.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
@@ -26,11 +26,10 @@ from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, checked_triples, with_inverses
-from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
+from elastable.replicas.knowledge_graphs.graph.triple_files import Names, inverse_names
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
 from elastable.replicas.knowledge_graphs.scores.catalogue import row_layout
 
 _TRIPLES = 1 << 14  # scored at once

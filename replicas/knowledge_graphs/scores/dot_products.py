@@ -17,7 +17,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import kernel, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import Comparison
+from elastable.replicas.knowledge_graphs.scores.comparison import Comparison
 
 
 class Dot(Comparison):

@@ -15,8 +15,8 @@ from elastable.embedding_store.tables.grouping import coalesce, unique_ids
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Corruption, Negatives, Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.randomness import stream_key
+from elastable.replicas.knowledge_graphs.scores.dot_products import add_rows
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
-from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import add_rows
 
 
 @dataclass(slots=True)

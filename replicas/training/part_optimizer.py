@@ -13,8 +13,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.training.variables.split import VariableSplit
-from elastable.replicas.training.variables.variable_exchange import Layout
+from elastable.replicas.training.sharded_variables import Layout, VariableSplit
 
 # Exact classes whose update of an element depends on no other element.
 _NAMES = (*(kind.__name__ for kind in FUSED.values()), "ScheduleFreeAdamW")

@@ -15,15 +15,14 @@ from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, StepBatch
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.randomness import (
     derived_keys,
     draw_between,
     shuffled_segments,
     stream_key,
 )
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.sampling.negatives import Exclude, NegativeSampler, StepTriples, WorkerTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.negatives import Exclude, NegativeSampler, StepTriples, WorkerTriples
 
 _STREAM = 0x7E9E  # of a sampler's seed: which of an entity's types
 
