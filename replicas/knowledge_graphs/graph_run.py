@@ -1,7 +1,6 @@
 """A knowledge-graph run on every worker: how it begins, trains, evaluates, saves and stops; its checkpoints."""
 
 import hashlib
-import json
 import math
 import threading
 import time
@@ -13,23 +12,22 @@ from pathlib import Path
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Int32
-from elastable.embedding_store.contract.malformed import UNREADABLE
+from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
-from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, LocalFiles
-from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import open_named
+from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
+from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, version_named
+from elastable.master.checkpoints.writing import write_tensors
+from elastable.master.tasks.progress import Progress
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import GraphSource, KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 
-# Checkpoints of knowledge-graph models: one safetensors file and a manifest with checksums, committed by rename
-
-
-FORMAT = 1
 _KIND = "knowledge graph"
-_TENSORS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class GraphCheckpoint:
 
 
 class GraphCheckpoints:
-    """The checkpoints of one run, folders `ckpt-<step>` in `home`; the newest and the best are kept."""
+    """The checkpoints of one run, in the format of a job's (docs/checkpoints.md); the newest and the best are kept."""
 
     def __init__(self, home: Path) -> None:
         self._files = LocalFiles(home)
@@ -92,31 +90,17 @@ class GraphCheckpoints:
         Raises:
             CheckpointError: it cannot be written; no earlier one has changed.
         """
-        files, name, draft = self._files, _name(place.step), None
-        try:
-            for left in files.drafts():
-                files.discard(left)
-            if name in files.names():
-                files.remove(name)
-            draft = files.begin(name)
-            parts = parts_of({key: [value] for key, value in state.items()}, {"elastable": _KIND})
-            files.write(f"{draft}/{_TENSORS}", parts)
-            manifest = _manifest(parts, settings, place, graph)
-            files.commit(draft, name, [memoryview((json.dumps(manifest, indent=1) + "\n").encode())])
-        except BaseException as error:
-            if draft is not None:
-                files.discard(draft)
-            if isinstance(error, OSError):
-                raise CheckpointError(f"checkpoint {files.at(name)} cannot be written: {error}") from error
-            raise
-        for old in self.names():
-            if old not in (name, _name(place.best_step)):
-                files.remove(old)
-        return files.at(name)
+        about = {"settings": settings.as_json(), "place": asdict(place), "graph": dict(graph)}
+        address = write_tensors(self._files, state, JobSpec(job=_KIND), Progress(place.step, hooks=about), keep=0)
+        names = self.names()
+        for old in names:
+            if old not in (names[-1], _of_step(names, place.best_step)):
+                self._files.remove(old)
+        return address
 
     def names(self) -> list[str]:
         """Names of all complete ones, the oldest first."""
-        return [name for name in self._files.names() if name.startswith("ckpt-")]
+        return checkpoint_names(self._files)
 
     def newest(self) -> GraphCheckpoint:
         """The newest one. Raises as `read`."""
@@ -128,60 +112,27 @@ class GraphCheckpoints:
     def best(self) -> GraphCheckpoint:
         """The one with the best validation MRR, or the newest if none was validated. Raises as `read`."""
         newest = self.newest()
-        name = _name(newest.place.best_step)
-        return self.read(name) if name in self.names() else newest
+        name = _of_step(self.names(), newest.place.best_step)
+        return newest if name is None else self.read(name)
 
     def read(self, name: str) -> GraphCheckpoint:
         """Reads one and verifies its checksums. Raises CheckpointError if it is unreadable or damaged."""
-        address = self._files.at(name)
-        try:
-            manifest = json.loads(self._files.read(f"{name}/{MANIFEST}").tobytes())
-            if manifest.get("kind") != _KIND or manifest.get("format") != FORMAT:
-                raise CheckpointError(
-                    f"checkpoint {address} is of kind {manifest.get('kind')!r}, format {manifest.get('format')!r}; "
-                    f"this command reads {_KIND!r} of format {FORMAT}"
-                )
-            if _checksum({key: value for key, value in manifest.items() if key != "checksum"}) != manifest["checksum"]:
-                raise CheckpointError(f"checkpoint {address}: its manifest does not match its checksum")
-            content = self._files.read(f"{name}/{_TENSORS}")
-            if hashlib.sha256(content.data).hexdigest() != manifest["files"][_TENSORS]["sha256"]:
-                raise CheckpointError(f"checkpoint {address}: {_TENSORS} does not match its checksum")
-            state, _ = tensors_in(content)
-            return GraphCheckpoint(
-                {key: np.asarray(value) for key, value in state.items()},
-                TrainSettings.from_json(manifest["settings"]),
-                RunProgress(**manifest["place"]),
-                manifest["graph"],
-                address,
+        found = open_named(self._files, name)
+        if found.job.get("job") != _KIND:
+            raise CheckpointError(
+                f"checkpoint {found.address} is of job {found.job.get('job')!r}; this command reads those of a {_KIND}"
             )
-        except UNREADABLE as error:
-            raise CheckpointError(f"checkpoint {address} cannot be read: {error}") from error
+        about, state = found.progress().hooks, found.dense()
+        try:
+            settings, place = TrainSettings.from_json(about["settings"]), RunProgress(**about["place"])
+            return GraphCheckpoint(state, settings, place, about["graph"], found.address)
+        except MALFORMED as error:
+            raise CheckpointError(f"checkpoint {found.address} cannot be read: {error}") from error
 
 
-def _manifest(
-    parts: Sequence[memoryview], settings: TrainSettings, place: RunProgress, graph: Mapping[str, object]
-) -> dict[str, object]:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    manifest: dict[str, object] = {
-        "format": FORMAT,
-        "kind": _KIND,
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "settings": settings.as_json(),
-        "place": asdict(place),
-        "graph": dict(graph),
-        "files": {_TENSORS: {"sha256": digest.hexdigest(), "bytes": sum(len(part) for part in parts)}},
-    }
-    return {**manifest, "checksum": _checksum(manifest)}
-
-
-def _name(step: int) -> str:
-    return f"ckpt-{step:010d}"
-
-
-def _checksum(manifest: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _of_step(names: Sequence[str], step: int) -> str | None:
+    """The last checkpoint of a step; None: there is none."""
+    return next((name for name in reversed(names) if (version_named(name) or (None,))[0] == step), None)
 
 
 @dataclass(frozen=True)

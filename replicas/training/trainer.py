@@ -14,11 +14,10 @@ import tensorflow as tf
 
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array, Int64
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.checkpoints.writing import write_tensors
 from elastable.master.tasks.progress import Progress
 from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
 from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
@@ -384,10 +383,8 @@ class ReplicaTrainer:
         self._job = self._job or uuid.uuid4().hex[:12]
 
         def write() -> str:
-            with MemoryStore() as no_tables:
-                no_tables.reset_version(self.step)
-                job, progress = JobSpec(job=self._job, seed=self.seed), Progress(self.step)
-                return write_checkpoint(directory, no_tables, tensors, job, progress, keep=keep)
+            job = JobSpec(job=self._job, seed=self.seed)
+            return write_tensors(directory, tensors, job, Progress(self.step), keep=keep)
 
         return run_at_root(self.group, write)
 
