@@ -18,6 +18,9 @@ from elastable.replicas.knowledge_graphs.graph.randomness import stream_key
 from elastable.replicas.knowledge_graphs.scores.dot_products import add_rows
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
 
+QueryMasks = tuple[Float32, Float32]
+"""What the values of a side's queries are multiplied by, 0 or 1 / (1 - share): of given entities, of relations."""
+
 
 @dataclass(slots=True)
 class Scored:
@@ -302,7 +305,7 @@ class TripleScores:
         relation: Int64,
         tails: Float32,
         relations: Float32,
-        masks: "Callable[[Side, Float32, Float32], QueryMasks] | None" = None,
+        masks: Callable[[Side, Float32, Float32], QueryMasks] | None = None,
     ) -> None:
         self.asked = asked
         self._masks: list[QueryMasks | None] = []
@@ -361,9 +364,9 @@ class TripleScores:
         return heads, tails, to_relations, dense
 
 
-def masked(given: Float32, relation: Float32, masks: "QueryMasks | None") -> tuple[Float32, Float32]:
+def masked(given: Float32, relation: Float32, masks: QueryMasks | None) -> tuple[Float32, Float32]:
     """Both, multiplied by the masks of dropout, if there are any."""
-    return (given, relation) if masks is None else (given * masks.given, relation * masks.relation)
+    return (given, relation) if masks is None else (given * masks[0], relation * masks[1])
 
 
 def require_own(batch: StepBatch, group: ReplicaGroup) -> None:
@@ -379,19 +382,6 @@ def _other(side: Side) -> Side:
 
 
 _STREAM = 0x4452  # of the seed
-
-
-@dataclass(frozen=True, slots=True)
-class QueryMasks:
-    """What the values of a side's queries are multiplied by: 0, or 1 / (1 - share).
-
-    Attributes:
-        given: float32 `[b, entity_width]`.
-        relation: float32 `[b, relation_width]`.
-    """
-
-    given: Float32
-    relation: Float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +409,7 @@ class Dropout:
         """The masks of one side's queries of a worker's step, for rows of these shapes."""
         key = stream_key(self.seed, _STREAM, batch.step, batch.worker, SIDES.index(side))
         draw = np.random.Generator(np.random.Philox(key=int(key)))
-        return QueryMasks(*(self._mask(draw, rows.shape) for rows in (given, relation)))
+        return self._mask(draw, given.shape), self._mask(draw, relation.shape)
 
     def _mask(self, draw: np.random.Generator, shape: tuple[int, ...]) -> Float32:
         kept = draw.random(shape, np.float32) >= self.share

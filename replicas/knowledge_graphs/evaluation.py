@@ -209,14 +209,6 @@ _WINDOW_VALUES = 1 << 22  # scores held at once: 16 MiB
 _EVERY = Candidates()
 
 
-@dataclass(frozen=True, slots=True)
-class TopAnswers:
-    """The best answers to each query, best first: global ids int64 `[q, k]` and scores float32 `[q, k]`."""
-
-    entities: Int64
-    scores: Float32
-
-
 class AllScores:
     """Everyone's queries against all entities: queries are gathered, scored on each shard, and small results returned.
 
@@ -251,7 +243,7 @@ class AllScores:
         for rows, scores in self._windows(flat, among):
             counted = among.counted(answer, self.model.sharding.entity_at[self.group.rank, rows])
             exact = partial(self._exact, flat, rows)
-            counts.add(scores, counted=counted, without=self._columns(left_out, rows), exact=exact)
+            counts.add(scores, exact, counted=counted, without=self._columns(left_out, rows))
         return self._ranks(np.stack([counts.greater, counts.equal], axis=1))
 
     def ranks_among(self, queries: Queries, listed: Int64, known: KnownTriples | None = None) -> Ranks:
@@ -285,7 +277,7 @@ class AllScores:
 
     def top(
         self, queries: Queries, k: int, known: KnownTriples | None = None, among: Candidates = _EVERY
-    ) -> TopAnswers:
+    ) -> tuple[Int64, Float32]:
         """The best answers to this worker's queries; ties go to the lower global id.
 
         Args:
@@ -293,6 +285,9 @@ class AllScores:
             k: Number of answers.
             known: Known answers to leave out; None: none. Where fewer than k are left, the rest have score -inf.
             among: The entities that may answer, a list or all; types need an answer and do not apply.
+
+        Returns:
+            The best answers to each query, best first: global ids int64 `[q, k]` and scores float32 `[q, k]`.
 
         Raises:
             BadInput: k below 1 or above the number of entities.
@@ -313,7 +308,7 @@ class AllScores:
         shape = (self.group.size, len(queries.row), k)
         all_ids = self.group.all_to_all(best.reshape(shape)).transpose(1, 0, 2).reshape(shape[1], -1)
         all_scores = self.group.all_to_all(scores.reshape(shape)).transpose(1, 0, 2).reshape(shape[1], -1)
-        return TopAnswers(*_best(all_ids, all_scores, k))
+        return _best(all_ids, all_scores, k)
 
     def scores(self, queries: Queries) -> Float32:
         """float32 `[q, E]`: the score of each of this worker's queries with every entity, by global id.

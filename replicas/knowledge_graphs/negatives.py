@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -279,21 +279,11 @@ class TripleNegatives(NegativeSampler):
             if not self.shared and len(found) != len(partition):
                 raise BadInput(f"listed candidates: {len(found)} lists of {side}s for {len(partition)} triples")
 
-    def draw(self, step: StepTriples, worker: int) -> Negatives:
-        """One worker's part of a step's candidates, with their positions in the lists (`Negatives.column`)."""
-        shards = np.arange(self.sharding.shards)
-        column = self._split(shards, np.full(len(shards), worker), step)[1]
-        return replace(super().draw(step, worker), column=np.ascontiguousarray(column.transpose(1, 0, 2)))
-
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
-        rows, column = self._split(shards, workers, step)
-        return rows, column >= 0
-
-    def _split(self, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Int32]:
-        """The workers' listed candidates on the shards: rows and list positions (-1 at padding), `[k, B, m]`."""
+        """The workers' listed candidates on the shards."""
         sets = len(self._lists) if self.shared else self.sharding.shards * step.block
         rows = np.zeros((len(shards), sets, self.count), np.int32)
-        column = np.full(rows.shape, -1, np.int32)
+        valid = np.zeros(rows.shape, np.bool_)
         for place, (side, lists) in enumerate(self._lists.items()):
             for k, worker in enumerate(workers.tolist()):
                 if self.shared:
@@ -301,10 +291,8 @@ class TripleNegatives(NegativeSampler):
                 else:
                     which = self.corrupted(side, step.block)
                     source = step.of(worker).source[which]
-                _split(
-                    lists, source, which, self.sharding.shard_of, self.sharding.row_of, shards[k], rows[k], column[k]
-                )
-        return rows, column
+                _split(lists, source, which, self.sharding.shard_of, self.sharding.row_of, shards[k], rows[k], valid[k])
+        return rows, valid
 
 
 def _checked_lists(side: Side, given: npt.ArrayLike | None, entities: int) -> Int64:
@@ -333,9 +321,9 @@ def _most(lists: Int64, shard_of: Int32, shards: int) -> int:
 
 @kernel
 def _split(
-    lists: Int64, source: Int64, which: Int64, shard_of: Int32, row_of: Int32, shard: int, rows: Int32, column: Int32
+    lists: Int64, source: Int64, which: Int64, shard_of: Int32, row_of: Int32, shard: int, rows: Int32, valid: Bools
 ) -> None:
-    """Writes the candidates of list `source[i]` on `shard` to `rows[which[i]]`, their positions to `column`."""
+    """Writes the candidates of list `source[i]` on `shard` to `rows[which[i]]`; sets `valid` where one is."""
     for i in range(len(source)):
         if source[i] < 0:
             continue
@@ -344,7 +332,7 @@ def _split(
             entity = lists[source[i], c]
             if entity >= 0 and shard_of[entity] == shard:
                 rows[which[i], found] = row_of[entity]
-                column[which[i], found] = c
+                valid[which[i], found] = True
                 found += 1
 
 

@@ -39,12 +39,6 @@ class Ranks:
         """float64 `[q]`: the mean of the two, the expected rank in random order."""
         return (self.optimistic + self.pessimistic) / 2
 
-    def of(self, ties: str) -> Float64:
-        """float64 `[q]`: "average", "optimistic" or "pessimistic" ranks. Raises BadInput for another name."""
-        if ties not in TIES:
-            raise BadInput(f"ranks {ties!r}: known are {', '.join(TIES)}")
-        return np.asarray(getattr(self, ties), np.float64)
-
 
 class RankCounts:
     """Counts the candidates of each query that score higher than its answer, or the same.
@@ -53,9 +47,9 @@ class RankCounts:
     over a replica group. Memory is two numbers per query, and the near candidates of a window.
 
     Args:
-        true_scores: float `[q]`: scores of the queries' answers, in double precision where `add` is given `exact`.
-        tolerance: float `[q]`, not negative: candidates whose scores come this close to the answer's are compared by
-            their exact scores (`Comparison.rounding`); None: scores are compared as they are.
+        true_scores: float64 `[q]`: scores of the queries' answers, in double precision.
+        tolerance: float64 `[q]`, not negative: candidates whose scores come this close to the answer's are compared by
+            their exact scores (`Comparison.rounding`).
 
     Attributes:
         greater: int64 `[q]`: candidates with a higher score so far. NaN counts as higher, and so does every candidate
@@ -63,16 +57,12 @@ class RankCounts:
         equal: int64 `[q]`: candidates with the same score so far.
     """
 
-    def __init__(
-        self, true_scores: npt.NDArray[np.floating], tolerance: npt.NDArray[np.floating] | None = None
-    ) -> None:
-        self._exact = np.ascontiguousarray(true_scores, np.float64)
+    def __init__(self, true_scores: Float64, tolerance: Float64) -> None:
+        self._exact, near = np.ascontiguousarray(true_scores), np.ascontiguousarray(tolerance)
         if self._exact.ndim != 1:
             raise BadInput(f"true scores must be [q], one a query; got {list(self._exact.shape)}")
-        near = np.zeros_like(self._exact) if tolerance is None else np.ascontiguousarray(tolerance, np.float64)
         if near.shape != self._exact.shape or (near < 0).any():
             raise BadInput(f"a tolerance must be [{len(self._exact)}], none below 0; got {list(near.shape)}")
-        self._has_tolerance = tolerance is not None
         self._true = np.stack([self._exact - near, self._exact + near]).astype(np.float32)
         self.greater = np.zeros(len(near), np.int64)
         self.equal = np.zeros(len(near), np.int64)
@@ -80,34 +70,34 @@ class RankCounts:
     def add(
         self,
         scores: npt.NDArray[np.floating],
+        exact: ExactScores,
         *,
         counted: Bools | None = None,
         without: tuple[Int64, Int64] | None = None,
-        exact: ExactScores | None = None,
     ) -> None:
         """Counts the candidates of one window; exclude the answers themselves.
 
         Args:
             scores: float `[q, c]`, of each query with each candidate.
+            exact: Scores of pairs of this window in double precision.
             counted: bool, broadcast to `[q, c]`: False for candidates that do not count. None: all count.
             without: (query, column), int64 `[P]` each: unique excluded pairs, as from `Exclusions.window`.
-            exact: Scores of pairs of this window in double precision; needed with a tolerance.
 
         Raises:
-            BadInput: shapes that do not fit, or a tolerance without `exact`.
+            BadInput: shapes that do not fit.
         """
         given: Float32 = np.ascontiguousarray(scores, np.float32)
         if given.ndim != 2 or len(given) != len(self.equal):
             raise BadInput(f"scores must be [{len(self.equal)}, c], a row for each query; got {list(given.shape)}")
-        if self._has_tolerance and exact is None:
-            raise BadInput("ranks with a tolerance need `exact`, the scores of near candidates in double precision")
+        every = counted is None
         mask = np.ones((1, 1), np.bool_) if counted is None else np.broadcast_to(counted, given.shape)
         near = np.zeros(len(given), np.int64)
-        _count(given, self._true, mask, counted is None, self.greater, near)
-        if exact is None:
-            self.equal += near
-        else:
-            self._add_near(given, mask, counted is None, near, exact)
+        _count(given, self._true, mask, every, self.greater, near)
+        parts = np.cumsum(near) // _PAIRS_AT_ONCE  # near pairs are decided some queries at a time: memory is bounded
+        for part in np.unique(parts[near > 0]):
+            first, last = np.searchsorted(parts, [part, part + 1])
+            count = int(near[first:last].sum())
+            self._add_exact(exact, *_near_pairs(given, self._true, mask, every, int(first), int(last), count), 1)
         if without is not None:
             query, column = without
             if counted is not None:
@@ -115,28 +105,13 @@ class RankCounts:
                 query, column = query[still], column[still]
             among = np.zeros(len(query), np.bool_)
             _uncount(given, self._true, query, column, self.greater, among)
-            if exact is None:
-                np.subtract.at(self.equal, query[among], 1)
-            else:
-                self._add_exact(exact, query[among], column[among], -1)
-
-    def _add_near(self, scores: Float32, mask: Bools, every: bool, near: Int64, exact: ExactScores) -> None:
-        """Decides the near pairs, some queries at a time so that memory stays bounded."""
-        parts = np.cumsum(near) // _PAIRS_AT_ONCE
-        for part in np.unique(parts[near > 0]):
-            first, last = np.searchsorted(parts, [part, part + 1])
-            count = int(near[first:last].sum())
-            self._add_exact(exact, *_near_pairs(scores, self._true, mask, every, int(first), int(last), count), 1)
+            self._add_exact(exact, query[among], column[among], -1)
 
     def _add_exact(self, exact: ExactScores, query: Int64, column: Int64, sign: int) -> None:
         if len(query):
             scores, true = exact(query, column), self._exact[query]
             np.add.at(self.greater, query, np.where(scores <= true, 0, sign))
             np.add.at(self.equal, query, np.where(scores == true, sign, 0))
-
-    def ranks(self) -> Ranks:
-        """The ranks among the counted candidates."""
-        return Ranks(1 + self.greater, 1 + self.greater + self.equal)
 
 
 class RankingMetrics:
@@ -169,7 +144,7 @@ class RankingMetrics:
             ranks: Ranks of their answers, `[q]`.
             mask: bool `[q]`: False at padding, which does not count.
         """
-        rank = ranks.of(self._ties)
+        rank = np.asarray(getattr(ranks, self._ties), np.float64)
         if mask is not None:
             rank = rank[mask]
         at = [float((rank <= k).sum()) for k in self._hits]

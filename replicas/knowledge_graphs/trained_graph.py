@@ -223,9 +223,9 @@ class LinkPredictor:
         found: list[list[Answer]] = [[] for _ in triples]
         for index in range(batches.batches):
             queries = batches.batch(index, 0)
-            best = trained.all_scores.top(queries, most, known, among or Candidates())
+            best, scores = trained.all_scores.top(queries, most, known, among or Candidates())
             for place in np.flatnonzero(queries.mask):
-                pairs = zip(best.entities[place].tolist(), best.scores[place].tolist(), strict=True)
+                pairs = zip(best[place].tolist(), scores[place].tolist(), strict=True)
                 answers = [Answer(trained.entities[entity], score) for entity, score in pairs if score > -np.inf]
                 found[int(queries.triple[place])] = answers
         return found

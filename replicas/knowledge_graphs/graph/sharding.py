@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,7 +12,7 @@ from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
-from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED, replaced
+from elastable.replicas.knowledge_graphs.graph.triple_files import replaced
 
 _STREAM = 0x5A4D  # the sharding's random stream
 _FORMAT = 1
@@ -70,11 +69,6 @@ class Sharding:
         row_of = np.empty(entities, np.int32)
         shard_of[dealt] = np.resize(first, entities)
         row_of[dealt] = np.arange(entities) // shards
-        return cls._of(seed, shards, shard_of, row_of, types)
-
-    @classmethod
-    def _of(cls, seed: int, shards: int, shard_of: Int32, row_of: Int32, types: Int32) -> "Sharding":
-        entities = len(shard_of)
         counts = np.bincount(shard_of, minlength=shards)
         entity_at = np.full((shards, -(-entities // shards)), -1, np.int64)
         entity_at[shard_of, row_of] = np.arange(entities)
@@ -121,28 +115,6 @@ class Sharding:
         of, row, types = self.shard_of, self.row_of, self.entity_types
         with replaced(path) as file:
             np.savez(file, format=form, seed=seed, shards=shards, shard_of=of, row_of=row, entity_types=types)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Sharding":
-        """Reads what `save` wrote. Raises BadInput for a missing or malformed file."""
-        try:
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                if int(saved["format"]) != _FORMAT:
-                    raise BadInput(f"{path}: format {int(saved['format'])} of a sharding; this program reads {_FORMAT}")
-                seed, shards = int(saved["seed"]), int(saved["shards"])
-                shard_of, row_of = saved["shard_of"].astype(np.int32), saved["row_of"].astype(np.int32)
-                if not 1 <= shards <= len(shard_of) or row_of.min() < 0:
-                    raise BadInput(f"{path}: not a sharding of {len(shard_of)} entities over {shards} workers")
-                types = _checked_types(saved["entity_types"], len(shard_of))
-                found = cls._of(seed, shards, shard_of, row_of, types)
-        except DAMAGED as error:
-            if isinstance(error, BadInput) and str(path) in str(error):
-                raise
-            raise BadInput(f"{path}: not a saved sharding of entities ({error})") from error
-        placed = np.bincount(found.entity_at[found.entity_at >= 0], minlength=found.entities)
-        if (placed != 1).any():
-            raise BadInput(f"{path}: not a sharding of entities: two of them are in one row")
-        return found
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sharding) and all(

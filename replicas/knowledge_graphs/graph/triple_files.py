@@ -8,7 +8,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -136,7 +135,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
     try:
         if not any(True for _ in _lines(file)):
             return [([], np.empty(0, np.int32)) for _ in columns]
-        table = _parsed(file, columns)
+        table = _csv(file, columns, delimiter="\t", quote_char=False)
     except (OSError, EOFError, zlib.error) as error:  # a .gz file that is not one, or is cut off
         raise BadInput(f"{file}: cannot be read ({error})") from error
     except pa.ArrowInvalid as error:
@@ -230,18 +229,6 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.removesuffix("\n")
 
 
-def _parsed(file: Path, columns: tuple[str, ...]) -> "pa.Table":
-    import pyarrow as pa
-    import pyarrow.csv
-
-    return pyarrow.csv.read_csv(
-        file,
-        read_options=pyarrow.csv.ReadOptions(column_names=list(columns)),
-        parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
-        convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in columns}),
-    )
-
-
 def _refuse_malformed(file: Path, columns: tuple[str, ...]) -> None:
     """Raises BadInput for the first malformed line, if any."""
     for number, line in _lines(file):
@@ -279,6 +266,7 @@ def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True
         raise BadInput(f"{file}: columns of a Parquet file have names; leave out header=no")
     try:
         table = _parquet(file, columns) if file.suffix == ".parquet" else _csv(file, columns, header)
+        _require_columns(file, table.column_names, columns)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{file}: cannot be read ({error})") from error
     found, whole = _encoded(table, columns)
@@ -297,16 +285,17 @@ def _require_columns(file: Path, present: list[str], columns: tuple[str, ...]) -
             )
 
 
-def _csv(file: Path, columns: tuple[str, ...], header: bool) -> "pa.Table":
+def _csv(file: Path, columns: tuple[str, ...], header: bool = False, **parse: str | bool) -> "pa.Table":
+    """The rows of a text file, in which every one of `columns` is text; `parse`: of pyarrow's `ParseOptions`."""
     import pyarrow as pa
     import pyarrow.csv
 
-    types = {name: pa.string() for name in columns}
-    options = pyarrow.csv.ConvertOptions(column_types=types)
-    named = pyarrow.csv.ReadOptions(column_names=None if header else list(columns))
-    table = pyarrow.csv.read_csv(file, read_options=named, convert_options=options)
-    _require_columns(file, table.column_names, columns)
-    return table.select(list(columns))
+    return pyarrow.csv.read_csv(
+        file,
+        read_options=pyarrow.csv.ReadOptions(column_names=None if header else list(columns)),
+        parse_options=pyarrow.csv.ParseOptions(**parse),
+        convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in columns}),
+    )
 
 
 def _parquet(file: Path, columns: tuple[str, ...]) -> "pa.Table":
@@ -375,25 +364,6 @@ DAMAGED: tuple[type[Exception], ...] = (
 _MOST_NAMES = 1 << 31
 
 
-@dataclass(frozen=True, eq=False)
-class GraphParts:
-    """Names by id, and the triples of each split.
-
-    Attributes:
-        entities, relations: Names by id.
-        triples: "train", "valid" and "test" -> int32 `[N, 3]`.
-        entity_types: int32 `[E]`; None if there are no types.
-        types: Their names; None if there are no types.
-    """
-
-    name: str
-    entities: Names
-    relations: Names
-    triples: Mapping[str, Int32]
-    entity_types: Int32 | None = None
-    types: Names | None = None
-
-
 def _checked(given: Array, entities: int, relations: int, where: str) -> Int32:
     """int32 `[N, 3]`; raises BadInput for an id without a name, and names the triple."""
     for column, (what, count) in enumerate((("head", entities), ("relation", relations), ("tail", entities))):
@@ -423,12 +393,16 @@ _NAMES_OF_A_TRIPLE, _NAMES_OF_ANY = 100, 1 << 20
 _RELATIONS = ("reltype2relid", "relidx2relname")
 
 
-def read_ogb(folder: Path) -> GraphParts:
+def read_ogb(folder: Path) -> tuple[dict[str, Int32], Names, Names, Int32 | None, Names | None]:
     """Reads `train.npz`, and `valid.npz` and `test.npz` if they are there.
 
     Their arrays are those of `LinkPropPredDataset.get_edge_split`: `head`, `relation`, `tail` (int `[N]`), and, where
     ids count within types as in ogbl-biokg, `head_type` and `tail_type` (strings `[N]`). Names come from OGB's folder
     `mapping`, if it is there; otherwise they are ids, and `TYPE:id` with types.
+
+    Returns:
+        The triples of each split, int32 `[N, 3]`; names of entities and of relations by id; with types, those of the
+        entities, int32 `[E]`, and their names.
 
     Raises:
         BadInput: a file that is missing or malformed.
@@ -452,9 +426,7 @@ def read_ogb(folder: Path) -> GraphParts:
         ends = [arrays[end] + (_offsets(arrays[f"{end}_type"], offsets) if typed else 0) for end in ("head", "tail")]
         stacked = np.stack([ends[0], arrays["relation"], ends[1]], axis=1)
         triples[split] = _checked(stacked, len(names), len(relations), str(folder / f"{split}.npz"))
-    if not typed:
-        return GraphParts(folder.resolve().name, names, relations, triples)
-    return GraphParts(folder.resolve().name, names, relations, triples, kinds, Names(types, "type"))
+    return triples, names, relations, kinds if typed else None, Names(types, "type") if typed else None
 
 
 def _arrays(file: Path, needed: bool) -> dict[str, Array]:

@@ -72,7 +72,7 @@ def test_ranks_and_best_answers_are_those_of_the_whole(model: str, side: Side, w
 
     def of(made: ShardedModel, queries: Queries) -> list[Any]:
         scores = AllScores(made, window)
-        best, new = (scores.top(queries, 3, left_out).entities for left_out in (None, known))
+        best, new = (scores.top(queries, 3, left_out)[0] for left_out in (None, known))
         return list(zip(scores.ranks(queries, known).average, best.tolist(), new.tolist(), strict=True))
 
     found, whole = _by_triple(workers, _settings(model), side, of), _scores(model, side)
@@ -107,8 +107,8 @@ def test_candidates_are_a_list_or_of_the_answers_type(side: Side, workers: int, 
         scores = AllScores(made, window)
         of_list, of_type = Candidates.of_list(listed, ENTITIES), Candidates.of_types(types, ENTITIES)
         ranks = (scores.ranks(queries, known, among).average for among in (of_list, of_type))
-        best = scores.top(queries, 10, known, of_list)
-        answers = (row[score > -np.inf].tolist() for row, score in zip(best.entities, best.scores, strict=True))
+        best = zip(*scores.top(queries, 10, known, of_list), strict=True)
+        answers = (row[score > -np.inf].tolist() for row, score in best)
         return list(zip(*ranks, answers, strict=True))
 
     found, whole = _by_triple(workers, _settings("TransE"), side, of), _scores("TransE", side)
