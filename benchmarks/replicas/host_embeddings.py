@@ -63,7 +63,8 @@ def _of_shape(rows: int, dim: int, lookups: int, replicas: int) -> Iterator[Row]
     yield compare(f"token, {description}; vs. a copy of its rows and gradients", "us", rounds["token"], rounds["copy"])
     for strategy in ("TOKEN", "ENCODING"):
         sent = rounds[f"{strategy.lower()} bytes"][-1]
-        reckoned = bytes_per_step(strategy, rows, dim, replicas, lookups).total
+        ids, values = bytes_per_step(strategy, rows, dim, replicas, lookups)
+        reckoned = ids + 2 * values
         name = f"{strategy.lower()}, bytes a replica sends in a step, {description}; vs. the formula"
         yield Row(name, sent, "bytes", reckoned, sent / reckoned)
 

@@ -22,8 +22,6 @@ from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from elastable.embedding_store.contract.arrays import Int32
     from elastable.replicas.knowledge_graphs.evaluation import Candidates, TripleCandidates
     from elastable.replicas.knowledge_graphs.trained_graph import Answer, Query, TrainedGraph
@@ -102,9 +100,8 @@ def evaluate_run(options: _KgEvaluateOptions) -> None:
         "metrics": ranks.metrics(hits, options.ties),
     }
     if options.by is not None:
-        groups = rank_groups(options.by, ranks, triples, graph.relations, graph.train, hits, options.ties)
         report["by"] = options.by
-        report["groups"] = [asdict(group) for group in groups]
+        report["groups"] = rank_groups(options.by, ranks, triples, graph.relations, graph.train, hits, options.ties)
     if options.ranks is not None:
         scores = trained.triple_scores(triples, "head"), trained.triple_scores(triples, "tail")
         about = {name: str(report[name]) for name in ("run", "split", "filtered")}
@@ -201,6 +198,8 @@ def score_triples(options: _ScoreOptions) -> None:
     trained = open_run(options.run, None)
     import pyarrow as pa
 
+    from elastable.replicas.knowledge_graphs.rank_report import write_table
+
     triples = _read(trained, options.triples)
     scores = trained.triple_scores(triples, "head" if options.side == "head" else "tail")
     names = (trained.entities, trained.relations, trained.entities)
@@ -211,8 +210,7 @@ def score_triples(options: _ScoreOptions) -> None:
             for head, relation, tail, value in zip(*columns, scores.tolist(), strict=True)
         )
         return
-    table = pa.table({**dict(zip(("head", "relation", "tail"), columns, strict=True)), "score": scores})
-    _write_parquet(table, options.output)
+    write_table(options.output, pa.table([*columns, scores], ("head", "relation", "tail", "score")))
     typer.echo(f"{len(scores):,} scores in {options.output}")
 
 
@@ -235,7 +233,7 @@ def classify_triples(options: _ClassifyOptions) -> None:
     """Tell true triples from false ones, by a threshold of each relation chosen on validation triples."""
     trained = open_run(options.run, options.graph)
     from elastable.replicas.knowledge_graphs.graph.knowledge_graph import GraphSource
-    from elastable.replicas.knowledge_graphs.rank_report import ClassificationMetrics, Thresholds
+    from elastable.replicas.knowledge_graphs.rank_report import choose_thresholds, classification_metrics
 
     graph, folder = trained.graph, Path(GraphSource.parse(trained.source).place)
     labelled = []
@@ -252,12 +250,11 @@ def classify_triples(options: _ClassifyOptions) -> None:
         triples = np.concatenate([true, false])
         labels = np.arange(len(triples)) < len(true)
         labelled.append((triples[:, 1], trained.triple_scores(triples), labels))
-    thresholds = Thresholds.choose(*labelled[0], len(trained.relations))
+    thresholds = choose_thresholds(*labelled[0], len(trained.relations))
     relation, scores, labels = labelled[1]
-    predicted = thresholds.predict(relation, scores)
-    found = asdict(ClassificationMetrics.of(predicted, labels))
+    found = classification_metrics(scores >= thresholds[relation], labels)
     if options.as_json:
-        by_name = dict(zip(trained.relations, thresholds.of_relation.tolist(), strict=True))
+        by_name = dict(zip(trained.relations, thresholds.tolist(), strict=True))
         typer.echo(
             json.dumps({**found, "thresholds": {name: value for name, value in by_name.items() if np.isfinite(value)}})
         )
@@ -280,15 +277,6 @@ def _read(trained: TrainedGraph, file: Path) -> Int32:
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     return np.stack(ids, axis=1).astype(np.int32)
-
-
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    import pyarrow.parquet
-
-    try:
-        pyarrow.parquet.write_table(table, path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error}") from error
 
 
 # The best answers to queries, and embeddings in files
@@ -350,9 +338,9 @@ def predict_links(options: _KgPredictOptions) -> None:
     elif options.queries is not None:
         for query, answers in zip(queries, found, strict=True):
             asked = {"head": query.head, "relation": query.relation, "tail": query.tail}
-            typer.echo(json.dumps({**asked, "answers": _answers_as_json(answers)}))
+            typer.echo(json.dumps({**asked, "answers": [asdict(answer) for answer in answers]}))
     elif options.as_json:
-        typer.echo(json.dumps(_answers_as_json(found[0])))
+        typer.echo(json.dumps([asdict(answer) for answer in found[0]]))
     else:
         OutputConsole().print(_table(queries[0], found[0]))
 
@@ -389,6 +377,8 @@ def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]
     """A row per answer: query (its number, from 0), head, relation, tail, side, rank (from 1), score."""
     import pyarrow as pa
 
+    from elastable.replicas.knowledge_graphs.rank_report import write_table
+
     names = ("query", "head", "relation", "tail", "side", "rank", "score")
     kinds = (pa.int64(), *[pa.string()] * 4, pa.int64(), pa.float32())
     rows = [
@@ -397,16 +387,12 @@ def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]
         for rank, answer in enumerate(answers, start=1)
     ]
     columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
-    _write_parquet(pa.table(columns, names), path)
+    write_table(path, pa.table(columns, names))
 
 
 def _triple(query: Query, answer: str) -> tuple[str, str, str]:
     head, tail = query.head, query.tail
     return answer if head is None else head, query.relation, answer if tail is None else tail
-
-
-def _answers_as_json(answers: Sequence[Answer]) -> list[dict[str, object]]:
-    return [{"entity": answer.entity, "score": answer.score} for answer in answers]
 
 
 def _table(query: Query, answers: Sequence[Answer]) -> Table:

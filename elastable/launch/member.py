@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from elastable.embedding_store.contract.malformed import Document
-from elastable.replicas.processes.peer_monitor import this_host
-from elastable.replicas.processes.world import mapped_by, remove_files
+from elastable.replicas.groups.peer_monitor import this_host
+from elastable.replicas.groups.world import mapped_by, remove_files
 
 _LAST_WORDS_S = 5.0
 _POLL_S = 1.0

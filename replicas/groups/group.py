@@ -13,10 +13,12 @@ import numpy.typing as npt
 
 import elastable.embedding_store.errors as errors
 from elastable.embedding_store.contract.arrays import Array, UInt8
+from elastable.embedding_store.contract.malformed import Document
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed
 from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
 
 Number = TypeVar("Number", bound=np.generic)
+Result = TypeVar("Result")
 
 REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 """Reductions by name."""
@@ -57,9 +59,8 @@ class ReplicaGroup(ABC):
         mine = _contiguous(array)
         found = np.empty((self.size, *mine.shape), mine.dtype)
         self._count(mine.nbytes * (self.size - 1))
-        self._gather(
-            f"all_gather of {_name(mine.dtype)} {list(mine.shape)}", _bytes(mine), [_bytes(row) for row in _rows(found)]
-        )
+        what = f"all_gather of {_name(mine.dtype)} {list(mine.shape)}"
+        self._exchange(what, [_bytes(mine)] * self.size, [_bytes(row) for row in _rows(found)])
         return found
 
     def all_gather_uneven(self, array: npt.NDArray[Number]) -> list[npt.NDArray[Number]]:
@@ -70,7 +71,8 @@ class ReplicaGroup(ABC):
         lengths = self.all_gather(np.array(len(mine), np.int64))
         found = [np.empty((int(length), *mine.shape[1:]), mine.dtype) for length in lengths]
         self._count(mine.nbytes * (self.size - 1))
-        self._gather(f"all_gather_uneven of {_kind(mine)}", _bytes(mine), [_bytes(block) for block in found])
+        what = f"all_gather_uneven of {_kind(mine)}"
+        self._exchange(what, [_bytes(mine)] * self.size, [_bytes(block) for block in found])
         return found
 
     def all_to_all(self, array: npt.NDArray[Number]) -> npt.NDArray[Number]:
@@ -195,12 +197,8 @@ class ReplicaGroup(ABC):
     # -- implemented by each kind of group
 
     @abstractmethod
-    def _gather(self, what: str, send: UInt8, receive: Sequence[UInt8]) -> None:
-        """Copies every member's `send` to `receive[rank]`. Raises BadInput unless `what` is the same on all members."""
-
-    @abstractmethod
     def _exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
-        """Copies `send[j]` of member i to `receive[i]` of member j. Raises BadInput if `what` differs."""
+        """Copies `send[j]` of member i to `receive[i]` of member j. Raises BadInput unless `what` is equal on all."""
 
     @abstractmethod
     def _part(self, what: str, members: Sequence[int]) -> "ReplicaGroup":
@@ -317,25 +315,26 @@ def fail_together(group: ReplicaGroup) -> Iterator[None]:
             raise StoreFailed(f"rank {group.ranks[rank]}: {text}")
 
 
-def run_at_root(group: ReplicaGroup, work: Callable[[], str]) -> str:
-    """Runs `work` on rank 0 alone; every member calls this and gets what it returned.
+def run_at_root(group: ReplicaGroup, work: Callable[[], Result]) -> Result:
+    """Runs `work` on rank 0 alone; every member calls this and gets what it returned, as JSON has it.
 
     Raises:
         ElastableError: what `work` raised, with the same class and message on every member.
     """
-    message, failure = {"result": ""}, None
+    message, failure = Document(), None
     if group.rank == 0:
         try:
             message = {"result": work()}
         except ElastableError as error:
             message, failure = {"kind": type(error).__name__, "result": str(error)}, error
-    heard: dict[str, str] = json.loads(_exchanged(group, json.dumps(message) if group.rank == 0 else "")[0])
+    heard: Document = json.loads(_exchanged(group, json.dumps(message) if group.rank == 0 else "")[0])
     if failure is not None:
         raise failure
     if "kind" in heard:
         kind: type[ElastableError] = getattr(errors, heard["kind"], ElastableError)
         raise kind(heard["result"])
-    return heard["result"]
+    result: Result = heard["result"]
+    return result
 
 
 def _exchanged(group: ReplicaGroup, text: str) -> list[str]:

@@ -25,6 +25,7 @@ from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.replicas.groups.group import ReplicaGroup, fail_together, require_same
 from elastable.replicas.groups.thread_group import ThreadGroup
+from elastable.replicas.groups.world import replica_group
 from elastable.replicas.host_embeddings.exchanges import (
     Callbacks,
     EncodingBuffers,
@@ -36,7 +37,6 @@ from elastable.replicas.host_embeddings.exchanges import (
     require_integers,
 )
 from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec, HostTable, State
-from elastable.replicas.processes.world import replica_group
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 
 STRATEGIES = ("TOKEN", "ENCODING", "AUTO")
@@ -162,19 +162,6 @@ class HostTableOptions:
 _HEADER_BYTES = 32  # per replica: number of ids, of samples, and the first id outside the table
 
 
-@dataclass(frozen=True, slots=True)
-class StepBytes:
-    """Bytes that one replica sends to the others in one step: ids (with header), rows and gradients."""
-
-    ids: int
-    rows: int
-    gradients: int
-
-    @property
-    def total(self) -> int:
-        return self.ids + self.rows + self.gradients
-
-
 # Constants of `seconds_per_step`, measured by `benchmarks/replicas/host_embeddings.py` (docs/host-embeddings.md).
 _ID_S = 44e-9  # per id of all replicas, to group or sort it
 _BYTE_S = 0.78e-9  # per byte of a row, to move and update it, both directions together
@@ -187,7 +174,7 @@ _LINK_BYTES_S = 5e9  # from one replica to the others
 
 def bytes_per_step(
     strategy: str, rows: int, dim: int, replicas: int, lookups: int, token_exchange: str = "rows"
-) -> StepBytes:
+) -> tuple[int, int]:
     """What one replica sends in a lookup and its update, with remote buffers.
 
     With t rows of e columns, n replicas and b ids on each (on the longest, if they differ): `(32 + s b)(n - 1)` for
@@ -200,6 +187,9 @@ def bytes_per_step(
         rows, dim: Size of the table.
         lookups: Ids of each replica.
         token_exchange: "rows" or "sums".
+
+    Returns:
+        Bytes of ids, with their header; bytes of rows, as many as of gradients.
     """
     columns = float(dim)
     if strategy == "ENCODING":
@@ -208,7 +198,7 @@ def bytes_per_step(
         columns = dim / replicas
     values = round(4 * lookups * columns * (replicas - 1))
     ids = (_HEADER_BYTES + np.dtype(id_dtype(rows)).itemsize * lookups) * (replicas - 1)
-    return StepBytes(ids, values, values)
+    return ids, values
 
 
 def seconds_per_step(strategy: str, rows: int, dim: int, replicas: int, lookups: int) -> float:
@@ -224,8 +214,8 @@ def seconds_per_step(strategy: str, rows: int, dim: int, replicas: int, lookups:
         work = work * (1 + _TOKEN_SHARE) + far * _FAR_ROW_S
     else:
         work = work * (1 + _UNEVEN_SHARE * (dim % replicas > 0)) + far * _FAR_ROW_S * replicas
-    sent = bytes_per_step(strategy, rows, dim, replicas, lookups).total
-    return lookups * work + sent / _LINK_BYTES_S
+    ids, values = bytes_per_step(strategy, rows, dim, replicas, lookups)
+    return lookups * work + (ids + 2 * values) / _LINK_BYTES_S
 
 
 def choose_strategy(rows: int, dim: int, replicas: int) -> str:

@@ -239,10 +239,6 @@ class HostTable:
     def group(self) -> ReplicaGroup:
         return self._exchange.group
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return int(self.spec.vocabulary_size or 0), self.spec.dim
-
     @contextmanager
     def register(self) -> Iterator[Self]:
         """Holds the exclusive lease of the name while the block runs.

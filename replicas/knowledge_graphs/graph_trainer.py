@@ -263,8 +263,9 @@ class GraphTrainer:
         else:
             assert self._scheme is not None
             scored = self._scheme.forward(batch, model.entities, model.relations)
-            value = self._loss(scored.positive, scored.negative, scaled.reshape(-1), scored.counted, self.pool)
-            loss, gradients = value.total, self._scheme.backward(scored, value.positive, value.negative)
+            weights = scaled.reshape(-1)
+            loss, *slopes = self._loss(scored.positive, scored.negative, weights, scored.counted, self.pool)
+            gradients = self._scheme.backward(scored, *slopes)
         if self.settings.regularizer != "none" and self.settings.regularization > 0:
             gradients = self._regularized(batch, weight, gradients)
         return loss, gradients

@@ -26,31 +26,19 @@ _STREAM = 0x4E47  # of a sampler's seed
 
 
 @dataclass(frozen=True)
-class WorkerTriples:
-    """The triples of one worker in one step.
-
-    Attributes:
-        triples: int32 `[n * p, 3]`, global ids; -1 if a shardpair has none.
-        source: int64 `[n * p]`: their positions in the partitioned array, or -1.
-    """
-
-    triples: Int32
-    source: Int64
-
-
-@dataclass(frozen=True)
 class StepTriples:
     """All workers' triples in one step, computed on request.
 
     Attributes:
         step: Number of the step, from 0.
         block: Triples of each shardpair, p.
-        of: Worker -> its triples.
+        of: Worker -> its triples, int32 `[n * p, 3]`, global ids, -1 if a shardpair has none; and their positions in
+            the partitioned array, int64 `[n * p]`, or -1.
     """
 
     step: int
     block: int
-    of: Callable[[int], WorkerTriples]
+    of: Callable[[int], tuple[Int32, Int64]]
 
 
 class NegativeSampler(ABC):
@@ -185,7 +173,7 @@ class NegativeSampler(ABC):
         flat = np.ascontiguousarray(entities.transpose(1, 0, 2)).reshape(sets, blocks * count)
         if self.exclude == "nothing" and sets == 1:
             return (flat >= 0).reshape(1, blocks, count)
-        triples = step.of(worker).triples
+        triples, _ = step.of(worker)
         of_side = {side: which for side in SIDES if (which := self.corrupted(side, step.block)).size}
         mask = flat >= 0
         if self.shared:
@@ -290,7 +278,7 @@ class TripleNegatives(NegativeSampler):
                     which, source = np.array([place]), np.zeros(1, np.int64)
                 else:
                     which = self.corrupted(side, step.block)
-                    source = step.of(worker).source[which]
+                    source = step.of(worker)[1][which]
                 _split(lists, source, which, self.sharding.shard_of, self.sharding.row_of, shards[k], rows[k], valid[k])
         return rows, valid
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Int32
+from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Float64, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation import HITS, QueryRanks, TripleCandidates
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES
@@ -21,20 +20,6 @@ GROUPINGS = ("relation", "category", "side")
 """What metrics can be broken down by."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankGroup:
-    """Metrics of some of the queries.
-
-    Attributes:
-        name: Relation, category ("1-N: one head has many tails") or side.
-        metrics: As `QueryRanks.metrics`.
-    """
-
-    name: str
-    queries: int
-    metrics: dict[str, float]
-
-
 def rank_groups(
     by: str,
     ranks: QueryRanks,
@@ -43,7 +28,7 @@ def rank_groups(
     train: Int32,
     hits: Sequence[int] = HITS,
     ties: str = "average",
-) -> list[RankGroup]:
+) -> list[dict[str, object]]:
     """Metrics of each group of queries; groups without queries are left out.
 
     Args:
@@ -52,6 +37,10 @@ def rank_groups(
         triples: int32 `[N, 3]`: what was ranked.
         train: int32 `[M, 3]`: the triples that categories are drawn from; see `relation_categories`.
         hits, ties: As of `QueryRanks.metrics`.
+
+    Returns:
+        For each group its "name": relation, category ("1-N: one head has many tails") or side; its number of "queries";
+        its "metrics", as `QueryRanks.metrics`.
 
     Raises:
         BadInput: an unknown grouping.
@@ -69,7 +58,9 @@ def rank_groups(
     else:
         parts = [(relations[each], relation == each) for each in np.unique(relation).tolist()]
     return [
-        RankGroup(name, int(which.sum()), ranks.part(which).metrics(hits, ties)) for name, which in parts if which.any()
+        {"name": name, "queries": int(which.sum()), "metrics": ranks.part(which).metrics(hits, ties)}
+        for name, which in parts
+        if which.any()
     ]
 
 
@@ -108,7 +99,11 @@ def save_ranks(
         "pessimistic": pa.array(ranks.ranks.pessimistic),
         "score": pa.array(np.where(ranks.side == 0, scores[0][ranks.triple], scores[1][ranks.triple])),
     }
-    table = pa.table(columns).replace_schema_metadata(about)
+    write_table(path, pa.table(columns).replace_schema_metadata(about))
+
+
+def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
+    """Writes a Parquet file, which replaces an existing one once it is whole. Raises BadInput if it cannot be."""
     draft = Path(path).with_name(f".{Path(path).name}.new")
     try:
         pyarrow.parquet.write_table(table, draft)
@@ -225,70 +220,47 @@ def _names(file: Path, graph: KnowledgeGraph) -> list[Array]:
 # Triple classification: a threshold of each relation, chosen on validation triples, tells true triples from false
 
 
-@dataclass(frozen=True, slots=True)
-class ClassificationMetrics:
-    """How well predictions agree with labels; precision, recall and F1 are of the true triples.
+def classification_metrics(predicted: Bools, labels: Bools) -> dict[str, float]:
+    """How well predictions agree with labels, bool `[N]` each; precision, recall and F1 are of the true triples.
 
-    Attributes:
-        accuracy, precision, recall, f1: In 0 .. 1; 0 where nothing can be divided.
+    Returns:
+        "accuracy", "precision", "recall" and "f1", in 0 .. 1, and 0 where nothing can be divided; "triples", N.
+
+    Raises:
+        BadInput: there are no triples.
     """
-
-    accuracy: float
-    precision: float
-    recall: float
-    f1: float
-    triples: int
-
-    @classmethod
-    def of(cls, predicted: Bools, labels: Bools) -> "ClassificationMetrics":
-        """Compares predictions with labels, bool `[N]` each. Raises BadInput if there are none."""
-        if not len(labels):
-            raise BadInput("there are no triples to classify")
-        both = float((predicted & labels).sum())
-        precision = both / max(1.0, float(predicted.sum()))
-        recall = both / max(1.0, float(labels.sum()))
-        f1 = 2 * precision * recall / (precision + recall) if both else 0.0
-        return cls(float((predicted == labels).mean()), precision, recall, f1, len(labels))
+    if not len(labels):
+        raise BadInput("there are no triples to classify")
+    both = float((predicted & labels).sum())
+    precision = both / max(1.0, float(predicted.sum()))
+    recall = both / max(1.0, float(labels.sum()))
+    f1 = 2 * precision * recall / (precision + recall) if both else 0.0
+    accuracy = float((predicted == labels).mean())
+    return {"accuracy": accuracy, "precision": precision, "recall": recall, "f1": f1, "triples": len(labels)}
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """The score from which on a triple counts as true.
+def choose_thresholds(relation: npt.NDArray[np.integer], scores: Float32, labels: Bools, relations: int) -> Float64:
+    """The scores from which on triples count as true, with the best accuracy on validation triples.
 
-    Attributes:
-        of_relation: float64 `[R]`; relations without validation triples have the common threshold.
-        common: Chosen over all relations together.
+    Args:
+        relation: int `[N]`.
+        scores: float32 `[N]`.
+        labels: bool `[N]`: True for true triples.
+        relations: Number of relations, R.
+
+    Returns:
+        float64 `[R]`; relations without validation triples have the threshold chosen over all relations together.
+
+    Raises:
+        BadInput: there are no triples.
     """
-
-    of_relation: npt.NDArray[np.float64]
-    common: float
-
-    @classmethod
-    def choose(cls, relation: npt.NDArray[np.integer], scores: Float32, labels: Bools, relations: int) -> "Thresholds":
-        """Chooses the thresholds with the best accuracy on validation triples.
-
-        Args:
-            relation: int `[N]`.
-            scores: float32 `[N]`.
-            labels: bool `[N]`: True for true triples.
-            relations: Number of relations, R.
-
-        Raises:
-            BadInput: there are no triples.
-        """
-        if not len(scores):
-            raise BadInput("thresholds need validation triples, true and false ones; there are none")
-        common = best_threshold(scores, labels)
-        found = np.full(relations, common, np.float64)
-        for each in np.unique(relation):
-            mine = relation == each
-            found[each] = best_threshold(scores[mine], labels[mine])
-        return cls(found, common)
-
-    def predict(self, relation: npt.NDArray[np.integer], scores: Float32) -> Bools:
-        """bool `[N]`: whether triples of these relations (int `[N]`) count as true."""
-        found: Bools = scores >= self.of_relation[relation]
-        return found
+    if not len(scores):
+        raise BadInput("thresholds need validation triples, true and false ones; there are none")
+    found = np.full(relations, best_threshold(scores, labels), np.float64)
+    for each in np.unique(relation):
+        mine = relation == each
+        found[each] = best_threshold(scores[mine], labels[mine])
+    return found
 
 
 def best_threshold(scores: Float32, labels: Bools) -> float:

@@ -22,7 +22,7 @@ from elastable.replicas.knowledge_graphs.graph.randomness import (
     stream_key,
 )
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.negatives import Exclude, NegativeSampler, StepTriples, WorkerTriples
+from elastable.replicas.knowledge_graphs.negatives import Exclude, NegativeSampler, StepTriples
 
 _STREAM = 0x7E9E  # of a sampler's seed: which of an entity's types
 
@@ -70,7 +70,7 @@ class TypedNegatives(NegativeSampler):
 
     def _types(self, step: StepTriples, worker: int) -> Int64:
         """int64 `[n * p]`: the type of the entity that each triple's candidates replace; any type at padding."""
-        triples = step.of(worker).triples
+        triples, _ = step.of(worker)
         replaced = np.empty(len(triples), np.int64)
         for side in SIDES:
             which = self.corrupted(side, step.block)
@@ -109,8 +109,8 @@ class AugmentedNegatives(RandomNegatives):
         """The step's tails on a shard, int32 `[n * p]`, and which of them are there, once for each triple."""
         block = slice(shard * step.block, (shard + 1) * step.block)
         found = [step.of(worker) for worker in range(self.sharding.shards)]
-        tails = np.concatenate([each.triples[block, 2] for each in found])
-        source = np.concatenate([each.source[block] for each in found])
+        tails = np.concatenate([triples[block, 2] for triples, _ in found])
+        source = np.concatenate([source[block] for _, source in found])
         first = np.zeros(len(source), np.bool_)
         first[np.unique(source, return_index=True)[1]] = True  # padding repeats a triple
         there = (source >= 0) & first
@@ -299,9 +299,9 @@ class ShardedSampler(ABC):
         shards = self.partition.sharding.shards
 
         @lru_cache(maxsize=shards)
-        def of(worker: int) -> WorkerTriples:
+        def of(worker: int) -> tuple[Int32, Int64]:
             place = self._place(step, worker * shards + np.arange(shards))[0].reshape(-1)
-            return WorkerTriples(self._triples(place), np.where(place < 0, -1, self.partition.source[place]))
+            return self._triples(place), np.where(place < 0, -1, self.partition.source[place])
 
         return StepTriples(step, self.block, of)
 

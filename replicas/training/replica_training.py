@@ -297,7 +297,7 @@ class WholeTensors:
         """Raises what `restore` would raise; every replica calls it."""
         run_at_root(self._group, lambda: self._checked(tensors))
 
-    def _checked(self, tensors: Mapping[str, Array]) -> str:
+    def _checked(self, tensors: Mapping[str, Array]) -> None:
         for key, tensor in tensors.items():
             if key not in self._entries:
                 raise CheckpointError(
@@ -315,7 +315,6 @@ class WholeTensors:
                     f"{key} ({entry.name}) is {found.dtype} {list(found.shape)} in the checkpoint and {entry.kind} in "
                     "the model"
                 )
-        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, settings_of
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer, ShardedModel
 from tests.replicas.knowledge_graphs.graphs import run_epoch, scores_of
-from tests.replicas.knowledge_graphs.test_scores import CASES, FORMULAS, WITH_NORMS
+from tests.replicas.knowledge_graphs.test_scores import CASES, WITH_NORMS, formula
 from tests.untyped import Keyword
 
 ENTITIES, RELATIONS = 50, 4
@@ -212,12 +212,12 @@ def _ranks(made: ShardedModel, triples: Int32, window: int) -> Array:
     return found
 
 
-def _exact_ranks(made: ShardedModel, triples: Int32, model: str, norm: int) -> Array:
+def _exact_ranks(made: ShardedModel, triples: Int32) -> Array:
     table = tf.constant(made.sharding.whole_table(made.entities[None]), tf.float64)
     ranks = []
     for head, relation, tail in triples:
         parts = (table[head][None], tf.constant(made.relations[relation][None], tf.float64), table)
-        scores = FORMULAS[model](*(tf.broadcast_to(x, [MANY, x.shape[-1]]) for x in parts), norm).numpy()
+        scores = formula(made.score, *(tf.broadcast_to(x, [MANY, x.shape[-1]]) for x in parts)).numpy()
         others = np.delete(scores, tail)
         ranks.append(1 + (others > scores[tail]).sum() + (others == scores[tail]).sum() / 2)
     return np.array(ranks)
@@ -232,7 +232,7 @@ def test_ranks_are_those_of_double_precision(model: str, norm: int) -> None:
     dim = 16 if model == "TuckER" else 64  # its formula costs the cube of it
     settings = _settings(model, dim=dim, norm=norm if model in WITH_NORMS else None, spread=0.3)
     made = GraphTrainer(alone(), settings, MANY, RELATIONS, triples).model
-    np.testing.assert_array_equal(_ranks(made, triples, 100_000), _exact_ranks(made, triples, model, norm))
+    np.testing.assert_array_equal(_ranks(made, triples, 100_000), _exact_ranks(made, triples))
 
 
 @pytest.mark.parametrize("model", ["ComplEx", "TransE"])
@@ -244,7 +244,7 @@ def test_ranks_of_a_trained_model_are_those_of_double_precision(model: str) -> N
     trainer = GraphTrainer(alone(), settings, MANY, RELATIONS, triples)
     run_epoch(trainer)
     found = _ranks(trainer.model, triples[::10], 1 << 22)
-    expected = _exact_ranks(trainer.model, triples[::10], model, settings.norm or 1)
+    expected = _exact_ranks(trainer.model, triples[::10])
     assert (found != expected).mean() <= 0.001
     assert len(set(found)) > 50  # it is not collapsed
 

@@ -76,20 +76,6 @@ def test_every_triple_is_scored_with_the_tails_of_the_others(kind: type[Scheme],
             )
 
 
-def _losses(**settings: Keyword) -> list[float]:
-    made = TrainSettings(model="DistMult", dim=DIM, loss="softmax", negatives=8, batch=32, epochs=2, **settings)
-
-    def work(group: ReplicaGroup) -> list[float]:
-        trainer = GraphTrainer(group, made, ENTITIES, RELATIONS, TRIPLES)
-        return [run_epoch(trainer) for _ in range(2)]
-
-    return run_threads(2, work)[0]
-
-
-def test_training_with_them() -> None:
-    assert _losses(augment_negative=True, learning_rate=0.05)[1] < _losses(augment_negative=True, learning_rate=0.0)[1]
-
-
 def _moved(**settings: Keyword) -> tuple[float, Array]:
     """The loss of one step of SGD, and how far it moves the relations."""
     made = TrainSettings(

@@ -120,20 +120,6 @@ def test_one_worker_and_four_take_the_same_steps_where_nothing_is_drawn() -> Non
     _close(_states(1, settings, 1)[0], _states(4, settings, 1)[0], 1e-5, 1e-6)
 
 
-def test_conve_trains_with_its_variables() -> None:
-    settings = TrainSettings(model="ConvE", dim=16, batch=64, epochs=2, learning_rate=0.01, optimizer="adam")
-
-    def work(group: ReplicaGroup) -> tuple[float, float, dict[str, Array], dict[str, Array]]:
-        trainer = _trainer(group, settings)
-        start = trainer.state()
-        losses = [run_epoch(trainer) for _ in range(4)]
-        return losses[0], losses[-1], start, trainer.state()
-
-    for first, last, start, end in run_threads(2, work):
-        assert last < first
-        assert all((start[name] != end[name]).any() for name in start if "slots" not in name)
-
-
 def test_a_state_of_another_model_is_refused_and_nothing_changes() -> None:
     state = _states(1, steps=1)[0]
 

@@ -13,8 +13,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.processes.mpi_library import MPI
-from elastable.replicas.processes.peer_monitor import MemberAddress, PeerMonitor, Rendezvous, this_host
+from elastable.replicas.groups.mpi_library import MPI
+from elastable.replicas.groups.peer_monitor import MemberAddress, PeerMonitor, Rendezvous, this_host
 
 _ADDRESS_BYTES = 1024
 _BEGINNING = 0  # the channel on which members create a group
@@ -73,9 +73,6 @@ class MpiGroup(ReplicaGroup):
     def leave(self, why: str) -> None:
         self.monitor.leave(why)
         self._channel.close()
-
-    def _gather(self, what: str, send: UInt8, receive: Sequence[UInt8]) -> None:
-        self._channel.exchange(what, [send] * self.size, receive)
 
     def _exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
         self._channel.exchange(what, send, receive)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.replica_contract import ReplicaContract
-from tests.replicas.processes.mpi_run import MEMBERS, run_in_members
+from tests.replicas.groups.mpi_run import MEMBERS, run_in_members
 
 IN_MEMBERS = Path(__file__).with_name("in_members.py")
 CONTRACT = [name for name in dir(ReplicaContract) if name.startswith("test_")]

@@ -17,7 +17,7 @@ from elastable.replicas.groups.thread_group import alone
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from elastable.replicas.processes.mpi_group import MpiGroup
+    from elastable.replicas.groups.mpi_group import MpiGroup
 
 
 # MPICH's shared-memory files, which it leaves behind when its processes are killed
@@ -81,7 +81,7 @@ def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
     if not started_by_mpi():
         return alone(deadline_s)
     comm = world_communicator(deadline_s)
-    from elastable.replicas.processes.mpi_group import MpiGroup
+    from elastable.replicas.groups.mpi_group import MpiGroup
 
     group = MpiGroup.of(comm, range(comm.size), deadline_s)
     _groups.append(group)
@@ -111,7 +111,7 @@ def world_communicator(deadline_s: float) -> "MPI.Intracomm":
 
 def _start(deadline_s: float) -> "MPI.Intracomm":
     try:
-        from elastable.replicas.processes.mpi_library import MPI
+        from elastable.replicas.groups.mpi_library import MPI
     except ImportError as error:  # mpi4py, or the MPI library that it loads
         raise NotInstalled(
             f'a group of several replicas needs MPI ({error}): pip install "elastable[replicas]"'
@@ -134,7 +134,7 @@ def _start(deadline_s: float) -> "MPI.Intracomm":
 
 def _end(deadline_s: float) -> None:
     """At exit: finalizes MPI if all others exit normally, too; it would wait forever for one that does not."""
-    from elastable.replicas.processes.mpi_library import IMPORTED_BEFORE, MPI
+    from elastable.replicas.groups.mpi_library import IMPORTED_BEFORE, MPI
 
     for group in _groups:
         group.leave("its process has ended" if _failed else "its work is done")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
-from elastable.replicas.processes.peer_monitor import MemberAddress, PeerMonitor, Rendezvous
+from elastable.replicas.groups.peer_monitor import MemberAddress, PeerMonitor, Rendezvous
 from tests.waiting import until
 
 DEADLINE_S = 90.0
@@ -122,7 +122,7 @@ def test_members_report_which_collective_they_wait_in() -> None:
 def test_a_cut_link_is_reported_after_the_deadline() -> None:
     """In a separate network; the system's word for it, ETIMEDOUT, is also that of a read that took too long."""
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.replicas.processes.cut_link", "2"],
+        [sys.executable, "-m", "tests.replicas.groups.cut_link", "2"],
         capture_output=True,
         text=True,
         timeout=240,

@@ -1,4 +1,4 @@
-"""Two members whose link is cut, in a separate network: `python -m tests.replicas.processes.cut_link DEADLINE_S`."""
+"""Two members whose link is cut, in a separate network: `python -m tests.replicas.groups.cut_link DEADLINE_S`."""
 
 import ctypes
 import fcntl
@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 
-from elastable.replicas.processes.peer_monitor import PeerMonitor
+from elastable.replicas.groups.peer_monitor import PeerMonitor
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1

@@ -1,3 +1,0 @@
-"""Replica groups of processes, which MPI starts."""
-
-__all__ = ["mpi_group", "peer_monitor", "world"]
