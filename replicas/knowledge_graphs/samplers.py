@@ -1,8 +1,6 @@
 """Batch samplers: a step's triples, as many from every shardpair, each once an epoch or drawn; and their weights."""
 
-import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -325,8 +323,7 @@ class RigidSampler(ShardedSampler):
     def __init__(self, partition: PartitionedTriples, batch_per_worker: int, **settings: Any) -> None:
         super().__init__(partition, batch_per_worker, **settings)
         self._steps = -(-int(self._counts.max()) // self.block)
-        self._orders: OrderedDict[int, Int64] = OrderedDict()
-        self._making = threading.Lock()
+        self._order = lru_cache(_EPOCHS_HELD)(self._shuffled)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -345,17 +342,9 @@ class RigidSampler(ShardedSampler):
         part = step % self._steps
         return int((self._counts * (part + 1) // self._steps - self._counts * part // self._steps).sum())
 
-    def _order(self, epoch: int) -> Int64:
-        with self._making:
-            order = self._orders.get(epoch)
-            if order is None:
-                ends = np.append(self._offsets, len(self.partition))
-                order = shuffled_segments(ends, stream_key(self.seed, _RIGID_STREAM, epoch))
-                self._orders[epoch] = order
-            self._orders.move_to_end(epoch)
-            while len(self._orders) > _EPOCHS_HELD:
-                self._orders.popitem(last=False)
-            return order
+    def _shuffled(self, epoch: int) -> Int64:
+        ends = np.append(self._offsets, len(self.partition))
+        return shuffled_segments(ends, stream_key(self.seed, _RIGID_STREAM, epoch))
 
 
 @kernel

@@ -201,7 +201,9 @@ def _runs(places: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, 
         first += length
 
 
-# Which dense variables, and which of their optimizer states, are sharded over replicas, and why
+# Which dense variables, and which of their optimizer states, are sharded over replicas, and why. The rules are those of
+# PopART's replicated tensor sharding (`TensorLocation.replicatedTensorSharding`,
+# `minElementsForReplicatedTensorSharding`, sharding domains, and overrides by name that know no threshold).
 
 
 _STATE = "/optimizer_state"
