@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from elastable.in_process.tape_step import step as step
     from elastable.models.saving import save as save
     from elastable.monitoring.tracing import exporting_traces as exporting_traces
-    from elastable.replicas.groups.replica_grouping import CommGroup as CommGroup
+    from elastable.replicas.groups.group import CommGroup as CommGroup
     from elastable.replicas.groups.world import replica_group as replica_group
     from elastable.replicas.host_embeddings.host_embedding import HostEmbedding as HostEmbedding
     from elastable.replicas.host_embeddings.host_embedding import create_host_embedding as create_host_embedding
@@ -89,7 +89,7 @@ _NAMES_OF = {
     "elastable.in_process.tape_step": "step",
     "elastable.models.saving": "save",
     "elastable.monitoring.tracing": "exporting_traces",
-    "elastable.replicas.groups.replica_grouping": "CommGroup",
+    "elastable.replicas.groups.group": "CommGroup",
     "elastable.replicas.host_embeddings.host_embedding": (
         "HostEmbedding create_host_embedding load_host_embedding save_host_embedding"
     ),

@@ -51,7 +51,7 @@ class _Way:
         return _STEP / workers**2, self.candidates / workers
 
     def formula(self, workers: float, sizes: tuple[float, float] | None = None) -> float:
-        """Bytes that a worker sends in a step, forward and backward (`elastable.replicas.knowledge_graphs.schemes`)."""
+        """Bytes that a worker sends in a step, forward and backward: see `knowledge_graphs.candidate_losses`."""
         p, m = sizes or self.sizes(workers)
         own, others = workers * p, workers - 1
         if self.scheme is EmbeddingMoving:

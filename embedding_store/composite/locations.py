@@ -23,7 +23,7 @@ _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class ShardingDomain(Protocol):
-    """Which replicas share one copy of a tensor: a `elastable.replicas.groups.replica_grouping.CommGroup` is one."""
+    """Which replicas share one copy of a tensor: a `elastable.replicas.groups.group.CommGroup` is one."""
 
     @property
     def kind(self) -> str:

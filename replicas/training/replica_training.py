@@ -12,7 +12,6 @@ from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec, CheckpointError, ModelError, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
-from elastable.replicas.training.feed import BatchPart
 from elastable.replicas.training.part_optimizer import (
     PartOptimizer,
     clip_parts,
@@ -28,7 +27,7 @@ from elastable.replicas.training.sharded_variables import (
     plan_variables,
     update_domains,
 )
-from elastable.replicas.training.step import GradientStep, refuse_own_changes
+from elastable.replicas.training.step import BatchPart, GradientStep, refuse_own_changes
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 

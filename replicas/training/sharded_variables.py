@@ -12,8 +12,7 @@ import numpy.typing as npt
 from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, BadSpec
-from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
+from elastable.replicas.groups.group import CommGroup, ReplicaGroup, ReplicaGrouping
 
 # The balanced split of a tensor's elements into equal buffers: arithmetic only, no communication
 

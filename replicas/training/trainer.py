@@ -22,17 +22,20 @@ from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_r
 from elastable.replicas.groups.world import replica_group
 from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
 from elastable.replicas.host_embeddings.host_table import require_state
-from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
 from elastable.replicas.training.replica_training import ReplicaMemory, Training
 from elastable.replicas.training.sharded_variables import VariablePlacement, VariableSplit
 from elastable.replicas.training.step import (
     BatchStep,
+    Feed,
     GradientStep,
     PredictStep,
     ReplicaEvaluateStep,
+    reader_of,
     refuse_losses,
     refuse_model,
     refuse_scaled_tables,
+    require_batch_size,
+    split_off,
 )
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
 from elastable.worker.keras.seeds import layers_of

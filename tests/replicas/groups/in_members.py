@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.replicas.groups import mpi_group
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.group import CommGroup, ReplicaGroup
 from elastable.replicas.groups.mpi_group import MpiGroup
-from elastable.replicas.groups.replica_grouping import CommGroup
 from elastable.replicas.groups.world import replica_group, world_communicator
 from tests.contracts.replica_contract import ReplicaContract, Run
 from tests.replicas.groups.mpi_run import MEMBERS

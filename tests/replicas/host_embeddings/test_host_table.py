@@ -27,8 +27,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tables.initial_values import initial_rows
-from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.replica_grouping import CommGroup
+from elastable.replicas.groups.group import CommGroup, ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.exchanges import Callbacks, EncodingBuffers, TokenBuffers
 from elastable.replicas.host_embeddings.host_embedding import (

@@ -14,8 +14,7 @@ from elastable.embedding_store.composite.locations import (
 )
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
-from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
+from elastable.replicas.groups.group import CommGroup, ReplicaGroup, ReplicaGrouping
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training import sharded_variables as exchange_module
 from elastable.replicas.training.part_optimizer import GradientClipping, clip_parts, squared_norms

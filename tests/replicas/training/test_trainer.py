@@ -11,8 +11,7 @@ import tensorflow as tf
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, BadSpec, CheckpointError, ModelError, Unavailable, Unsupported
-from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.replica_grouping import CommGroup
+from elastable.replicas.groups.group import CommGroup, ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.host_embeddings.host_embedding import create_host_embedding
 from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec
