@@ -210,23 +210,22 @@ def with_inverses(triples: npt.ArrayLike, relations: int) -> Int32:
         int32 `[2 N, 3]`, with relations 0 .. 2 R - 1.
 
     Raises:
-        IdOutOfRange: a relation outside 0 .. R - 1.
+        BadInput: a relation outside 0 .. R - 1.
     """
-    given = checked_triples(triples, 2**31 - 1, unknown_in=(0, 2))
-    if given.size and not 0 <= given[:, 1].min() <= given[:, 1].max() < relations:
-        raise IdOutOfRange(
-            f"inverse triples: relations are in {given[:, 1].min()} .. {given[:, 1].max()}, not in 0 .. {relations - 1}"
-        )
+    given = checked_triples(triples, 2**31 - 1, relations, unknown_in=(0, 2))
     inverse = given[:, ::-1] + np.array([0, relations, 0], np.int32)
     return np.concatenate([given, inverse])
 
 
-def checked_triples(triples: npt.ArrayLike, entities: int, *, unknown_in: tuple[int, ...] = ()) -> Int32:
+def checked_triples(
+    triples: npt.ArrayLike, entities: int, relations: int = 2**30, *, unknown_in: tuple[int, ...] = ()
+) -> Int32:
     """Triples as int32 `[N, 3]`, C-contiguous.
 
     Args:
         triples: int `[N, 3]`.
         entities: Heads and tails are in 0 .. entities - 1.
+        relations: Relations are in 0 .. relations - 1; there may be no more than 2**30.
         unknown_in: Columns that may contain -1.
 
     Raises:
@@ -244,10 +243,10 @@ def checked_triples(triples: npt.ArrayLike, entities: int, *, unknown_in: tuple[
             raise IdOutOfRange(f"triple {place}: {what} {given[place, column]} is not one of {entities} entities")
     if len(given) >= 2**31:
         raise BadInput(f"{len(given)} triples; there may be no more than 2**31 - 1")
-    wrong = (given[:, 1] < 0) | (given[:, 1] >= 2**30)
+    wrong = (given[:, 1] < 0) | (given[:, 1] >= min(relations, 2**30))
     if wrong.any():
         place = int(np.argmax(wrong))
-        raise BadInput(f"triple {place}: relation {given[place, 1]} is not in 0 .. 2**30 - 1")
+        raise BadInput(f"triple {place}: relation {given[place, 1]} is not one of {relations}")
     return np.ascontiguousarray(given, np.int32)
 
 
@@ -305,10 +304,8 @@ class KnownTriples:
         Raises:
             IdOutOfRange, BadInput: an id does not exist.
         """
-        given = [checked_triples(part, entities) for part in triples]
+        given = [checked_triples(part, entities, relations) for part in triples]
         every = np.concatenate(given) if given else np.empty((0, 3), np.int32)
-        if every.size and every[:, 1].max() >= relations:
-            raise BadInput(f"known triples: relation {every[:, 1].max()} is not one of {relations}")
         return cls(
             entities,
             _answer_lists(every[:, 0], every[:, 1], every[:, 2], relations),
