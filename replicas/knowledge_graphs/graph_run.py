@@ -118,14 +118,14 @@ class GraphCheckpoints:
     def read(self, name: str) -> GraphCheckpoint:
         """Reads one and verifies its checksums. Raises CheckpointError if it is unreadable or damaged."""
         found = open_named(self._files, name)
-        if found.job.get("job") != _KIND:
-            raise CheckpointError(
-                f"checkpoint {found.address} is of job {found.job.get('job')!r}; this command reads those of a {_KIND}"
-            )
-        about, state = found.progress().hooks, found.dense()
         try:
+            if found.job.get("job") != _KIND:
+                raise CheckpointError(
+                    f"checkpoint {found.address} is of job {found.job.get('job')!r}, and not of a {_KIND}"
+                )
+            about = found.progress().hooks
             settings, place = TrainSettings.from_json(about["settings"]), RunProgress(**about["place"])
-            return GraphCheckpoint(state, settings, place, about["graph"], found.address)
+            return GraphCheckpoint(found.dense(), settings, place, about["graph"], found.address)
         except MALFORMED as error:
             raise CheckpointError(f"checkpoint {found.address} cannot be read: {error}") from error
 
