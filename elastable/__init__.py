@@ -47,18 +47,18 @@ if TYPE_CHECKING:
     from elastable.in_process.tape_step import step as step
     from elastable.models.saving import save as save
     from elastable.monitoring.tracing import exporting_traces as exporting_traces
-    from elastable.replicas.groups.replica_grouping import CommGroup as CommGroup
-    from elastable.replicas.host_embeddings.file import load_host_embedding as load_host_embedding
-    from elastable.replicas.host_embeddings.file import save_host_embedding as save_host_embedding
+    from elastable.replicas.groups.group import CommGroup as CommGroup
+    from elastable.replicas.groups.world import replica_group as replica_group
     from elastable.replicas.host_embeddings.host_embedding import HostEmbedding as HostEmbedding
     from elastable.replicas.host_embeddings.host_embedding import create_host_embedding as create_host_embedding
-    from elastable.replicas.host_embeddings.optimizer_spec import (
+    from elastable.replicas.host_embeddings.host_embedding import load_host_embedding as load_host_embedding
+    from elastable.replicas.host_embeddings.host_embedding import save_host_embedding as save_host_embedding
+    from elastable.replicas.host_embeddings.host_table import (
         HostEmbeddingOptimizerSpec as HostEmbeddingOptimizerSpec,
     )
-    from elastable.replicas.host_embeddings.optimizer_spec import (
+    from elastable.replicas.host_embeddings.host_table import (
         HostEmbeddingSGDGAOptimizerSpec as HostEmbeddingSGDGAOptimizerSpec,
     )
-    from elastable.replicas.processes.world import replica_group as replica_group
     from elastable.replicas.training.trainer import ReplicaTrainer as ReplicaTrainer
     from elastable.worker.layers.distributed_embedding import DistributedEmbedding as DistributedEmbedding
     from elastable.worker.layers.distributed_embedding import FeatureConfig as FeatureConfig
@@ -89,11 +89,12 @@ _NAMES_OF = {
     "elastable.in_process.tape_step": "step",
     "elastable.models.saving": "save",
     "elastable.monitoring.tracing": "exporting_traces",
-    "elastable.replicas.groups.replica_grouping": "CommGroup",
-    "elastable.replicas.host_embeddings.host_embedding": "HostEmbedding create_host_embedding",
-    "elastable.replicas.host_embeddings.file": "load_host_embedding save_host_embedding",
-    "elastable.replicas.host_embeddings.optimizer_spec": "HostEmbeddingOptimizerSpec HostEmbeddingSGDGAOptimizerSpec",
-    "elastable.replicas.processes.world": "replica_group",
+    "elastable.replicas.groups.group": "CommGroup",
+    "elastable.replicas.host_embeddings.host_embedding": (
+        "HostEmbedding create_host_embedding load_host_embedding save_host_embedding"
+    ),
+    "elastable.replicas.host_embeddings.host_table": "HostEmbeddingOptimizerSpec HostEmbeddingSGDGAOptimizerSpec",
+    "elastable.replicas.groups.world": "replica_group",
     "elastable.replicas.training.trainer": "ReplicaTrainer",
     "elastable.worker.layers.distributed_embedding": "DistributedEmbedding FeatureConfig TableConfig",
     "elastable.worker.layers.embedding": "EdlEmbedding Embedding",

@@ -27,7 +27,7 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     report_to, words = int(sys.argv[1]), sys.argv[2:]  # the program gets its own arguments
     code, why = _run(words)
-    world = sys.modules.get("elastable.replicas.processes.world")
+    world = sys.modules.get("elastable.replicas.groups.world")
     if code != 0 and world is not None:
         world.leave_all(why or f"exit code {code}")
     with suppress(OSError):

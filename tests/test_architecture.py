@@ -158,7 +158,7 @@ ROOMS = {
     ),
     "master": (*("api", "master_options", "push_check"), *("tasks", "checkpoints", "commits", "model", "core", "rpc")),
     "worker": ("readers", "keras", "rows", "layers", "losses", "step", "user_model", "runtime"),
-    "replicas": ("groups", "processes", "host_embeddings", "knowledge_graphs", "training"),
+    "replicas": ("groups", "host_embeddings", "knowledge_graphs", "training"),
     "elastable": (
         *(
             "process",

@@ -13,8 +13,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
-from elastable.replicas.knowledge_graphs.trained.rank_report import read_triple_candidates
+from elastable.replicas.knowledge_graphs.rank_report import read_triple_candidates
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("embedding_store", "master", "worker", "replicas", "elastable")
@@ -103,7 +102,6 @@ def mark(tmp_path: Path) -> Path:
             "candidates.npz",
             lambda file: read_triple_candidates(file, cast(KnowledgeGraph, None)),
         ),  # it is not asked for
-        ("sharding.npz", Sharding.load),
     ],
 )
 def test_object_arrays_are_refused_by_name_and_never_unpickled(

@@ -18,7 +18,7 @@ from elastable.master.api import JobSpec
 from elastable.master.commits import version_record
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
-from elastable.replicas.host_embeddings import file as host_file
+from elastable.replicas.host_embeddings import host_embedding as host_file
 
 
 def state_of_a_store(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -19,10 +19,9 @@ from benchmarks.harness import RESULTS, Row, Work, drawing, publish, versus
 from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler, TypedNegatives
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
+from elastable.replicas.knowledge_graphs.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 
 _ENTITIES, _RELATIONS, _TRIPLES = 40_943, 11, 86_835  # WN18RR's sizes, triples at random
@@ -51,7 +50,7 @@ class _Way:
         return _STEP / workers**2, self.candidates / workers
 
     def formula(self, workers: float, sizes: tuple[float, float] | None = None) -> float:
-        """Bytes that a worker sends in a step, forward and backward (`elastable.replicas.knowledge_graphs.schemes`)."""
+        """Bytes that a worker sends in a step, forward and backward: see `knowledge_graphs.candidate_losses`."""
         p, m = sizes or self.sizes(workers)
         own, others = workers * p, workers - 1
         if self.scheme is EmbeddingMoving:

@@ -24,8 +24,8 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.scores.kernels import dot_products
-from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import one_blas_thread, product_gradients, products
+from elastable.replicas.knowledge_graphs.scores import dot_products
+from elastable.replicas.knowledge_graphs.scores.dot_products import one_blas_thread, product_gradients, products
 
 Shape = tuple[int, int, int]
 """Rows of the left matrix, what is summed over, columns of the right one."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import SPLITS, KnowledgeGraph
-from elastable.replicas.knowledge_graphs.graph.names import Names
+from elastable.replicas.knowledge_graphs.graph.triple_files import Names
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]

@@ -32,7 +32,7 @@ from elastable.commands.kg_train import run_graph
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.process.heap import keep_freed_memory
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph, save_graph
-from elastable.replicas.knowledge_graphs.graph_settings import GraphSize, TrainSettings, planned_settings, settings_of
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, planned_settings, settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _settings(case: Case, folder: Path) -> tuple[TrainSettings, tuple[str, ...]]
     if case.budget_minutes is None:
         return settings_of(case.model, case.changes), ()
     graph = load_graph(folder)
-    return planned_settings(case.model, case.changes, GraphSize(len(graph.entities), len(graph.train)), _minutes(case))
+    return planned_settings(case.model, case.changes, len(graph.entities), len(graph.train), _minutes(case))
 
 
 def _minutes(case: Case) -> float:

@@ -24,7 +24,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.process.heap import keep_freed_memory
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.processes.world import replica_group
+from elastable.replicas.groups.world import replica_group
 
 _SIZES = (2, 4)
 _BYTES = (4 << 10, 1 << 20, 16 << 20)

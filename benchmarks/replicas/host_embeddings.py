@@ -22,8 +22,7 @@ from elastable.embedding_store.native.range_pool import available_cores
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.host_embedding import HostTableOptions, bytes_per_step, create_host_table
-from elastable.replicas.host_embeddings.host_table import HostTable
-from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec, HostTable
 
 # Rows, columns, ids of each replica.
 _SHAPES = (
@@ -62,7 +61,8 @@ def _of_shape(rows: int, dim: int, lookups: int, replicas: int) -> Iterator[Row]
     yield compare(f"token, {description}; vs. a copy of its rows and gradients", "us", rounds["token"], rounds["copy"])
     for strategy in ("TOKEN", "ENCODING"):
         sent = rounds[f"{strategy.lower()} bytes"][-1]
-        reckoned = bytes_per_step(strategy, rows, dim, replicas, lookups).total
+        ids, values = bytes_per_step(strategy, rows, dim, replicas, lookups)
+        reckoned = ids + 2 * values
         name = f"{strategy.lower()}, bytes a replica sends in a step, {description}; vs. the formula"
         yield Row(name, sent, "bytes", reckoned, sent / reckoned)
 

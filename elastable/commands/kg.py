@@ -111,17 +111,18 @@ def train(
     """Train a model; the best one by validation is kept and tested. Ctrl-C saves, and says how to continue."""
     with needs("elastable kg", "replicas"):
         import_tensorflow()
-        from elastable.commands.kg_train import newest_checkpoint_of, run_graph
+        from elastable.commands.kg_train import run_graph
+        from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 
     dataset = _with_header(dataset, header)
-    found, notes = None if resume is None else newest_checkpoint_of(resume), tuple[str, ...]()
+    found, notes = None if resume is None else GraphCheckpoints(resume / "checkpoints").newest(), tuple[str, ...]()
     if found is None:
         from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
-        from elastable.replicas.knowledge_graphs.graph_settings import GraphSize, planned_settings
+        from elastable.replicas.knowledge_graphs.graph_settings import planned_settings
 
         minutes = None if budget is None else _minutes(budget)
         graph = load_graph(dataset)
-        settings, notes = planned_settings(model, chosen, GraphSize(len(graph.entities), len(graph.train)), minutes)
+        settings, notes = planned_settings(model, chosen, len(graph.entities), len(graph.train), minutes)
     else:
         set_anew = [_CHOSEN[name].shown_name for name, value in chosen.items() if value is not None]
         set_anew += ["--budget"] if budget is not None else []

@@ -22,11 +22,9 @@ from elastable.process.quiet import import_tensorflow
 from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from elastable.embedding_store.contract.arrays import Int32
-    from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates, TripleCandidates
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import Answer, Query, TrainedGraph
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates, TripleCandidates
+    from elastable.replicas.knowledge_graphs.trained_graph import Answer, Query, TrainedGraph
 
 RUN = Option("A run directory of `elastable kg train`.", metavar="RUN", positional=True)
 GRAPH = Option("The graph, if it has moved since.", metavar="DATASET", unset="where it was when the model was trained")
@@ -38,7 +36,7 @@ def open_run(run: Path, graph: str | None) -> TrainedGraph:
     with needs("elastable kg", "replicas"):
         import_tensorflow()
         from elastable.embedding_store.native.range_pool import RangePool, available_cores
-        from elastable.replicas.knowledge_graphs.trained.trained_graph import TrainedGraph
+        from elastable.replicas.knowledge_graphs.trained_graph import TrainedGraph
 
     return TrainedGraph(run, graph, RangePool(available_cores()))
 
@@ -85,7 +83,7 @@ def evaluate_run(options: _KgEvaluateOptions) -> None:
     """Rank the heads and tails of a split's triples with a trained model."""
     hits = _hits(options.at)
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained.rank_report import rank_groups, save_ranks
+    from elastable.replicas.knowledge_graphs.rank_report import rank_groups, save_ranks
 
     graph = trained.graph
     triples: Int32 = getattr(graph, options.split)
@@ -102,9 +100,8 @@ def evaluate_run(options: _KgEvaluateOptions) -> None:
         "metrics": ranks.metrics(hits, options.ties),
     }
     if options.by is not None:
-        groups = rank_groups(options.by, ranks, triples, graph.relations, graph.train, hits, options.ties)
         report["by"] = options.by
-        report["groups"] = [asdict(group) for group in groups]
+        report["groups"] = rank_groups(options.by, ranks, triples, graph.relations, graph.train, hits, options.ties)
     if options.ranks is not None:
         scores = trained.triple_scores(triples, "head"), trained.triple_scores(triples, "tail")
         about = {name: str(report[name]) for name in ("run", "split", "filtered")}
@@ -124,7 +121,7 @@ def _hits(at: str) -> tuple[int, ...]:
 
 def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
     """The entities of a file, a name per line. Raises BadInput for an unknown one."""
-    from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
     from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
 
     names = read_columns(file, ("entity",))[0][0]
@@ -135,8 +132,8 @@ def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
 
 
 def _candidates(trained: TrainedGraph, options: _KgEvaluateOptions) -> Candidates | TripleCandidates | None:
-    from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates
-    from elastable.replicas.knowledge_graphs.trained.rank_report import read_triple_candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.rank_report import read_triple_candidates
 
     if options.among is not None:
         return listed_entities(trained, options.among)
@@ -201,6 +198,8 @@ def score_triples(options: _ScoreOptions) -> None:
     trained = open_run(options.run, None)
     import pyarrow as pa
 
+    from elastable.replicas.knowledge_graphs.rank_report import write_table
+
     triples = _read(trained, options.triples)
     scores = trained.triple_scores(triples, "head" if options.side == "head" else "tail")
     names = (trained.entities, trained.relations, trained.entities)
@@ -211,8 +210,7 @@ def score_triples(options: _ScoreOptions) -> None:
             for head, relation, tail, value in zip(*columns, scores.tolist(), strict=True)
         )
         return
-    table = pa.table({**dict(zip(("head", "relation", "tail"), columns, strict=True)), "score": scores})
-    _write_parquet(table, options.output)
+    write_table(options.output, pa.table([*columns, scores], ("head", "relation", "tail", "score")))
     typer.echo(f"{len(scores):,} scores in {options.output}")
 
 
@@ -234,8 +232,8 @@ class _ClassifyOptions:
 def classify_triples(options: _ClassifyOptions) -> None:
     """Tell true triples from false ones, by a threshold of each relation chosen on validation triples."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.evaluation.classification import ClassificationMetrics, Thresholds
     from elastable.replicas.knowledge_graphs.graph.knowledge_graph import GraphSource
+    from elastable.replicas.knowledge_graphs.rank_report import choose_thresholds, classification_metrics
 
     graph, folder = trained.graph, Path(GraphSource.parse(trained.source).place)
     labelled = []
@@ -252,12 +250,11 @@ def classify_triples(options: _ClassifyOptions) -> None:
         triples = np.concatenate([true, false])
         labels = np.arange(len(triples)) < len(true)
         labelled.append((triples[:, 1], trained.triple_scores(triples), labels))
-    thresholds = Thresholds.choose(*labelled[0], len(trained.relations))
+    thresholds = choose_thresholds(*labelled[0], len(trained.relations))
     relation, scores, labels = labelled[1]
-    predicted = thresholds.predict(relation, scores)
-    found = asdict(ClassificationMetrics.of(predicted, labels))
+    found = classification_metrics(scores >= thresholds[relation], labels)
     if options.as_json:
-        by_name = dict(zip(trained.relations, thresholds.of_relation.tolist(), strict=True))
+        by_name = dict(zip(trained.relations, thresholds.tolist(), strict=True))
         typer.echo(
             json.dumps({**found, "thresholds": {name: value for name, value in by_name.items() if np.isfinite(value)}})
         )
@@ -280,15 +277,6 @@ def _read(trained: TrainedGraph, file: Path) -> Int32:
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     return np.stack(ids, axis=1).astype(np.int32)
-
-
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    import pyarrow.parquet
-
-    try:
-        pyarrow.parquet.write_table(table, path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error}") from error
 
 
 # The best answers to queries, and embeddings in files
@@ -336,7 +324,7 @@ class _KgPredictOptions:
 def predict_links(options: _KgPredictOptions) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor, Query
+    from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor, Query
 
     if options.queries is not None:
         queries = _read_queries(trained, options.queries)
@@ -350,15 +338,15 @@ def predict_links(options: _KgPredictOptions) -> None:
     elif options.queries is not None:
         for query, answers in zip(queries, found, strict=True):
             asked = {"head": query.head, "relation": query.relation, "tail": query.tail}
-            typer.echo(json.dumps({**asked, "answers": _answers_as_json(answers)}))
+            typer.echo(json.dumps({**asked, "answers": [asdict(answer) for answer in answers]}))
     elif options.as_json:
-        typer.echo(json.dumps(_answers_as_json(found[0])))
+        typer.echo(json.dumps([asdict(answer) for answer in found[0]]))
     else:
         OutputConsole().print(_table(queries[0], found[0]))
 
 
 def _entities_among(trained: TrainedGraph, options: _KgPredictOptions) -> Candidates | None:
-    from elastable.replicas.knowledge_graphs.evaluation.evaluation import Candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates
 
     if options.among is not None:
         return listed_entities(trained, options.among)
@@ -370,7 +358,7 @@ def _entities_among(trained: TrainedGraph, options: _KgPredictOptions) -> Candid
 
 def _read_queries(trained: TrainedGraph, file: Path) -> list[Query]:
     from elastable.replicas.knowledge_graphs.graph.triple_files import line_of, read_columns
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import Query
+    from elastable.replicas.knowledge_graphs.trained_graph import Query
 
     if _UNKNOWN in trained.entities:
         raise BadInput(
@@ -389,6 +377,8 @@ def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]
     """A row per answer: query (its number, from 0), head, relation, tail, side, rank (from 1), score."""
     import pyarrow as pa
 
+    from elastable.replicas.knowledge_graphs.rank_report import write_table
+
     names = ("query", "head", "relation", "tail", "side", "rank", "score")
     kinds = (pa.int64(), *[pa.string()] * 4, pa.int64(), pa.float32())
     rows = [
@@ -397,16 +387,12 @@ def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]
         for rank, answer in enumerate(answers, start=1)
     ]
     columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
-    _write_parquet(pa.table(columns, names), path)
+    write_table(path, pa.table(columns, names))
 
 
 def _triple(query: Query, answer: str) -> tuple[str, str, str]:
     head, tail = query.head, query.tail
     return answer if head is None else head, query.relation, answer if tail is None else tail
-
-
-def _answers_as_json(answers: Sequence[Answer]) -> list[dict[str, object]]:
-    return [{"entity": answer.entity, "score": answer.score} for answer in answers]
 
 
 def _table(query: Query, answers: Sequence[Answer]) -> Table:
@@ -430,7 +416,7 @@ class _KgExportOptions:
 def export_run(options: _KgExportOptions) -> None:
     """Write the embeddings for other programs."""
     trained = open_run(options.run, None)
-    from elastable.replicas.knowledge_graphs.trained.trained_graph import export_embeddings
+    from elastable.replicas.knowledge_graphs.trained_graph import export_embeddings
 
     for file in export_embeddings(trained, options.output, options.format):
         typer.echo(str(file))

@@ -17,28 +17,13 @@ from elastable.output.run_directory import RunDirectory
 from elastable.process.stopping import stopping_on_signals
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.groups.world import replica_group, started_by_mpi
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoint, GraphRun, RunProgress, train_graph
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import (
-    GraphCheckpoint,
-    GraphCheckpoints,
-    RunProgress,
-)
-from elastable.replicas.knowledge_graphs.runs.graph_run import GraphRun, train_graph
-from elastable.replicas.processes.world import replica_group, started_by_mpi
 
 _DEADLINE_S = 600.0  # a worker waits while another one evaluates, or writes a checkpoint
 _SHOWN = ("mrr", "hits@1", "hits@3", "hits@10", "mean_rank")
-
-
-def newest_checkpoint_of(run: Path) -> GraphCheckpoint:
-    """The newest checkpoint of a run directory.
-
-    Raises:
-        BadInput: there is none.
-        CheckpointError: it cannot be read.
-    """
-    return GraphCheckpoints(run / "checkpoints").newest()
 
 
 def run_graph(

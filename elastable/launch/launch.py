@@ -21,8 +21,8 @@ from elastable.embedding_store.errors import JobFailed, NotInstalled
 from elastable.launch.member import ADDRESS, TOKEN, Message, read_line
 from elastable.launch.program import Program
 from elastable.process.exit_codes import ExitCode, error_of
-from elastable.replicas.processes.hosts import own_addresses, this_host
-from elastable.replicas.processes.world import DEADLINE_VARIABLE
+from elastable.replicas.groups.peer_monitor import own_addresses, this_host
+from elastable.replicas.groups.world import DEADLINE_VARIABLE
 
 _TERM_S = 3.0
 _TICK_S = 0.1

@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from elastable.embedding_store.contract.malformed import Document
-from elastable.replicas.processes import stale_shared_memory
-from elastable.replicas.processes.hosts import this_host
+from elastable.replicas.groups.peer_monitor import this_host
+from elastable.replicas.groups.world import mapped_by, remove_files
 
 _LAST_WORDS_S = 5.0
 _POLL_S = 1.0
@@ -112,11 +112,11 @@ class _Child:
         """Its exit code (a signal: negative), and the error that it reported."""
         files = set[str]()  # a program that ends while MPI starts leaves them behind
         while True:
-            files = files or stale_shared_memory.mapped_by(self.pid)
+            files = files or mapped_by(self.pid)
             with suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(_POLL_S)
                 break
-        stale_shared_memory.remove_files(files)
+        remove_files(files)
         os.set_blocking(self._why, False)  # a child of the child may hold the other end
         with suppress(BlockingIOError), os.fdopen(self._why, "rb") as why:
             return code, (why.read() or b"").decode(errors="replace")

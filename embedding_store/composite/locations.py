@@ -23,7 +23,7 @@ _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class ShardingDomain(Protocol):
-    """Which replicas share one copy of a tensor: a `elastable.replicas.groups.replica_grouping.CommGroup` is one."""
+    """Which replicas share one copy of a tensor: a `elastable.replicas.groups.group.CommGroup` is one."""
 
     @property
     def kind(self) -> str:
@@ -83,7 +83,7 @@ class LocationSettings:
 
     Words and rules are those of PopART's tensor locations: a setting for each kind of tensor, thresholds below which a
     tensor stays where it is computed with, and whole, and overrides by name that know no threshold. Tables are placed
-    here, dense variables by `elastable.replicas.training.variables.placement`.
+    here, dense variables by `elastable.replicas.training.sharded_variables`.
 
     Attributes:
         weight: Of the rows.

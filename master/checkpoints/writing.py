@@ -17,6 +17,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.shards.server_contract import (
@@ -100,6 +101,20 @@ def write_checkpoint(
         raise
     remove_old(files, name, keep)
     return files.at(name)
+
+
+def write_tensors(
+    directory: str | Path | CheckpointFiles,
+    dense: Mapping[str, Tensor],
+    job: JobSpec,
+    progress: Progress,
+    *,
+    keep: int = 3,
+) -> str:
+    """`write_checkpoint` of a training without tables: the arguments, and what it returns and raises, are the same."""
+    with MemoryStore() as no_tables:
+        no_tables.reset_version(progress.version)
+        return write_checkpoint(directory, no_tables, dense, job, progress, keep=keep)
 
 
 def _write_files(

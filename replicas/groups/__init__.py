@@ -1,3 +1,3 @@
-"""Replica groups: workers that exchange arrays by collectives, without a master."""
+"""Replica groups: workers that exchange arrays by collectives, in threads or in processes that MPI starts."""
 
-__all__ = ["agreement", "group", "replica_grouping", "thread_group"]
+__all__ = ["group", "mpi_group", "peer_monitor", "thread_group", "world"]

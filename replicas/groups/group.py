@@ -1,7 +1,10 @@
-"""The interface of every replica group: collectives on NumPy arrays."""
+"""The interface of every replica group: how replicas are grouped, collectives on arrays, and what all must agree on."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import Self, TypeVar
@@ -9,11 +12,111 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+import elastable.embedding_store.errors as errors
 from elastable.embedding_store.contract.arrays import Array, UInt8
-from elastable.embedding_store.errors import BadInput
-from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
+from elastable.embedding_store.contract.malformed import Document
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed
+
+# How replicas are divided into groups: by stride and size, as PopART's `ReplicaGrouping` and `CommGroup`
+
+
+_KINDS = ("all", "consecutive", "orthogonal")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGrouping:
+    """Groups of equal size, whose members follow each other at a stride.
+
+    Attributes:
+        replicas: Number of replicas in all groups.
+        stride: Distance from one member of a group to the next.
+        group_size: Members of a group.
+
+    Raises:
+        BadInput: a number below 1, or `stride * group_size` does not divide `replicas`.
+    """
+
+    replicas: int
+    stride: int
+    group_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "stride", "group_size"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} of a replica grouping must be at least 1, got {getattr(self, name)}")
+        if self.replicas % (self.stride * self.group_size):
+            raise BadInput(
+                f"{self.replicas} replicas cannot be divided into groups of {self.group_size} at stride {self.stride}: "
+                f"{self.stride} x {self.group_size} does not divide {self.replicas}"
+            )
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return self.replicas // self.group_size
+
+    def group_of(self, rank: int) -> int:
+        """The group of a replica. Raises BadInput if there is no such rank."""
+        if not 0 <= rank < self.replicas:
+            raise BadInput(f"there is no replica {rank}; the ranks are 0 to {self.replicas - 1}")
+        return rank % self.stride + self.stride * (rank // (self.stride * self.group_size))
+
+    def members(self, group: int) -> tuple[int, ...]:
+        """The ranks of a group, ascending. Raises BadInput if there is no such group."""
+        if not 0 <= group < self.groups:
+            raise BadInput(f"there is no group {group}; the groups are 0 to {self.groups - 1}")
+        first = group % self.stride + group // self.stride * self.stride * self.group_size
+        return tuple(first + place * self.stride for place in range(self.group_size))
+
+    def transposed(self) -> "ReplicaGrouping":
+        """The grouping of replicas with the same position in their groups. Raises BadInput if their stride varies."""
+        if self.group_size == self.replicas:
+            return ReplicaGrouping(self.replicas, 1, 1)
+        if self.group_size == 1:
+            return ReplicaGrouping(self.replicas, 1, self.replicas)
+        if self.stride == 1:
+            return ReplicaGrouping(self.replicas, self.group_size, self.groups)
+        if self.stride * self.group_size == self.replicas:
+            return ReplicaGrouping(self.replicas, 1, self.stride)
+        raise BadInput(
+            f"groups of {self.group_size} at stride {self.stride} of {self.replicas} replicas have no transpose: "
+            "replicas with the same position do not follow each other at one stride"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CommGroup:
+    """Which replicas communicate, for any number of replicas.
+
+    Attributes:
+        kind: "all"; "consecutive": groups of neighbours; "orthogonal": groups
+            whose members are as far apart as there are groups.
+        size: Members of a group; ignored for "all".
+
+    Raises:
+        BadInput: another kind, or a size below 1.
+    """
+
+    kind: str = "all"
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise BadInput(f"comm group {self.kind!r}: known are {', '.join(_KINDS)}")
+        if self.kind != "all" and self.size < 1:
+            raise BadInput(f"a {self.kind} comm group needs a size of at least 1, got {self.size}")
+
+    def grouping(self, replicas: int) -> ReplicaGrouping:
+        """The grouping of this many replicas. Raises BadInput if `size` does not divide them."""
+        if self.kind == "all":
+            return ReplicaGrouping(replicas, 1, replicas)
+        if replicas % self.size:
+            raise BadInput(f"{self.kind} groups of {self.size}: {self.size} does not divide {replicas} replicas")
+        return ReplicaGrouping(replicas, 1 if self.kind == "consecutive" else replicas // self.size, self.size)
+
 
 Number = TypeVar("Number", bound=np.generic)
+Result = TypeVar("Result")
 
 REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 """Reductions by name."""
@@ -54,9 +157,8 @@ class ReplicaGroup(ABC):
         mine = _contiguous(array)
         found = np.empty((self.size, *mine.shape), mine.dtype)
         self._count(mine.nbytes * (self.size - 1))
-        self._gather(
-            f"all_gather of {_name(mine.dtype)} {list(mine.shape)}", _bytes(mine), [_bytes(row) for row in _rows(found)]
-        )
+        what = f"all_gather of {_name(mine.dtype)} {list(mine.shape)}"
+        self._exchange(what, [_bytes(mine)] * self.size, [_bytes(row) for row in _rows(found)])
         return found
 
     def all_gather_uneven(self, array: npt.NDArray[Number]) -> list[npt.NDArray[Number]]:
@@ -67,7 +169,8 @@ class ReplicaGroup(ABC):
         lengths = self.all_gather(np.array(len(mine), np.int64))
         found = [np.empty((int(length), *mine.shape[1:]), mine.dtype) for length in lengths]
         self._count(mine.nbytes * (self.size - 1))
-        self._gather(f"all_gather_uneven of {_kind(mine)}", _bytes(mine), [_bytes(block) for block in found])
+        what = f"all_gather_uneven of {_kind(mine)}"
+        self._exchange(what, [_bytes(mine)] * self.size, [_bytes(block) for block in found])
         return found
 
     def all_to_all(self, array: npt.NDArray[Number]) -> npt.NDArray[Number]:
@@ -192,12 +295,8 @@ class ReplicaGroup(ABC):
     # -- implemented by each kind of group
 
     @abstractmethod
-    def _gather(self, what: str, send: UInt8, receive: Sequence[UInt8]) -> None:
-        """Copies every member's `send` to `receive[rank]`. Raises BadInput unless `what` is the same on all members."""
-
-    @abstractmethod
     def _exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
-        """Copies `send[j]` of member i to `receive[i]` of member j. Raises BadInput if `what` differs."""
+        """Copies `send[j]` of member i to `receive[i]` of member j. Raises BadInput unless `what` is equal on all."""
 
     @abstractmethod
     def _part(self, what: str, members: Sequence[int]) -> "ReplicaGroup":
@@ -263,3 +362,78 @@ def _rows(array: Array) -> list[Array]:
 def _bytes(array: Array) -> UInt8:
     """A view of a contiguous array."""
     return array.reshape(-1).view(np.uint8)
+
+
+# Replicas that succeed or fail together: settings are compared, and an error on one is raised on all
+
+
+def require_same(group: ReplicaGroup, what: str, described: Mapping[str, object]) -> None:
+    """Compares a description across replicas; every member calls it.
+
+    Args:
+        what: What is described; begins the error message.
+        described: Name -> JSON value.
+
+    Raises:
+        BadInput: on every member; names the first difference and the rank that differs.
+    """
+    heard = [json.loads(text) for text in _exchanged(group, json.dumps(described, sort_keys=True))]
+    for rank, other in enumerate(heard):
+        for name in sorted({*heard[0], *other}):
+            first, theirs = heard[0].get(name), other.get(name)
+            if first != theirs:
+                raise BadInput(
+                    f"{what}: replicas differ in {name}: rank {group.ranks[0]} has {first!r}, "
+                    f"rank {group.ranks[rank]} has {theirs!r}"
+                )
+
+
+@contextmanager
+def fail_together(group: ReplicaGroup) -> Iterator[None]:
+    """Every member enters it; an ElastableError that a member's block raises is raised on all of them.
+
+    The block must not call collectives: a member that failed no longer takes part in them.
+
+    Raises:
+        ElastableError: this member's own error, or StoreFailed with another's rank and message.
+    """
+    if group.size == 1:
+        yield
+        return
+    error: ElastableError | None = None
+    try:
+        yield
+    except ElastableError as failure:
+        error = failure
+    heard = _exchanged(group, "" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for rank, text in enumerate(heard):
+        if text:
+            raise StoreFailed(f"rank {group.ranks[rank]}: {text}")
+
+
+def run_at_root(group: ReplicaGroup, work: Callable[[], Result]) -> Result:
+    """Runs `work` on rank 0 alone; every member calls this and gets what it returned, as JSON has it.
+
+    Raises:
+        ElastableError: what `work` raised, with the same class and message on every member.
+    """
+    message, failure = Document(), None
+    if group.rank == 0:
+        try:
+            message = {"result": work()}
+        except ElastableError as error:
+            message, failure = {"kind": type(error).__name__, "result": str(error)}, error
+    heard: Document = json.loads(_exchanged(group, json.dumps(message) if group.rank == 0 else "")[0])
+    if failure is not None:
+        raise failure
+    if "kind" in heard:
+        kind: type[ElastableError] = getattr(errors, heard["kind"], ElastableError)
+        raise kind(heard["result"])
+    result: Result = heard["result"]
+    return result
+
+
+def _exchanged(group: ReplicaGroup, text: str) -> list[str]:
+    return [found.tobytes().decode() for found in group.all_gather_uneven(np.frombuffer(text.encode(), np.uint8))]

@@ -93,9 +93,6 @@ class ThreadGroup(ReplicaGroup):
             self._meeting.fate.gone.setdefault(self.ranks[self.rank], why)
             self._meeting.fate.changed.notify_all()
 
-    def _gather(self, what: str, send: UInt8, receive: Sequence[UInt8]) -> None:
-        self._exchange(what, [send] * self.size, receive)
-
     def _exchange(self, what: str, send: Sequence[UInt8], receive: Sequence[UInt8]) -> None:
         with self._offering(what, send):
             for into, (_, blocks) in zip(receive, self._meeting.offers, strict=True):

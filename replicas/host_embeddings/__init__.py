@@ -1,3 +1,3 @@
 """Host embeddings: tables in the replicas' own memory or in a store, looked up by a Keras model."""
 
-__all__ = ["file", "host_embedding", "host_table", "optimizer_spec"]
+__all__ = ["host_embedding", "host_table"]

@@ -29,8 +29,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.checks import as_ids
 from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
-from elastable.replicas.groups.agreement import fail_together
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup, fail_together
 
 
 class RowExchange(ABC):

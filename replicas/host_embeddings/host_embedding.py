@@ -1,11 +1,13 @@
-"""`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients."""
+"""`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients; its state in a file."""
 
 import hashlib
 import numbers
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import NoReturn, Self
 
 import keras
@@ -16,12 +18,14 @@ from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.errors import BadSpec, CheckpointError, Unsupported
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.replicas.groups.agreement import require_same
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
+from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
+from elastable.replicas.groups.group import ReplicaGroup, fail_together, require_same
 from elastable.replicas.groups.thread_group import ThreadGroup
+from elastable.replicas.groups.world import replica_group
 from elastable.replicas.host_embeddings.exchanges import (
     Callbacks,
     EncodingBuffers,
@@ -32,9 +36,7 @@ from elastable.replicas.host_embeddings.exchanges import (
     id_dtype,
     require_integers,
 )
-from elastable.replicas.host_embeddings.host_table import HostTable, State
-from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.processes.world import replica_group
+from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec, HostTable, State
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 
 STRATEGIES = ("TOKEN", "ENCODING", "AUTO")
@@ -160,19 +162,6 @@ class HostTableOptions:
 _HEADER_BYTES = 32  # per replica: number of ids, of samples, and the first id outside the table
 
 
-@dataclass(frozen=True, slots=True)
-class StepBytes:
-    """Bytes that one replica sends to the others in one step: ids (with header), rows and gradients."""
-
-    ids: int
-    rows: int
-    gradients: int
-
-    @property
-    def total(self) -> int:
-        return self.ids + self.rows + self.gradients
-
-
 # Constants of `seconds_per_step`, measured by `benchmarks/replicas/host_embeddings.py` (docs/host-embeddings.md).
 _ID_S = 44e-9  # per id of all replicas, to group or sort it
 _BYTE_S = 0.78e-9  # per byte of a row, to move and update it, both directions together
@@ -185,7 +174,7 @@ _LINK_BYTES_S = 5e9  # from one replica to the others
 
 def bytes_per_step(
     strategy: str, rows: int, dim: int, replicas: int, lookups: int, token_exchange: str = "rows"
-) -> StepBytes:
+) -> tuple[int, int]:
     """What one replica sends in a lookup and its update, with remote buffers.
 
     With t rows of e columns, n replicas and b ids on each (on the longest, if they differ): `(32 + s b)(n - 1)` for
@@ -198,6 +187,9 @@ def bytes_per_step(
         rows, dim: Size of the table.
         lookups: Ids of each replica.
         token_exchange: "rows" or "sums".
+
+    Returns:
+        Bytes of ids, with their header; bytes of rows, as many as of gradients.
     """
     columns = float(dim)
     if strategy == "ENCODING":
@@ -206,7 +198,7 @@ def bytes_per_step(
         columns = dim / replicas
     values = round(4 * lookups * columns * (replicas - 1))
     ids = (_HEADER_BYTES + np.dtype(id_dtype(rows)).itemsize * lookups) * (replicas - 1)
-    return StepBytes(ids, values, values)
+    return ids, values
 
 
 def seconds_per_step(strategy: str, rows: int, dim: int, replicas: int, lookups: int) -> float:
@@ -222,8 +214,8 @@ def seconds_per_step(strategy: str, rows: int, dim: int, replicas: int, lookups:
         work = work * (1 + _TOKEN_SHARE) + far * _FAR_ROW_S
     else:
         work = work * (1 + _UNEVEN_SHARE * (dim % replicas > 0)) + far * _FAR_ROW_S * replicas
-    sent = bytes_per_step(strategy, rows, dim, replicas, lookups).total
-    return lookups * work + sent / _LINK_BYTES_S
+    ids, values = bytes_per_step(strategy, rows, dim, replicas, lookups)
+    return lookups * work + (ids + 2 * values) / _LINK_BYTES_S
 
 
 def choose_strategy(rows: int, dim: int, replicas: int) -> str:
@@ -483,3 +475,78 @@ def _uses_callbacks(name: str, group: ReplicaGroup, store: EmbeddingStore | None
             "store=et.open_store('grpc://HOST:PORT') of an `elastable serve`, or redis://"
         )
     return store is not None if remote_buffers is None else not remote_buffers
+
+
+# A host embedding's state in a safetensors file: whole rows in order, with a checksum
+
+
+_FORMAT = "elastable host embedding 1"
+
+
+def save_host_embedding(embedding: "HostEmbedding | HostTable", path: str | os.PathLike[str]) -> None:
+    """Writes weights, slots and progress; every replica calls it, and rank 0 writes.
+
+    An existing file is replaced once the new one is complete.
+
+    Args:
+        embedding: Registered or not.
+        path: The file, by convention with the suffix ".safetensors".
+
+    Raises:
+        CheckpointError: the file cannot be written (StoreFailed with the reason, on other replicas).
+    """
+    table = _table(embedding)
+    state = table.state()
+    with fail_together(table.group):
+        if table.group.rank == 0:
+            _write(Path(path), table.spec.name, state)
+
+
+def load_host_embedding(embedding: "HostEmbedding | HostTable", path: str | os.PathLike[str]) -> None:
+    """Loads what `save_host_embedding` wrote; every replica calls it and reads the file.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or not of a host embedding; nothing has changed.
+        BadInput: it is the state of another table; names the difference. Nothing has changed.
+        StoreFailed: another replica could not read it; names the rank.
+    """
+    table = _table(embedding)
+    with fail_together(table.group):
+        state = _read(Path(path))
+    table.restore(state)
+
+
+def _table(embedding: "HostEmbedding | HostTable") -> HostTable:
+    return embedding if isinstance(embedding, HostTable) else embedding.table
+
+
+def _write(path: Path, name: str, state: State) -> None:
+    tensors = {key: [values] for key, values in state.items()}
+    note = {"format": _FORMAT, "name": name, "blake2b": _checksum(state)}
+    draft = path.with_name(f".{path.name}.writing")
+    try:
+        draft.unlink(missing_ok=True)
+        LocalFiles(path.parent).write(draft.name, parts_of(tensors, note))
+        draft.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"host embedding {name!r} cannot be written to {path}: {error}") from error
+
+
+def _read(path: Path) -> State:
+    try:
+        tensors, note = tensors_in(LocalFiles(path.parent).read(path.name))
+    except (OSError, ValueError) as failure:
+        raise CheckpointError(f"{path} cannot be read as a host embedding: {failure}") from failure
+    if note.get("format") != _FORMAT:
+        raise CheckpointError(f"{path} is not a host embedding: its format is {note.get('format')!r}")
+    if _checksum(tensors) != note.get("blake2b"):
+        raise CheckpointError(f"{path} is damaged: its checksum does not match")
+    return dict(tensors)
+
+
+def _checksum(state: State) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(state):
+        digest.update(f"{name} {state[name].dtype} {state[name].shape};".encode())
+        digest.update(np.ascontiguousarray(state[name]).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

@@ -14,7 +14,7 @@ from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SampledSoftmax
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
-from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
+from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
 
 WHOLE_SOFTMAX = "whole-softmax"
 """The cross-entropy of an answer among all entities."""
@@ -313,18 +313,11 @@ _MOST_ENTITIES = 20_000  # of whole-softmax
 _NEGATIVES = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSize:
-    """Numbers of entities and training triples."""
-
-    entities: int
-    triples: int
-
-
 def planned_settings(
     model: str,
     given: Mapping[str, object],
-    size: GraphSize,
+    entities: int,
+    triples: int,
     budget_minutes: float | None = None,
     cores: int | None = None,
 ) -> tuple[TrainSettings, tuple[str, ...]]:
@@ -336,6 +329,7 @@ def planned_settings(
     Args:
         model: Name of the score function.
         given: Settings by name; None: not given.
+        entities, triples: Numbers of entities and of training triples.
         budget_minutes: Time for the run; None: 40 minutes, and no end by time.
         cores: Of the machine; None: those of this process.
     """
@@ -346,9 +340,9 @@ def planned_settings(
     if settings.loss != WHOLE_SOFTMAX or "loss" in chosen or settings.model not in _PLANNED:
         return settings, ()
     budget, cores = budget_minutes or DEFAULT_BUDGET_MINUTES, cores or available_cores()
-    plan = _whole(settings, size, budget, cores)
+    plan = _whole(settings, entities, triples, budget, cores)
     if plan is None:
-        plan = _sampled(settings, size, budget, cores)
+        plan = _sampled(settings, entities, triples, budget, cores)
     if budget_minutes is not None and settings.schedule not in ("linear", "cosine"):
         ending = f"training ends after {_duration(budget_minutes)}, or when validation MRR stops rising"
         plan["epochs"] = (_MOST_EPOCHS, ending)
@@ -363,14 +357,14 @@ _PLANNED = ("ComplEx", "DistMult", "CP", "PairRE", "TripleRE", "InterHT", "TranS
 _Plan = dict[str, tuple[object, str]]
 
 
-def _whole(settings: TrainSettings, size: GraphSize, budget: float, cores: int) -> _Plan | None:
+def _whole(settings: TrainSettings, entities: int, triples: int, budget: float, cores: int) -> _Plan | None:
     """Whole-softmax with the largest dimension for which 20 epochs fit; None: there is none."""
-    if size.entities > _MOST_ENTITIES:
+    if entities > _MOST_ENTITIES:
         return None
     for dim in sorted({settings.dim, 128, 64}, reverse=True):
         if dim > settings.dim:
             continue
-        seconds = _epoch_seconds(replace(settings, dim=dim), size, cores)
+        seconds = _epoch_seconds(replace(settings, dim=dim), entities, triples, cores)
         fit = int(_TRAINING * 60 * budget / seconds)
         if fit < _FEWEST_EPOCHS:
             continue
@@ -385,11 +379,11 @@ def _whole(settings: TrainSettings, size: GraphSize, budget: float, cores: int) 
     return None
 
 
-def _sampled(settings: TrainSettings, size: GraphSize, budget: float, cores: int) -> _Plan:
+def _sampled(settings: TrainSettings, entities: int, triples: int, budget: float, cores: int) -> _Plan:
     """A sampled softmax, with the dimension of the model's defaults if all its epochs fit."""
-    seconds = _epoch_seconds(settings, replace(size, entities=_NEGATIVES), cores)
+    seconds = _epoch_seconds(settings, _NEGATIVES, triples, cores)
     fits = settings.epochs * seconds <= _TRAINING * 60 * budget
-    why = f"all {size.entities:,} entities at every step take too long; a sample corrected by its size estimates them"
+    why = f"all {entities:,} entities at every step take too long; a sample corrected by its size estimates them"
     return {
         "loss": (SampledSoftmax.name, why),
         "negatives": (_NEGATIVES, "shared by the triples of a step, one matrix product"),
@@ -405,8 +399,8 @@ def _duration(minutes: float) -> str:
     return f"{minutes:g} minutes" if minutes >= 1 else f"{60 * minutes:g} s"
 
 
-def _epoch_seconds(settings: TrainSettings, size: GraphSize, cores: int) -> float:
+def _epoch_seconds(settings: TrainSettings, entities: int, triples: int, cores: int) -> float:
     score = score_function(settings.model, settings.dim, settings.norm)
     pace = _PRODUCT_PACE if isinstance(score.comparison, Dot) else _DISTANCE_PACE
-    scores = 2.0 * size.triples * size.entities  # both directions
+    scores = 2.0 * triples * entities  # both directions
     return scores * (6 * score.entity_width + _EXPONENTIAL) / (pace * cores)

@@ -1,7 +1,6 @@
 """Losses of triples against candidates (log-sigmoid, margin, softmax) and penalties on embeddings, with gradients."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -13,21 +12,6 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.scores.functions import Values
 
 _PAIRS_A_THREAD = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class LossValue:
-    """A loss and its gradients.
-
-    Attributes:
-        total: The weighted sum over the triples.
-        positive: float32 `[b]`, gradients of the triples' scores.
-        negative: float32 `[b, n]`, of their candidates'; 0 where one does not count.
-    """
-
-    total: float
-    positive: Float32
-    negative: Float32
 
 
 class Loss:
@@ -50,7 +34,7 @@ class Loss:
         weight: Float32,
         counted: Bools | None = None,
         pool: RangePool = SERIAL,
-    ) -> LossValue:
+    ) -> tuple[float, Float32, Float32]:
         """The weighted sum of the triples' losses.
 
         Args:
@@ -59,6 +43,10 @@ class Loss:
             weight: float32 `[b]`.
             counted: bool `[b, n]`: which candidates count; None: all.
             pool: Threads to compute with; they change no bit.
+
+        Returns:
+            The sum; gradients of the triples' scores, float32 `[b]`; those of their candidates', float32 `[b, n]`: 0
+            where one does not count.
         """
         losses, to_positive = np.empty(len(positive), np.float32), np.empty(len(positive), np.float32)
         to_negative = np.empty_like(negative)
@@ -67,7 +55,7 @@ class Loss:
         arguments = positive, negative, weight, mask, *more, *self._scalars, losses, to_positive, to_negative
         fewest = max(1, _PAIRS_A_THREAD // max(1, negative.shape[1]))
         pool.run(lambda start, stop: self._rows(*arguments, start, stop), len(positive), fewest)
-        return LossValue(float(np.sum(losses, dtype=np.float64)), to_positive, to_negative)
+        return float(np.sum(losses, dtype=np.float64)), to_positive, to_negative
 
     def _row_arrays(self, negative: Float32, counted: Bools | None) -> tuple[Float32, ...]:
         """Further arrays of the kernel, a value or row for each triple."""

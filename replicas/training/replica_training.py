@@ -11,25 +11,23 @@ import tensorflow as tf
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadSpec, CheckpointError, ModelError, Unsupported
-from elastable.replicas.groups.agreement import require_same, run_at_root
-from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.training.feed import BatchPart
-from elastable.replicas.training.model_refusals import refuse_own_changes
-from elastable.replicas.training.step import GradientStep
-from elastable.replicas.training.variables.optimizer import (
+from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
+from elastable.replicas.training.part_optimizer import (
     PartOptimizer,
     clip_parts,
     refuse_optimizer,
     refuse_parts,
     slots_of,
 )
-from elastable.replicas.training.variables.placement import (
+from elastable.replicas.training.sharded_variables import (
     DenseVariable,
+    Exchange,
+    Layout,
     VariablePlacement,
     plan_variables,
     update_domains,
 )
-from elastable.replicas.training.variables.variable_exchange import Exchange, Layout
+from elastable.replicas.training.step import BatchPart, GradientStep, refuse_own_changes
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 
@@ -298,7 +296,7 @@ class WholeTensors:
         """Raises what `restore` would raise; every replica calls it."""
         run_at_root(self._group, lambda: self._checked(tensors))
 
-    def _checked(self, tensors: Mapping[str, Array]) -> str:
+    def _checked(self, tensors: Mapping[str, Array]) -> None:
         for key, tensor in tensors.items():
             if key not in self._entries:
                 raise CheckpointError(
@@ -316,7 +314,6 @@ class WholeTensors:
                     f"{key} ({entry.name}) is {found.dtype} {list(found.shape)} in the checkpoint and {entry.kind} in "
                     "the model"
                 )
-        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,23 +13,30 @@ import tensorflow as tf
 
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array, Int64
-from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.checkpoints.writing import write_tensors
 from elastable.master.tasks.progress import Progress
-from elastable.replicas.groups.agreement import require_same, run_at_root
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
+from elastable.replicas.groups.world import replica_group
 from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
 from elastable.replicas.host_embeddings.host_table import require_state
-from elastable.replicas.processes.world import replica_group
-from elastable.replicas.training.feed import Feed, reader_of, require_batch_size, split_off
-from elastable.replicas.training.model_refusals import refuse_losses, refuse_model, refuse_scaled_tables
 from elastable.replicas.training.replica_training import ReplicaMemory, Training
-from elastable.replicas.training.step import BatchStep, GradientStep, PredictStep, ReplicaEvaluateStep
-from elastable.replicas.training.variables.placement import VariablePlacement
-from elastable.replicas.training.variables.split import VariableSplit
+from elastable.replicas.training.sharded_variables import VariablePlacement, VariableSplit
+from elastable.replicas.training.step import (
+    BatchStep,
+    Feed,
+    GradientStep,
+    PredictStep,
+    ReplicaEvaluateStep,
+    reader_of,
+    refuse_losses,
+    refuse_model,
+    refuse_scaled_tables,
+    require_batch_size,
+    split_off,
+)
 from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
@@ -133,7 +139,7 @@ def _refuse_unsupported(callback: keras.callbacks.Callback) -> None:
 StepKind = TypeVar("StepKind", bound=BatchStep)
 
 HOST = "host/"
-"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `elastable.replicas.host_embeddings.file`."""
+"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `HostTable.state`."""
 
 
 class ReplicaTrainer:
@@ -379,10 +385,8 @@ class ReplicaTrainer:
         self._job = self._job or uuid.uuid4().hex[:12]
 
         def write() -> str:
-            with MemoryStore() as no_tables:
-                no_tables.reset_version(self.step)
-                job, progress = JobSpec(job=self._job, seed=self.seed), Progress(self.step)
-                return write_checkpoint(directory, no_tables, tensors, job, progress, keep=keep)
+            job = JobSpec(job=self._job, seed=self.seed)
+            return write_tensors(directory, tensors, job, Progress(self.step), keep=keep)
 
         return run_at_root(self.group, write)
 
@@ -402,7 +406,7 @@ class ReplicaTrainer:
         """
         read: dict[str, Tensor] = {}
 
-        def open_it() -> str:
+        def open_it() -> tuple[int, str]:
             found = open_checkpoint(place)
             if found.manifest.tables:
                 raise CheckpointError(
@@ -410,11 +414,11 @@ class ReplicaTrainer:
                     "master, and not of a ReplicaTrainer"
                 )
             read.update(found.dense())
-            return json.dumps({"step": found.version, "job": str(found.job.get("job", ""))})
+            return found.version, str(found.job.get("job", ""))
 
-        found = json.loads(run_at_root(self.group, open_it))
-        self.restore(read, found["step"])
-        self._job = found["job"]
+        step, job = run_at_root(self.group, open_it)
+        self.restore(read, step)
+        self._job = job
 
     def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
         training = self._ready(None)
@@ -508,38 +512,32 @@ def restore_hosts(model: keras.Model, group: ReplicaGroup, tensors: Mapping[str,
     Raises:
         CheckpointError: they do not fit the model's host embeddings; nothing has changed.
     """
-    layers = host_embeddings(model)
-    states = {layer.table.spec.name: _of_table(layer.table.spec.name, tensors) for layer in layers}
+    tables = {f"{HOST}{layer.table.spec.name}/": layer for layer in host_embeddings(model)}
+    states = {
+        start: {key.removeprefix(start): np.asarray(each) for key, each in tensors.items() if key.startswith(start)}
+        for start in tables
+    }
 
-    def checked() -> str:
-        known = {f"{HOST}{name}/{array}" for name, state in states.items() for array in state}
-        foreign = sorted(key for key in tensors if key.startswith(HOST) and key not in known)
+    def checked() -> dict[str, dict[str, tuple[str, Sequence[int]]]]:
+        foreign = sorted(key for key in tensors if key.startswith(HOST) and not key.startswith((*tables,)))
         if foreign:
             raise CheckpointError(f"the checkpoint has {foreign[0]}, and the model has no such host embedding")
-        for layer in layers:
+        for start, layer in tables.items():
             try:
-                require_state(layer.table.spec, states[layer.table.spec.name])
+                require_state(layer.table.spec, states[start])
             except BadInput as error:
                 raise CheckpointError(f"the checkpoint is of another model: {error}") from error
-        return json.dumps(
-            {
-                table: {name: (str(array.dtype), array.shape) for name, array in state.items()}
-                for table, state in states.items()
-            }
-        )
+        return {
+            start: {name: (str(array.dtype), array.shape) for name, array in state.items()}
+            for start, state in states.items()
+        }
 
-    kinds: dict[str, dict[str, tuple[str, list[int]]]] = json.loads(run_at_root(group, checked))
-    for layer in layers:
-        mine, taken = states[layer.table.spec.name], dict[str, Array]()
-        for name, (dtype, shape) in kinds[layer.table.spec.name].items():
-            array = np.asarray(mine[name], order="C") if group.rank == 0 else np.empty(shape, dtype)
-            taken[name] = group.broadcast(array)
-        layer.restore(taken)
-
-
-def _of_table(table: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
-    start = f"{HOST}{table}/"
-    return {key.removeprefix(start): array for key, array in tensors.items() if key.startswith(start)}
+    kinds = run_at_root(group, checked)
+    for start, layer in tables.items():
+        mine, shapes = states[start], kinds[start]
+        if group.rank:
+            mine = {name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}
+        layer.restore({name: group.broadcast(mine[name]) for name in shapes})
 
 
 def predict_all(

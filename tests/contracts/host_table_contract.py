@@ -14,8 +14,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.host_table import HostTable
-from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec, HostTable
 from tests.replicas.host_embeddings.tables import create_host_table
 
 Way = Callable[[], dict[str, object]]

@@ -9,8 +9,7 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, Unavailable
-from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.replica_grouping import CommGroup
+from elastable.replicas.groups.group import CommGroup, ReplicaGroup
 
 Run = Callable[..., list[Any]]
 """`run(size, work, deadline_s=...)`: what `work(group)` returned, by rank."""

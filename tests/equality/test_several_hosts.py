@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 from tests.elastable.processes import run_elastable
 from tests.equality.hosts import Host, three_hosts
 from tests.equality.jobs import MODEL, Numbers, differing, trained_numbers

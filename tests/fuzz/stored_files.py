@@ -21,12 +21,11 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
-from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
-from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
+from elastable.replicas.host_embeddings.host_embedding import load_host_embedding, save_host_embedding
+from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec
+from elastable.replicas.knowledge_graphs.graph.triple_files import Names, read_columns
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints, RunProgress
 from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from tests.contracts.readers import FORMATS, Format
 from tests.file_stores import file_store

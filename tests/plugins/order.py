@@ -32,7 +32,7 @@ _DEAREST = """
     elastable/callbacks/test_moving_averages deploy/test_redis_users
     embedding_store/tiers/test_file_tier elastable/commands/test_kg embedding_store/engine/test_dense_replay
     master/core/test_core benchmarks/test_load worker/step/test_train_step replicas/knowledge_graphs/test_trainer
-    elastable/in_process/test_loss_reductions replicas/processes/test_mpi
+    elastable/in_process/test_loss_reductions replicas/groups/test_mpi
     elastable/in_process/test_repeated_ids
     embedding_store/wire/test_shared_processes elastable/jobs/test_workers worker/rows/test_model_inputs
     elastable/in_process/test_places embedding_store/engine/test_tiered_store

@@ -140,7 +140,9 @@ def graph_schemes(home: Path) -> Arrays:
     for name, words in schemes.items():
         run = home / name
         _done("kg", "train", graph, *common, *words, "--learning-rate", rate, "--run-dir", run)
-        arrays |= {f"{name}/{key}": value for key, value in checkpoint_arrays(run / "latest" / "checkpoints").items()}
+        saved = checkpoint_arrays(run / "latest" / "checkpoints")
+        # The file of the tensors was model.safetensors, before graphs had the checkpoints of all jobs.
+        arrays |= {f"{name}/{key.replace('dense/', 'model/')}": value for key, value in saved.items()}
         arrays |= {f"{name}/{k}": value for k, value in history_arrays(run / "latest" / "metrics.jsonl").items()}
     return arrays
 

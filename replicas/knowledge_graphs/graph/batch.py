@@ -41,8 +41,6 @@ class Negatives:
             count for triple b: it is padding, or makes a known triple and is filtered.
         entities: int64 `[B, n, m]`: global ids of the candidates of this worker's
             triples, -1 for padding; None unless requested from the sampler.
-        column: int32 `[B, n, m]`: position of each listed candidate in its list, -1 at
-            padding; None if the candidates are not listed.
     """
 
     rows: Int32
@@ -51,7 +49,6 @@ class Negatives:
     local: bool = False
     mask: Bools | None = None
     entities: Int64 | None = None
-    column: Int32 | None = None
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.names import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph.triple_files import (
     TABLE_ENDINGS,
-    GraphParts,
+    Names,
+    inverse_names,
     line_of,
     read_columns,
     read_entity_types,
@@ -189,9 +189,20 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     if unseen not in get_args(Unseen):
         raise BadInput(f"unseen {unseen!r}: known are {', '.join(get_args(Unseen))}")
     asked = GraphSource.parse(source)
-    if asked.kind:
-        return graph_of_parts(read_ogb(Path(asked.place)), unseen)
-    folder = Path(asked.place)
+    return _of_ids(Path(asked.place), unseen) if asked.kind else _of_names(Path(asked.place), asked, unseen)
+
+
+def _of_ids(folder: Path, unseen: Unseen) -> KnowledgeGraph:
+    name = folder.resolve().name
+    triples, entities, relations, entity_types, types = read_ogb(folder)
+    counts = _take_out_unseen(
+        triples, entities, relations, unseen, lambda split, record: f"{name}, {split} triple {record} (from 0)"
+    )
+    train, valid, test = (triples[split] for split in SPLITS)
+    return KnowledgeGraph(name, entities, relations, train, valid, test, counts, entity_types, types)
+
+
+def _of_names(folder: Path, asked: GraphSource, unseen: Unseen) -> KnowledgeGraph:
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; a graph is a folder with train.txt, or ogb:FOLDER")
     files = {split: file for split in SPLITS if (file := _file(folder, split)) is not None}
@@ -225,33 +236,6 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
         types=types,
         further_types=further_types,
         notes=tuple(f"{files[split]}: its first line is a header" for split, header in headers.items() if header),
-    )
-
-
-def graph_of_parts(parts: GraphParts, unseen: Unseen = "keep") -> KnowledgeGraph:
-    """The graph of files of ids, whose names keep their ids; see `load_graph`.
-
-    Raises:
-        BadInput: there is no training triple, or with "refuse" an entity or relation that no training triple has.
-    """
-    triples = dict(parts.triples)
-    if not len(triples["train"]):
-        raise BadInput(f"{parts.name}: no training triple")
-
-    def place(split: str, record: int) -> str:
-        return f"{parts.name}, {split} triple {record} (from 0)"
-
-    counts = _take_out_unseen(triples, parts.entities, parts.relations, unseen, place)
-    return KnowledgeGraph(
-        name=parts.name,
-        entities=parts.entities,
-        relations=parts.relations,
-        train=triples["train"],
-        valid=triples["valid"],
-        test=triples["test"],
-        unseen=counts,
-        entity_types=parts.entity_types,
-        types=parts.types,
     )
 
 

@@ -1,24 +1,116 @@
-"""Files of triples: text, CSV and Parquet by name, OGB's NumPy files by id; files of entity types; damaged files."""
+"""Names by id; files of triples: text, CSV and Parquet by name, OGB's NumPy files by id; files of entity types."""
 
 import csv
+import difflib
 import gzip
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Array, Int32
+from elastable.embedding_store.contract.arrays import Array, Int32, Int64
 from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.names import Names
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+# Names of entities or relations, with ids in order of first occurrence
+
+
+_ALIKE_AMONG = 100_000  # how many names to search for similar ones
+
+
+class Names(Sequence[str]):
+    """Names by id, 0 .. n - 1, and ids by name.
+
+    Args:
+        names: Unique names in the order of their ids.
+        what: What they name, for errors.
+
+    Raises:
+        BadInput: a name is repeated, empty, or contains a tab or line break.
+    """
+
+    def __init__(self, names: Iterable[str], what: str = "entity") -> None:
+        self._names = list(names)
+        self._ids = {name: place for place, name in enumerate(self._names)}
+        self.what = what
+        if len(self._ids) != len(self._names):
+            twice = next(name for place, name in enumerate(self._names) if self._ids[name] != place)
+            raise BadInput(f"{what} names: {twice!r} is there twice")
+        for name in self._names:
+            if not name or any(sign in name for sign in "\t\n\r"):
+                raise BadInput(f"{what} names: {name!r} is empty or holds a tab or line break")
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]
+        return self._names[place]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._ids
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Names) and self._names == other._names
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def id_of(self, name: str) -> int:
+        """The id of a name. Raises BadInput, with similar names, if there is none."""
+        found = self._ids.get(name)
+        if found is None:
+            alike = difflib.get_close_matches(name, self._names[:_ALIKE_AMONG], n=3)
+            hint = f"; alike are {', '.join(map(repr, alike))}" if alike else ""
+            raise BadInput(f"no {self.what} {name!r} among {len(self)}{hint}")
+        return found
+
+    def ids_of(self, names: Iterable[str]) -> Int64:
+        """int64 `[k]`: the ids of names; raises as `id_of`."""
+        return np.array([self.id_of(name) for name in names], np.int64)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the names, one per line in the order of ids; replaces an existing file."""
+        with replaced(path) as file:
+            file.writelines(f"{name}\n".encode() for name in self._names)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], what: str = "entity") -> "Names":
+        """Reads what `save` wrote. Raises BadInput for a missing or malformed file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path}: not a file of {what} names ({error})") from error
+        if text and not text.endswith("\n"):
+            raise BadInput(f"{path}: the last of the {what} names is cut off")
+        return cls(text.split("\n")[:-1], what)
+
+
+@contextmanager
+def replaced(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write, which replaces that of this path once all of it is on disk."""
+    draft = Path(path).with_name(f".{Path(path).name}.new")
+    with draft.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def inverse_names(relations: Sequence[str]) -> list[str]:
+    """Names of the inverse relations: `NAME (inverse)`, or with more of that where a relation has such a name."""
+    ending, known = " (inverse)", set(relations)
+    while any(name + ending in known for name in relations):
+        ending += " (inverse)"
+    return [name + ending for name in relations]
+
 
 NamedColumns = list[tuple[list[str], Int32]]
 """For each column: its names in order of first occurrence, and int32 `[lines]`, the index of each line's name."""
@@ -43,7 +135,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
     try:
         if not any(True for _ in _lines(file)):
             return [([], np.empty(0, np.int32)) for _ in columns]
-        table = _parsed(file, columns)
+        table = _csv(file, columns, delimiter="\t", quote_char=False)
     except (OSError, EOFError, zlib.error) as error:  # a .gz file that is not one, or is cut off
         raise BadInput(f"{file}: cannot be read ({error})") from error
     except pa.ArrowInvalid as error:
@@ -137,18 +229,6 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.removesuffix("\n")
 
 
-def _parsed(file: Path, columns: tuple[str, ...]) -> "pa.Table":
-    import pyarrow as pa
-    import pyarrow.csv
-
-    return pyarrow.csv.read_csv(
-        file,
-        read_options=pyarrow.csv.ReadOptions(column_names=list(columns)),
-        parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
-        convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in columns}),
-    )
-
-
 def _refuse_malformed(file: Path, columns: tuple[str, ...]) -> None:
     """Raises BadInput for the first malformed line, if any."""
     for number, line in _lines(file):
@@ -186,6 +266,7 @@ def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True
         raise BadInput(f"{file}: columns of a Parquet file have names; leave out header=no")
     try:
         table = _parquet(file, columns) if file.suffix == ".parquet" else _csv(file, columns, header)
+        _require_columns(file, table.column_names, columns)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{file}: cannot be read ({error})") from error
     found, whole = _encoded(table, columns)
@@ -204,16 +285,17 @@ def _require_columns(file: Path, present: list[str], columns: tuple[str, ...]) -
             )
 
 
-def _csv(file: Path, columns: tuple[str, ...], header: bool) -> "pa.Table":
+def _csv(file: Path, columns: tuple[str, ...], header: bool = False, **parse: str | bool) -> "pa.Table":
+    """The rows of a text file, in which every one of `columns` is text; `parse`: of pyarrow's `ParseOptions`."""
     import pyarrow as pa
     import pyarrow.csv
 
-    types = {name: pa.string() for name in columns}
-    options = pyarrow.csv.ConvertOptions(column_types=types)
-    named = pyarrow.csv.ReadOptions(column_names=None if header else list(columns))
-    table = pyarrow.csv.read_csv(file, read_options=named, convert_options=options)
-    _require_columns(file, table.column_names, columns)
-    return table.select(list(columns))
+    return pyarrow.csv.read_csv(
+        file,
+        read_options=pyarrow.csv.ReadOptions(column_names=None if header else list(columns)),
+        parse_options=pyarrow.csv.ParseOptions(**parse),
+        convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in columns}),
+    )
 
 
 def _parquet(file: Path, columns: tuple[str, ...]) -> "pa.Table":
@@ -282,25 +364,6 @@ DAMAGED: tuple[type[Exception], ...] = (
 _MOST_NAMES = 1 << 31
 
 
-@dataclass(frozen=True, eq=False)
-class GraphParts:
-    """Names by id, and the triples of each split.
-
-    Attributes:
-        entities, relations: Names by id.
-        triples: "train", "valid" and "test" -> int32 `[N, 3]`.
-        entity_types: int32 `[E]`; None if there are no types.
-        types: Their names; None if there are no types.
-    """
-
-    name: str
-    entities: Names
-    relations: Names
-    triples: Mapping[str, Int32]
-    entity_types: Int32 | None = None
-    types: Names | None = None
-
-
 def _checked(given: Array, entities: int, relations: int, where: str) -> Int32:
     """int32 `[N, 3]`; raises BadInput for an id without a name, and names the triple."""
     for column, (what, count) in enumerate((("head", entities), ("relation", relations), ("tail", entities))):
@@ -330,12 +393,16 @@ _NAMES_OF_A_TRIPLE, _NAMES_OF_ANY = 100, 1 << 20
 _RELATIONS = ("reltype2relid", "relidx2relname")
 
 
-def read_ogb(folder: Path) -> GraphParts:
+def read_ogb(folder: Path) -> tuple[dict[str, Int32], Names, Names, Int32 | None, Names | None]:
     """Reads `train.npz`, and `valid.npz` and `test.npz` if they are there.
 
     Their arrays are those of `LinkPropPredDataset.get_edge_split`: `head`, `relation`, `tail` (int `[N]`), and, where
     ids count within types as in ogbl-biokg, `head_type` and `tail_type` (strings `[N]`). Names come from OGB's folder
     `mapping`, if it is there; otherwise they are ids, and `TYPE:id` with types.
+
+    Returns:
+        The triples of each split, int32 `[N, 3]`; names of entities and of relations by id; with types, those of the
+        entities, int32 `[E]`, and their names.
 
     Raises:
         BadInput: a file that is missing or malformed.
@@ -359,9 +426,7 @@ def read_ogb(folder: Path) -> GraphParts:
         ends = [arrays[end] + (_offsets(arrays[f"{end}_type"], offsets) if typed else 0) for end in ("head", "tail")]
         stacked = np.stack([ends[0], arrays["relation"], ends[1]], axis=1)
         triples[split] = _checked(stacked, len(names), len(relations), str(folder / f"{split}.npz"))
-    if not typed:
-        return GraphParts(folder.resolve().name, names, relations, triples)
-    return GraphParts(folder.resolve().name, names, relations, triples, kinds, Names(types, "type"))
+    return triples, names, relations, kinds if typed else None, Names(types, "type") if typed else None
 
 
 def _arrays(file: Path, needed: bool) -> dict[str, Array]:

@@ -12,6 +12,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
+from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
 from elastable.replicas.knowledge_graphs.scores.functions import (
     CP,
     BoxE,
@@ -27,7 +28,6 @@ from elastable.replicas.knowledge_graphs.scores.functions import (
     TripleRE,
     TuckER,
 )
-from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -12,8 +12,9 @@ from elastable.embedding_store.contract.arrays import Float32, Float64
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.scores.kernels.comparison import NORMS, Comparison
-from elastable.replicas.knowledge_graphs.scores.kernels.distances import (
+from elastable.replicas.knowledge_graphs.scores.comparison import (
+    NORMS,
+    Comparison,
     affine,
     affine_of_two,
     boxes,
@@ -22,7 +23,7 @@ from elastable.replicas.knowledge_graphs.scores.kernels.distances import (
     to_unit_length,
     unit_length_gradients,
 )
-from elastable.replicas.knowledge_graphs.scores.kernels.dot_products import Dot
+from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
 
 # Yang et al., 2015 (DistMult); Trouillon et al., 2016 (ComplEx); Hitchcock, 1927, with Lacroix et al., 2018 (CP);
 # Balažević et al., 2019 (TuckER); Bordes et al., 2013 (TransE); Sun et al., 2019 (RotatE); Chao et al., 2021 (PairRE);

@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 
 PEOPLE, PLACES = 14, 6
 QUICK = ("--dim", "16", "--epochs", "12", "--batch", "32", "--learning-rate", "0.3", "--regularization", "0.001")

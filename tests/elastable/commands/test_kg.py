@@ -15,11 +15,14 @@ from typer.testing import CliRunner
 from elastable.command import app
 from elastable.commands.kg_train import TrainingProgress
 from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.writing import write_tensors
+from elastable.master.tasks.progress import Progress
 from elastable.output.run_directory import RunDirectory
+from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, default_settings, settings_of
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
-from elastable.replicas.knowledge_graphs.trained.trained_graph import LinkPredictor
+from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor
 from tests.elastable.commands.kg_runs import elastable as succeeding
 from tests.elastable.processes import elastable, succeeded, wait_until
 from tests.master.checkpoints.jobs import flip
@@ -195,14 +198,20 @@ def test_a_checkpoint_whose_bytes_changed_is_refused(run: Path, tmp_path: Path) 
     found = GraphCheckpoints(run / "checkpoints").newest()
     copy = GraphCheckpoints(tmp_path)
     address = Path(copy.write(found.state, found.settings, found.place, found.graph))
-    file = address / "model.safetensors"
+    file = address / "dense.safetensors"
     flip(file, -1)
-    with pytest.raises(CheckpointError, match=r"model.safetensors does not match"):
+    with pytest.raises(CheckpointError, match=r"dense.safetensors: its bytes are not the ones that were written"):
         copy.newest()
     manifest = address / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"epochs": ', '"epochs": 1'))
-    with pytest.raises(CheckpointError, match="manifest does not match"):
+    with pytest.raises(CheckpointError, match="its bytes are not the ones that were written"):
         copy.newest()
+
+
+def test_a_checkpoint_of_a_job_is_refused(tmp_path: Path) -> None:
+    write_tensors(tmp_path, {"entities": np.zeros(2, np.float32)}, JobSpec(job="clicks"), Progress(1))
+    with pytest.raises(CheckpointError, match="is of job 'clicks', and not of a knowledge graph"):
+        GraphCheckpoints(tmp_path).newest()
 
 
 def test_the_newest_and_the_best_checkpoint_stay(tmp_path: Path) -> None:

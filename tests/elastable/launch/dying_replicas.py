@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from elastable.embedding_store.errors import Unavailable
-from elastable.replicas.groups.replica_grouping import CommGroup
-from elastable.replicas.processes.mpi_group import MpiGroup
-from elastable.replicas.processes.world import world_communicator
+from elastable.replicas.groups.group import CommGroup
+from elastable.replicas.groups.mpi_group import MpiGroup
+from elastable.replicas.groups.world import world_communicator
 
 DEADLINE_S = 100.0
 

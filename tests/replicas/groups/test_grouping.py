@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
+from elastable.replicas.groups.group import CommGroup, ReplicaGrouping
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.host_embedding import create_host_embedding
-from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec
 
 ROWS, DIM, BATCH, REPLICAS = 20, 6, 12, 3
 

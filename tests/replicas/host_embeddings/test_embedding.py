@@ -17,7 +17,7 @@ from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.host_embedding import HostEmbedding, create_host_embedding
-from elastable.replicas.host_embeddings.optimizer_spec import (
+from elastable.replicas.host_embeddings.host_table import (
     HostEmbeddingOptimizerSpec,
     HostEmbeddingSGDGAOptimizerSpec,
 )

@@ -5,10 +5,9 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.sampling.samplers import ShardedSampler
+from elastable.replicas.knowledge_graphs.samplers import ShardedSampler
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
 
 ENTITIES, RELATIONS, SHARDS = 501, 11, 5

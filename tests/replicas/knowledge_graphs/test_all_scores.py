@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
+from elastable.replicas.knowledge_graphs.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
@@ -20,12 +20,11 @@ from elastable.replicas.knowledge_graphs.evaluation.evaluation import (
     TripleCandidates,
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
-from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, settings_of
-from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.model import ShardedModel
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer, ShardedModel
 from tests.replicas.knowledge_graphs.graphs import run_epoch, scores_of
-from tests.replicas.knowledge_graphs.test_scores import CASES, FORMULAS, WITH_NORMS
+from tests.replicas.knowledge_graphs.test_scores import CASES, WITH_NORMS, formula
 from tests.untyped import Keyword
 
 ENTITIES, RELATIONS = 50, 4
@@ -73,7 +72,7 @@ def test_ranks_and_best_answers_are_those_of_the_whole(model: str, side: Side, w
 
     def of(made: ShardedModel, queries: Queries) -> list[Any]:
         scores = AllScores(made, window)
-        best, new = (scores.top(queries, 3, left_out).entities for left_out in (None, known))
+        best, new = (scores.top(queries, 3, left_out)[0] for left_out in (None, known))
         return list(zip(scores.ranks(queries, known).average, best.tolist(), new.tolist(), strict=True))
 
     found, whole = _by_triple(workers, _settings(model), side, of), _scores(model, side)
@@ -108,8 +107,8 @@ def test_candidates_are_a_list_or_of_the_answers_type(side: Side, workers: int, 
         scores = AllScores(made, window)
         of_list, of_type = Candidates.of_list(listed, ENTITIES), Candidates.of_types(types, ENTITIES)
         ranks = (scores.ranks(queries, known, among).average for among in (of_list, of_type))
-        best = scores.top(queries, 10, known, of_list)
-        answers = (row[score > -np.inf].tolist() for row, score in zip(best.entities, best.scores, strict=True))
+        best = zip(*scores.top(queries, 10, known, of_list), strict=True)
+        answers = (row[score > -np.inf].tolist() for row, score in best)
         return list(zip(*ranks, answers, strict=True))
 
     found, whole = _by_triple(workers, _settings("TransE"), side, of), _scores("TransE", side)
@@ -213,12 +212,12 @@ def _ranks(made: ShardedModel, triples: Int32, window: int) -> Array:
     return found
 
 
-def _exact_ranks(made: ShardedModel, triples: Int32, model: str, norm: int) -> Array:
+def _exact_ranks(made: ShardedModel, triples: Int32) -> Array:
     table = tf.constant(made.sharding.whole_table(made.entities[None]), tf.float64)
     ranks = []
     for head, relation, tail in triples:
         parts = (table[head][None], tf.constant(made.relations[relation][None], tf.float64), table)
-        scores = FORMULAS[model](*(tf.broadcast_to(x, [MANY, x.shape[-1]]) for x in parts), norm).numpy()
+        scores = formula(made.score, *(tf.broadcast_to(x, [MANY, x.shape[-1]]) for x in parts)).numpy()
         others = np.delete(scores, tail)
         ranks.append(1 + (others > scores[tail]).sum() + (others == scores[tail]).sum() / 2)
     return np.array(ranks)
@@ -233,7 +232,7 @@ def test_ranks_are_those_of_double_precision(model: str, norm: int) -> None:
     dim = 16 if model == "TuckER" else 64  # its formula costs the cube of it
     settings = _settings(model, dim=dim, norm=norm if model in WITH_NORMS else None, spread=0.3)
     made = GraphTrainer(alone(), settings, MANY, RELATIONS, triples).model
-    np.testing.assert_array_equal(_ranks(made, triples, 100_000), _exact_ranks(made, triples, model, norm))
+    np.testing.assert_array_equal(_ranks(made, triples, 100_000), _exact_ranks(made, triples))
 
 
 @pytest.mark.parametrize("model", ["ComplEx", "TransE"])
@@ -245,7 +244,7 @@ def test_ranks_of_a_trained_model_are_those_of_double_precision(model: str) -> N
     trainer = GraphTrainer(alone(), settings, MANY, RELATIONS, triples)
     run_epoch(trainer)
     found = _ranks(trainer.model, triples[::10], 1 << 22)
-    expected = _exact_ranks(trainer.model, triples[::10], model, settings.norm or 1)
+    expected = _exact_ranks(trainer.model, triples[::10])
     assert (found != expected).mean() <= 0.001
     assert len(set(found)) > 50  # it is not collapsed
 

@@ -1,5 +1,6 @@
 """Schemes: embedding-moving equals score-moving, and both equal scores that know of no shards."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,21 +10,22 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.batch import Corruption, Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.losses import LogSigmoid
-from elastable.replicas.knowledge_graphs.sampling.samplers import RandomNegatives, RigidSampler
-from elastable.replicas.knowledge_graphs.schemes.candidate_losses import (
+from elastable.replicas.knowledge_graphs.candidate_losses import (
     EmbeddingMoving,
     Scheme,
     Scored,
     ScoreMoving,
     StepGradients,
 )
+from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.losses import LogSigmoid
+from elastable.replicas.knowledge_graphs.negatives import AllEntities, NegativeSampler, TripleNegatives
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
+from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, is_known, random_triples, typed_sharding
 from tests.untyped import Keyword
 
-ENTITIES, RELATIONS = 500, 10
 Outcome = tuple[StepBatch, Scored, StepGradients]
 
 
@@ -49,8 +51,8 @@ class Graph:
             made = scheme(group, score_function(self.score.name, self.score.dim))
             scored = made.forward(batch, self.sharding.shard_table(self.entities, group.rank), self.relations)
             assert len(set(group.all_gather(np.array(batch.gathered_rows)))) == 1  # the same for every worker
-            loss = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, self.weight(batch), scored.counted)
-            return batch, scored, made.backward(scored, loss.positive, loss.negative)
+            _, *slopes = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, self.weight(batch), scored.counted)
+            return batch, scored, made.backward(scored, *slopes)
 
         return run_threads(self.sharding.shards, work)
 
@@ -127,11 +129,13 @@ def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, sha
     to_entities, to_relations = np.zeros(graph.entities.shape), np.zeros(graph.relations.shape)
     for batch, scored, _ in found:
         triples, score = graph.own(batch), graph.score
-        loss = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, graph.weight(batch), scored.counted)
+        _, to_own, to_others = LogSigmoid(2.0, 1.0)(
+            scored.positive, scored.negative, graph.weight(batch), scored.counted
+        )
         for b, (head, relation, tail) in enumerate(triples):
             heads = b % graph.sampler.block < graph.sampler.block // 2
             against = np.append(_candidates(batch, b, heads), head if heads else tail)
-            slopes = np.append(loss.negative[b], loss.positive[b])[None].astype(np.float32)
+            slopes = np.append(to_others[b], to_own[b])[None].astype(np.float32)
             given, raw = graph.entities[[tail if heads else head]], graph.entities[against]
             side: Side = "head" if heads else "tail"
             rows, mine = score.prepared(raw), score.prepared(given)
@@ -217,3 +221,55 @@ def test_a_step_without_candidates_and_another_workers_batch_are_refused() -> No
         run_threads(2, lambda group: work(group, {"negatives": None}))
     with pytest.raises(BadInput, match="a batch of worker 7"):
         run_threads(2, lambda group: work(group, {"worker": 7}))
+
+
+# Every kind of candidates through both schemes: scores that count are those of a model that knows of no shards
+
+
+WORKERS, DIM = 3, 8
+TRIPLES, SHARDING = random_triples(), typed_sharding(WORKERS)
+PARTITION = PartitionedTriples.create(TRIPLES, SHARDING)
+KNOWN = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
+DRAW = np.random.default_rng(3)
+EMBEDDED = DRAW.standard_normal((ENTITIES, DIM)).astype(np.float32)
+RELATED = DRAW.standard_normal((RELATIONS, DIM)).astype(np.float32)
+LISTS = DRAW.integers(-1, ENTITIES, size=(2, len(TRIPLES), 11))
+
+KINDS: dict[str, Callable[..., NegativeSampler]] = {
+    "typed": lambda **k: TypedNegatives(SHARDING, 5, **k),
+    "listed": lambda **k: TripleNegatives(SHARDING, heads=LISTS[0], tails=LISTS[1], **k),
+    "listed, one list": lambda **k: TripleNegatives(SHARDING, heads=LISTS[0, 0], tails=LISTS[1, 0], **k),
+    "all": lambda **k: AllEntities(SHARDING, **k),
+    "shared": lambda **k: RandomNegatives(SHARDING, 5, shared=True, **k),
+}
+
+
+def scored(scheme: type[Scheme], negatives: NegativeSampler) -> list[tuple[StepBatch, Scored]]:
+    sampler = RigidSampler(PARTITION, 20, negatives=negatives)
+
+    def work(group: ReplicaGroup) -> tuple[StepBatch, Scored]:
+        batch = sampler.batch(1, group.rank)
+        made = scheme(group, score_function("DistMult", DIM))
+        return batch, made.forward(batch, SHARDING.shard_table(EMBEDDED, group.rank), RELATED)
+
+    return run_threads(WORKERS, work)
+
+
+@pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_masked_scores_do_not_count(scheme: type[Scheme], corruption: Corruption, kind: str) -> None:
+    negatives = KINDS[kind](corruption=corruption, exclude="known", known=KNOWN, tell_entities=True)
+    found = scored(scheme, negatives)
+    for batch, scores in found:
+        assert batch.negatives is not None
+        p = batch.head.shape[1]
+        for b, (head, relation, tail) in enumerate(PARTITION.triples[batch.triple.reshape(-1)].tolist()):
+            heads = corruption == "h" or (corruption == "ht" and b % p < p // 2)
+            place = b if batch.negatives.per_triple else 0 if heads else -1
+            mine = batch.negatives.entities[place].reshape(-1)  # type: ignore[index]
+            made = [(e, relation, tail) if heads else (head, relation, e) for e in mine.tolist() if e >= 0]
+            counted = np.array([triple for triple in made if not is_known(KNOWN, np.array([triple], np.int32))[0]])
+            expected = (EMBEDDED[counted[:, 0]] * RELATED[counted[:, 1]] * EMBEDDED[counted[:, 2]]).sum(1)
+            got = scores.negative[b] if scores.counted is None else scores.negative[b][scores.counted[b]]
+            np.testing.assert_allclose(np.sort(got), np.sort(expected), rtol=1e-4, atol=1e-5)

@@ -1,6 +1,8 @@
 """Score functions against independent formulas in TensorFlow (float64), and their gradients."""
 
+import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,118 +15,115 @@ from elastable.replicas.groups.thread_group import alone
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
+from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, row_layout, score_function
+from elastable.replicas.knowledge_graphs.scores.dot_products import (
+    blas_threads,
+    one_blas_thread,
+    product_gradients,
+    products,
+)
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
 from tests.replicas.knowledge_graphs.graphs import scores_of
 
 DIM, TRIPLES, CANDIDATES = 8, 6, 5
 Array = npt.NDArray[np.float32]
 
-# The formulas as the papers print them; e.g. complex numbers as complex numbers.
+# The formulas as the papers print them, of the parts of rows by name; e.g. complex numbers as complex numbers.
+
+Parts = dict[str, tf.Tensor]
 
 
 def _size(x: tf.Tensor, norm: int) -> tf.Tensor:
     return tf.reduce_sum(tf.abs(x), -1) if norm == 1 else tf.sqrt(tf.reduce_sum(x * x, -1))
 
 
-def _complex(x: tf.Tensor) -> tf.Tensor:
-    real, imaginary = tf.split(x, 2, axis=-1)
-    return tf.complex(real, imaginary)
+def _number(parts: Parts) -> tf.Tensor:
+    return tf.complex(parts["real"], parts["imaginary"])
 
 
 def _unit(x: tf.Tensor) -> tf.Tensor:
     return x / tf.sqrt(tf.reduce_sum(x * x, -1, keepdims=True))
 
 
-def _transe(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    return -_size(h + r - t, norm)
+def _rotate(h: Parts, r: Parts, t: Parts, norm: int) -> tf.Tensor:
+    turn = tf.exp(tf.complex(tf.zeros_like(r["phase"]), r["phase"]))
+    return -tf.reduce_sum(tf.abs(_number(h) * turn - _number(t)), -1)
 
 
-def _rotate(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    turn = tf.exp(tf.complex(tf.zeros_like(r), r))
-    return -tf.reduce_sum(tf.abs(_complex(h) * turn - _complex(t)), -1)
+def _complex(h: Parts, r: Parts, t: Parts, norm: int) -> tf.Tensor:
+    return tf.math.real(tf.reduce_sum(_number(h) * _number(r) * tf.math.conj(_number(t)), -1))
 
 
-def _distmult(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    return tf.reduce_sum(h * r * t, -1)
+def _pairre(h: Parts, r: Parts, t: Parts, norm: int, plus: int = 0) -> tf.Tensor:
+    head, tail = _unit(h["embedding"]) * (r["head scale"] + plus), _unit(t["embedding"]) * (r["tail scale"] + plus)
+    return -_size(head - tail + r.get("translation", 0), norm)
 
 
-def _complex_score(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    return tf.math.real(tf.reduce_sum(_complex(h) * _complex(r) * tf.math.conj(_complex(t)), -1))
+def _interht(h: Parts, r: Parts, t: Parts, norm: int) -> tf.Tensor:
+    """With TranS' scales, where there are any."""
+    head, tail = _unit(h["embedding"]), _unit(t["embedding"])
+    moved = r["translation"] + r.get("head scale", 0) * head + r.get("tail scale", 0) * tail
+    return -_size(head * (_unit(t["aid"]) + 1) - tail * (_unit(h["aid"]) + 1) + moved, norm)
 
 
-def _pairre(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    r_h, r_t = tf.split(r, 2, axis=-1)
-    return -_size(_unit(h) * r_h - _unit(t) * r_t, norm)
-
-
-def _triplere(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    r_h, r_t, r_m = tf.split(r, 3, axis=-1)
-    return -_size(_unit(h) * (r_h + 1) - _unit(t) * (r_t + 1) + r_m, norm)
-
-
-def _interht(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    (h, h_aid), (t, t_aid) = ([_unit(part) for part in tf.split(x, 2, axis=-1)] for x in (h, t))
-    return -_size(h * (t_aid + 1) - t * (h_aid + 1) + r, norm)
-
-
-def _trans(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    (h, h_aid), (t, t_aid) = ([_unit(part) for part in tf.split(x, 2, axis=-1)] for x in (h, t))
-    r1, r2, r3 = tf.split(r, 3, axis=-1)
-    return -_size(h * (t_aid + 1) - t * (h_aid + 1) + r1 * h + r2 + r3 * t, norm)
-
-
-def _boxe(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    (h, h_bump), (t, t_bump) = tf.split(h, 2, axis=-1), tf.split(t, 2, axis=-1)
-    h_middle, h_raw, t_middle, t_raw = tf.split(r, 4, axis=-1)
-
-    def far(point: tf.Tensor, middle: tf.Tensor, raw: tf.Tensor) -> tf.Tensor:
-        width = tf.nn.elu(raw) + 1
+def _boxe(h: Parts, r: Parts, t: Parts, norm: int) -> tf.Tensor:
+    def far(point: tf.Tensor, end: str) -> tf.Tensor:
+        middle, width = r[f"{end} middle"], tf.nn.elu(r[f"{end} width"]) + 1
         low, high = middle - width / 2, middle + width / 2
         kappa = 0.5 * width * (width + 1 - 1 / (width + 1))
         size = tf.abs(point - middle)
         return tf.where((low <= point) & (point <= high), size / (width + 1), size * (width + 1) - kappa)
 
-    return -_size(far(h + t_bump, h_middle, h_raw), norm) - _size(far(t + h_bump, t_middle, t_raw), norm)
+    return -_size(far(h["point"] + t["bump"], "head"), norm) - _size(far(t["point"] + h["bump"], "tail"), norm)
 
 
-def _conve(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
+def _conve(h: Parts, r: Parts, t: Parts, norm: int) -> tf.Tensor:
     dense = {name: tf.constant(value, tf.float64) for name, value in score_function("ConvE", DIM).dense.items()}
-    lead = tf.shape(h)[:-1]
-    flat = tf.concat([tf.reshape(h[..., :-1], [-1, DIM]), tf.reshape(r, [-1, DIM])], axis=1)
-    image = tf.reshape(flat, [-1, 8 if DIM == 8 else 0, 2, 1])
+    lead = tf.shape(h["embedding"])[:-1]
+    image = tf.reshape(tf.concat([tf.reshape(x["embedding"], [-1, DIM]) for x in (h, r)], axis=1), [-1, 8, 2, 1])
     norm_of = tf.keras.layers.LayerNormalization
     maps = tf.nn.conv2d(image, dense["filters"], 1, "SAME") + dense["filters_bias"]
     maps = tf.nn.relu(norm_of(axis=[1, 2, 3], epsilon=1e-5, center=False, scale=False, dtype="float64")(maps))
     hidden = tf.reshape(maps, [tf.shape(maps)[0], -1]) @ dense["hidden"] + dense["hidden_bias"]
     hidden = tf.nn.relu(norm_of(epsilon=1e-5, center=False, scale=False, dtype="float64")(hidden))
     query = tf.reshape(hidden, tf.concat([lead, [DIM]], 0))
-    return tf.reduce_sum(query * t[..., :-1], -1) + t[..., -1]
+    return tf.reduce_sum(query * t["embedding"], -1) + t["bias"][..., 0]
 
 
-def _cp(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    return tf.reduce_sum(tf.split(h, 2, axis=-1)[0] * r * tf.split(t, 2, axis=-1)[1], -1)
-
-
-def _tucker(h: tf.Tensor, r: tf.Tensor, t: tf.Tensor, norm: int) -> tf.Tensor:
-    core = tf.constant(score_function("TuckER", h.shape[-1]).dense["core"], tf.float64)
-    return tf.einsum("ijk,...i,...j,...k->...", core, h, r, t)
+def _tucker(h: Parts, r: Parts, t: Parts, norm: int) -> tf.Tensor:
+    rows = [x["embedding"] for x in (h, r, t)]
+    core = tf.constant(score_function("TuckER", rows[0].shape[-1]).dense["core"], tf.float64)
+    return tf.einsum("ijk,...i,...j,...k->...", core, *rows)
 
 
 FORMULAS: dict[str, Callable[..., tf.Tensor]] = {
-    "TransE": _transe,
+    "TransE": lambda h, r, t, norm: -_size(h["embedding"] + r["translation"] - t["embedding"], norm),
     "RotatE": _rotate,
-    "DistMult": _distmult,
-    "ComplEx": _complex_score,
+    "DistMult": lambda h, r, t, norm: tf.reduce_sum(h["embedding"] * r["diagonal"] * t["embedding"], -1),
+    "ComplEx": _complex,
     "PairRE": _pairre,
-    "TripleRE": _triplere,
+    "TripleRE": partial(_pairre, plus=1),
     "BoxE": _boxe,
     "InterHT": _interht,
-    "TranS": _trans,
+    "TranS": _interht,
     "ConvE": _conve,
-    "CP": _cp,
+    "CP": lambda h, r, t, norm: tf.reduce_sum(h["as head"] * r["diagonal"] * t["as tail"], -1),
     "TuckER": _tucker,
 }
+
+
+def formula(score: ScoreFunction, heads: tf.Tensor, relations: tf.Tensor, tails: tf.Tensor) -> tf.Tensor:
+    """Scores of triples by their rows in float64; the layout of rows says which columns the formula's parts are."""
+    layout = row_layout(score)
+
+    def parts(rows: tf.Tensor, kind: str) -> Parts:
+        assert [0, *(part.last for part in layout[kind])] == [*(part.first for part in layout[kind]), rows.shape[-1]]
+        return {part.name: rows[..., part.first : part.last] for part in layout[kind]}
+
+    ends = parts(heads, "entity"), parts(relations, "relation"), parts(tails, "entity")
+    return FORMULAS[score.name](*ends, score.comparison.norm)
+
+
 WITH_NORMS = ("TransE", "PairRE", "TripleRE", "BoxE", "InterHT", "TranS")
 CASES = [(name, norm) for name in FORMULAS for norm in ((1, 2) if name in WITH_NORMS else (1,))]
 
@@ -142,7 +141,7 @@ def _embeddings(score: ScoreFunction, per_triple: bool) -> tuple[Array, Array, A
 
 
 def _expected(
-    name: str, norm: int, side: str, given: tf.Tensor, relations: tf.Tensor, candidates: tf.Tensor
+    score: ScoreFunction, side: str, given: tf.Tensor, relations: tf.Tensor, candidates: tf.Tensor
 ) -> tf.Tensor:
     """`[b, n]` in float64, by the formula of a triple."""
     given, relations = given[:, None], relations[:, None]
@@ -150,7 +149,7 @@ def _expected(
     shape = [TRIPLES, CANDIDATES]
     parts = [tf.broadcast_to(x, [*shape, x.shape[-1]]) for x in (given, relations, candidates)]
     head, tail = (parts[0], parts[2]) if side == "tail" else (parts[2], parts[0])
-    return FORMULAS[name](head, parts[1], tail, norm)
+    return formula(score, head, parts[1], tail)
 
 
 def test_every_score_function_has_a_formula_here() -> None:
@@ -166,7 +165,7 @@ def test_scores_and_gradients_are_those_of_the_formula(name: str, norm: int, per
         weights = np.random.default_rng(1).standard_normal((TRIPLES, CANDIDATES)).astype(np.float32)
         variables = [tf.Variable(x, dtype=tf.float64) for x in (given, relations, candidates)]
         with tf.GradientTape() as tape:
-            expected = _expected(name, norm, side, *variables)
+            expected = _expected(score, side, *variables)
             total = tf.reduce_sum(expected * weights)
         gradients = tape.gradient(total, variables)
         found = scores_of(score, given, relations, candidates, side)
@@ -295,3 +294,61 @@ def test_a_run_of_conve_starts_from_its_seed() -> None:
         for seed in (0, 1)
     )
     assert (first["dense.filters"] != second["dense.filters"]).any()
+
+
+# Matrix products in blocks: the numbers of float64, the same bits for any number of threads, one thread of BLAS
+
+
+WIDTH = 24
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 2048, 5000])
+@pytest.mark.parametrize("order", ["all", "some", "repeated"])
+def test_products_and_their_gradients_are_those_of_float64(count: int, order: str) -> None:
+    draw = np.random.default_rng(count)
+    rows = draw.normal(size=(count if order == "all" else count + 100, WIDTH)).astype(np.float32)
+    queries, slopes = (draw.normal(size=(9, width)).astype(np.float32) for width in (WIDTH, count))
+    places = np.arange(count) if order == "all" else draw.integers(0, max(1, count // 3), count)
+    unique, targets = (places, places) if order == "all" else np.unique(places, return_inverse=True)
+    if order == "some":  # every candidate is summed for itself, wherever it was read
+        unique, targets = places, np.arange(count)
+    found: dict[int, tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], ...]] = {}
+    for threads in (1, 3):
+        pool = RangePool(threads)
+        scores = np.full((9, count), np.nan, np.float32)
+        products(queries, rows, places, scores, pool)
+        to_rows = np.ones((len(unique), WIDTH), np.float32)
+        to_queries = product_gradients(queries, rows, places, slopes, targets, to_rows, pool)
+        found[threads] = scores, to_queries, to_rows
+        pool.close()
+    exact = queries.astype(np.float64), rows[places].astype(np.float64), slopes.astype(np.float64)
+    wanted_rows = np.ones((len(unique), WIDTH))
+    np.add.at(wanted_rows, targets, exact[2].T @ exact[0])
+    for mine, wanted in zip(found[1], (exact[0] @ exact[1].T, exact[2] @ exact[1], wanted_rows), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-4)
+    for one, three in zip(found[1], found[3], strict=True):
+        np.testing.assert_array_equal(one, three)
+
+
+def test_blas_has_one_thread_until_the_last_caller_has_left() -> None:
+    before = blas_threads()
+    assert before  # NumPy's wheels have OpenBLAS
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with one_blas_thread():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with one_blas_thread():
+        thread.start()
+        assert inside.wait(60)
+        assert set(blas_threads()) <= {1}
+    assert set(blas_threads()) <= {1}
+    leave.set()
+    thread.join()
+    assert blas_threads() == before
+    with pytest.raises(ZeroDivisionError), one_blas_thread():
+        _ = 1 / 0
+    assert blas_threads() == before

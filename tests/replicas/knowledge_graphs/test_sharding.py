@@ -1,6 +1,5 @@
 """Shards are even, also by type, and are saved; triples are grouped by the shards of their ends."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.graph.sharding import (
     PartitionedTriples,
@@ -57,71 +55,11 @@ def test_the_seed_decides() -> None:
 def test_saved_with_a_run(tmp_path: Path) -> None:
     sharding = typed_sharding()
     sharding.save(tmp_path / "sharding.npz")
-    again = Sharding.load(tmp_path / "sharding.npz")
-    assert again == sharding
-    for name in ("seed", "entity_at", "counts", "entity_types"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(sharding, name))
+    with np.load(tmp_path / "sharding.npz") as saved:
+        assert (saved["format"], saved["seed"], saved["shards"]) == (1, sharding.seed, sharding.shards)
+        for name in ("shard_of", "row_of", "entity_types"):
+            np.testing.assert_array_equal(saved[name], getattr(sharding, name))
     assert [path.name for path in tmp_path.iterdir()] == ["sharding.npz"]
-
-
-def test_malformed_sharding_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "sharding.npz"
-    with pytest.raises(BadInput, match=r"sharding\.npz"):
-        Sharding.load(path)
-    path.write_bytes(b"no archive")
-    with pytest.raises(BadInput, match="not a saved sharding"):
-        Sharding.load(path)
-    np.savez(path, other=np.arange(3))
-    with pytest.raises(BadInput, match="not a saved sharding"):
-        Sharding.load(path)
-    typed_sharding().save(path)
-    with np.load(path) as saved:
-        parts = dict(saved)
-    parts["row_of"][0] = parts["row_of"][1] = 0
-    parts["shard_of"][0] = parts["shard_of"][1] = 0
-    np.savez(path, **parts)
-    with pytest.raises(BadInput, match="two of them are in one row"):
-        Sharding.load(path)
-    path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(BadInput, match="not a saved sharding"):
-        Sharding.load(path)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"shards": np.int64(0)},
-        {"shards": np.int64(2**40)},
-        {"shards": np.array([1, 2])},
-        {"shards": np.float64(np.inf)},
-        {"seed": np.float64(np.inf)},
-        {"shard_of": np.array([])},
-        {"row_of": np.array([-1, -2, -3, -1, -2])},
-        {"entity_types": np.array([2**31 - 1, 0, 0, 0, 0])},
-        {"entity_types": np.array([2**40, 0, 0, 0, 0])},
-    ],
-    ids=str,
-)
-def test_made_up_sharding_files_are_refused_by_name(tmp_path: Path, wrong: dict[str, Array]) -> None:
-    path = tmp_path / "sharding.npz"
-    Sharding.create(5, 2).save(path)
-    with np.load(path) as saved:
-        parts = {**saved, **wrong}
-    np.savez(path, **parts)
-    with pytest.raises(BadInput, match=r"sharding\.npz: not a (saved )?sharding"):
-        Sharding.load(path)
-
-
-def test_a_damaged_sharding_file_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "sharding.npz"
-    typed_sharding().save(path)
-    with np.load(path) as saved:
-        np.savez_compressed(path, **saved)
-    content = path.read_bytes()
-    for place in range(0, len(content), 37):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
-        with suppress(BadInput):  # where only a time stamp is another, it can be read
-            Sharding.load(path)
 
 
 def test_more_workers_than_entities_are_refused() -> None:
@@ -162,7 +100,7 @@ def test_inverse_triples() -> None:
     counts = PartitionedTriples.create(triples, sharding).counts
     assert (counts != counts.T).any()
     np.testing.assert_array_equal(PartitionedTriples.create(both, sharding).counts, counts + counts.T)
-    with pytest.raises(IdOutOfRange, match=r"not in 0 \.\. 9"):
+    with pytest.raises(BadInput, match="relation 10 is not one of 10"):
         with_inverses(triples, RELATIONS - 1)
 
 

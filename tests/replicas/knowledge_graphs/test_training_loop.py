@@ -12,16 +12,17 @@ import pytest
 from elastable.embedding_store.contract.arrays import Array, Int32
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
-from elastable.replicas.knowledge_graphs.graph.names import Names
-from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
-from elastable.replicas.knowledge_graphs.runs.graph_checkpoints import (
+from elastable.replicas.knowledge_graphs.graph.triple_files import Names
+from elastable.replicas.knowledge_graphs.graph_run import (
     GraphCheckpoint,
     GraphCheckpoints,
+    GraphRun,
     RunProgress,
+    train_graph,
 )
-from elastable.replicas.knowledge_graphs.runs.graph_run import GraphRun, train_graph
+from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from tests.untyped import Keyword, Parsed
 
 ENTITIES = 40

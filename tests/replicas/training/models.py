@@ -9,8 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.embedding_store.contract.arrays import Array
-from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.replica_grouping import CommGroup
+from elastable.replicas.groups.group import CommGroup, ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.trainer import ReplicaTrainer
 from tests.untyped import Keyword, Parsed

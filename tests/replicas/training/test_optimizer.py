@@ -15,15 +15,15 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.model.keras_optimizer import FUSED_CLASSES
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.training.replica_training import ReplicaWeights, value_of
-from elastable.replicas.training.variables.optimizer import (
+from elastable.replicas.training.part_optimizer import (
     PartOptimizer,
     clip_parts,
     refuse_optimizer,
     refuse_parts,
     slots_of,
 )
-from elastable.replicas.training.variables.placement import DenseVariable, plan_variables
+from elastable.replicas.training.replica_training import ReplicaWeights, value_of
+from elastable.replicas.training.sharded_variables import DenseVariable, plan_variables
 from tests.contracts.reference_rows import REFERENCES
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastable.embedding_store.composite.locations import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unavailable, Unsupported
-from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.replica_grouping import CommGroup, ReplicaGrouping
+from elastable.embedding_store.errors import BadInput, BadSpec, CheckpointError, ModelError, Unavailable, Unsupported
+from elastable.replicas.groups.group import CommGroup, ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
+from elastable.replicas.host_embeddings.host_embedding import create_host_embedding
+from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec
 from elastable.replicas.training.replica_training import ReplicaMemory
 from elastable.replicas.training.trainer import ReplicaTrainer
 from elastable.worker.layers.embedding import Embedding
@@ -165,26 +166,6 @@ def test_weights_alone_change_no_bit(optimizer: Callable[..., object]) -> None:
     for (weights, history, more), (others, reported, further) in zip(found, want, strict=True):
         assert same_bits(weights, others)
         assert (history, more) == (reported, further)
-
-
-def test_one_domain_for_all_kinds_and_sharded_state_alone() -> None:
-    """What PopART recommends: a domain in the settings of every kind, sharding where it is wanted."""
-    pairs = CommGroup("consecutive", 2)
-    whole = TensorLocationSettings(TensorLocation(sharding_domain=pairs))
-    locations = LocationSettings(whole, sharded(domain=pairs), whole)
-    assert locations.accumulator.location.sharding_domain == pairs
-
-    def memory(trainer: ReplicaTrainer) -> object:
-        return trainer.memory(), [line.domain for line in trainer.placements[:2]]
-
-    found = trained(4, locations, then=memory, batch_size=6, epochs=1)
-    want = trained(4, LocationSettings(optimizer_state=sharded(domain=pairs)), batch_size=6, epochs=1)
-    for (weights, history, (held, domains)), (others, logs, _) in zip(found, want, strict=True):
-        assert same_bits(weights, others)
-        assert history == logs
-        assert held.weights == held.whole_weights
-        assert held.optimizer_state == 4 * 2 * (15 + 3 + 3 + 1) + 8 + 4
-        assert domains == [None, ReplicaGrouping(4, 1, 2)]
 
 
 def test_a_constraint_holds_after_every_update() -> None:
@@ -415,3 +396,57 @@ def test_a_lost_replica_is_named_by_its_rank() -> None:
 
     with pytest.raises(RuntimeError, match="fallen"):
         run_threads(2, work)
+
+
+# Host embeddings in a model that trains over replicas: the table and the dense part, together
+
+
+RANDOM = np.random.default_rng(3)
+IDS = RANDOM.integers(0, 20, (12, 2))
+Y = RANDOM.normal(size=(12, 1)).astype(np.float32)
+
+
+def trainer_of(group: ReplicaGroup, table: keras.layers.Layer) -> ReplicaTrainer:
+    """A model of one table of 20 rows of 4."""
+
+    def make() -> object:
+        ids = keras.Input((2,), dtype="int64")
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+
+    return compiled(make, STATE, group, keras.optimizers.Adam(0.01))
+
+
+def test_a_host_embedding_learns_with_the_dense_part_and_is_saved_with_it() -> None:
+    def work(group: ReplicaGroup) -> tuple[float, float, Array, Array]:
+        spec = HostEmbeddingOptimizerSpec(0.1, "adam")
+        table = create_host_embedding("rows", (20, 4), optimizer_spec=spec, initializer="ones", group=group)
+        with table.register():
+            trainer = trainer_of(group, table)
+            before = trainer.evaluate(IDS, Y)
+            trainer.fit(IDS, Y, batch_size=4, epochs=3, verbose=0)
+            after = trainer.evaluate(IDS, Y)
+            saved = {key: np.array(tensor) for key, tensor in trainer.whole_tensors()}
+            trainer.fit(IDS, Y, batch_size=4, epochs=5, initial_epoch=4, verbose=0)
+            assert not np.array_equal(table.get_embedding_tensor(), saved["host/rows/weights"])
+            trainer.restore(saved, 9)
+            again = {key: np.array(tensor) for key, tensor in trainer.whole_tensors()}
+            assert list(again) == list(saved)
+            assert same_bits(again.values(), saved.values())
+            if group.size == 1:
+                return before, after, np.asarray(trainer.predict(IDS, batch_size=5)), table.get_embedding_tensor()
+            with pytest.raises(BadInput, match=r"one has 1 for 2 replicas.*'rows'"):
+                trainer.fit(IDS[:5], Y[:5], batch_size=4, verbose=0)
+            with pytest.raises(CheckpointError, match=r"has host/other/weights, and the model has no such"):
+                trainer.restore({**saved, "host/other/weights": saved["host/rows/weights"]}, 9)
+            with pytest.raises(CheckpointError, match=r"another model: .*no 'weights'"):
+                trainer.restore({key: value for key, value in saved.items() if key != "host/rows/weights"}, 9)
+            return before, after, np.asarray(trainer.predict(IDS, batch_size=5)), table.get_embedding_tensor()
+
+    first, second = run_threads(2, work)
+    assert first[1] < first[0]
+    assert first[2].shape == (12, 1)
+    assert same_bits(first[2:], second[2:])
+    ((_, alone, predicted, rows),) = run_threads(1, work)
+    assert alone == pytest.approx(first[1], rel=1e-4)
+    np.testing.assert_allclose(predicted, first[2], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(rows, first[3], rtol=1e-3, atol=1e-4)

@@ -1,0 +1,525 @@
+"""Ranks of true answers among all entities: queries and their candidates, scores in windows, filtered metrics."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Bools, Float32, Float64, Int32, Int64, UInt8
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
+from elastable.replicas.knowledge_graphs.graph.sharding import (
+    Exclusions,
+    KnownTriples,
+    PartitionedTriples,
+    Sharding,
+    with_inverses,
+)
+from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
+from elastable.replicas.knowledge_graphs.ranking import RankCounts, RankingMetrics, Ranks
+
+
+class QueryBatches:
+    """Triples as queries for one of their ends, the same number for every worker in every batch.
+
+    Args:
+        triples: int `[N, 3]`, global ids; -1 at the queried end if no answer is known.
+        sharding: Sharding of the entities. A query belongs to the worker that owns its given entity.
+        side: The queried end. (With reciprocal relations, head queries are tail
+            queries of the inverse triples: `with_inverses`.)
+        batch_per_worker: Queries of each worker in a batch, q.
+
+    Attributes:
+        batches: Number of batches, as many as the fullest worker needs.
+
+    Raises:
+        BadInput: an unknown side, a batch below 1, or malformed triples.
+        IdOutOfRange: an entity does not exist.
+    """
+
+    def __init__(self, triples: npt.ArrayLike, sharding: Sharding, side: Side, batch_per_worker: int) -> None:
+        if side not in SIDES:
+            raise BadInput(f"queries ask for one of {', '.join(SIDES)}, not for {side!r}")
+        if batch_per_worker < 1:
+            raise BadInput(f"a batch has at least 1 query a worker, got {batch_per_worker}")
+        self._partition = PartitionedTriples.create(triples, sharding, "head" if side == "tail" else "tail")
+        self._size = batch_per_worker
+        self.side = side
+        self.batches = -(-int(self._partition.counts.max()) // batch_per_worker)
+
+    def batch(self, index: int, worker: int) -> Queries:
+        """One worker's part of a batch. Raises BadInput if there is no such batch."""
+        partition = self._partition
+        if not 0 <= index < self.batches:
+            raise BadInput(f"batch {index} of queries: there are {self.batches}")
+        place = index * self._size + np.arange(self._size)
+        mask = place < partition.counts[worker]
+        place = np.where(mask, partition.offsets[worker] + place, 0)
+        triples = partition.triples[place].astype(np.int64)
+        given, answer = triples[:, 0], triples[:, 2]
+        if self.side == "head":
+            given, answer = answer, given
+        return Queries(
+            side=self.side,
+            row=np.where(mask, partition.sharding.row_of[given], 0),
+            given=np.where(mask, given, partition.sharding.entity_at[worker, 0]),
+            relation=np.where(mask, triples[:, 1], 0).astype(np.int32),
+            answer=np.where(mask, answer, -1),
+            triple=np.where(mask, partition.source[place], -1),
+            mask=mask,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The entities that a query's answer is ranked among; make them with `of_list` or `of_types`.
+
+    Attributes:
+        entities: int64 `[k]`, ascending global ids: the same for every query; None: every entity.
+        types: int32 `[E]`: only entities of the type of the query's answer compete; None: of any type.
+        members: uint8 `[E, bytes]`: the bits of each entity's types, where entities have several: those compete that
+            share one with the answer.
+    """
+
+    entities: Int64 | None = None
+    types: Int32 | None = None
+    members: UInt8 | None = None
+
+    @classmethod
+    def of_list(cls, entities: npt.ArrayLike, count: int) -> "Candidates":
+        """A list of global ids, each counted once.
+
+        Args:
+            entities: int `[k]`.
+            count: Number of entities, E.
+
+        Raises:
+            BadInput: no candidate at all.
+            IdOutOfRange: a candidate is not an entity.
+        """
+        given = np.unique(np.asarray(entities))
+        if not given.size or given.dtype.kind not in "iu":
+            raise BadInput(f"candidates must be at least 1 global id, int [k]; got {given.dtype} {list(given.shape)}")
+        if not 0 <= given[0] <= given[-1] < count:
+            raise IdOutOfRange(f"candidates are in {given[0]} .. {given[-1]}; there are {count} entities")
+        return cls(entities=given.astype(np.int64))
+
+    @classmethod
+    def of_types(cls, types: npt.ArrayLike, count: int, further: Int32 | None = None) -> "Candidates":
+        """Entities of the answer's type, or of one of its types.
+
+        Args:
+            types: int `[E]`.
+            count: Number of entities, E.
+            further: int `[K, 2]`: entity and type, for entities of several types.
+
+        Raises:
+            BadInput: types of another shape.
+        """
+        given = np.asarray(types)
+        if given.shape != (count,) or given.dtype.kind not in "iu":
+            raise BadInput(f"types of candidates must be integers [{count}]; got {given.dtype} {list(given.shape)}")
+        if further is None or not len(further):
+            return cls(types=given.astype(np.int32))
+        has = np.zeros((count, int(max(given.max(), further[:, 1].max())) + 1), np.bool_)
+        has[np.arange(count), given] = has[further[:, 0], further[:, 1]] = True
+        return cls(types=given.astype(np.int32), members=np.packbits(has, axis=1))
+
+    def rows(self, sharding: Sharding, shard: int) -> Int64 | None:
+        """int64 `[c]`, ascending: a shard's rows that may compete; None: all."""
+        if self.entities is None:
+            return None
+        mine = self.entities[sharding.shard_of[self.entities] == shard]
+        return np.sort(sharding.row_of[mine]).astype(np.int64)
+
+    def counted(self, answers: Int64, entities: Int64) -> Bools | None:
+        """bool `[q, c]`: whether each of `entities` (int64 `[c]`) competes with each answer (int64 `[q]`, -1: none);
+        None: all do."""
+        if self.types is None:
+            return None
+        if self.members is not None:
+            mine, others = self.members[answers], self.members[entities]
+            shared = np.zeros((len(answers), len(entities)), np.bool_)
+            for byte in range(mine.shape[1]):
+                shared |= (mine[:, byte, None] & others[None, :, byte]) > 0
+            return shared
+        found: Bools = self.types[answers][:, None] == self.types[entities][None]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class TripleCandidates:
+    """For every triple of a split, the entities that its head and its tail are ranked among; make it with `of`.
+
+    An entity that a list has twice competes twice, as in OGB's evaluators; the answer itself never does.
+
+    Attributes:
+        heads, tails: int64 `[N, k]`, global ids in the order of the split's triples; -1: fewer than k.
+    """
+
+    heads: Int64
+    tails: Int64
+
+    @classmethod
+    def of(cls, heads: npt.ArrayLike, tails: npt.ArrayLike, count: int) -> "TripleCandidates":
+        """Checked lists.
+
+        Args:
+            heads, tails: int `[N, k]`, -1 at padding; their k may differ.
+            count: Number of entities, E.
+
+        Raises:
+            BadInput: other shapes or dtypes.
+            IdOutOfRange: a candidate is not an entity; names the triple.
+        """
+        lists = []
+        for side, given in (("heads", np.asarray(heads)), ("tails", np.asarray(tails))):
+            if given.ndim != 2 or given.dtype.kind not in "iu":
+                raise BadInput(
+                    f"candidates of {side} must be integers [N, k], a list for each triple; got {given.dtype} "
+                    f"{list(given.shape)}"
+                )
+            wrong = (given < -1) | (given >= count)
+            if wrong.any():
+                triple = int(np.argmax(wrong.any(axis=1)))
+                entity = given[triple][wrong[triple]][0]
+                raise IdOutOfRange(f"candidates of {side}, triple {triple}: {entity} is not one of {count} entities")
+            lists.append(given.astype(np.int64))
+        if len(lists[0]) != len(lists[1]):
+            raise BadInput(f"there are candidates for {len(lists[0])} heads and {len(lists[1])} tails of the triples")
+        return cls(*lists)
+
+    def of_queries(self, side: Side, triple: Int64) -> Int64:
+        """int64 `[q, k]`: the candidates of a side's queries, by positions of their triples (int64 `[q]`, -1: none)."""
+        lists = self.heads if side == "head" else self.tails
+        return np.where(triple[:, None] >= 0, lists[triple], -1)
+
+    def require(self, triples: int) -> None:
+        """Raises BadInput unless there are lists for so many triples."""
+        if len(self.heads) != triples:
+            raise BadInput(f"candidates are listed for {len(self.heads):,} triples; {triples:,} are ranked")
+
+
+_EXACT_VALUES = 1 << 20  # float64 values of pairs scored again at once: 8 MiB
+_WINDOW_VALUES = 1 << 22  # scores held at once: 16 MiB
+_EVERY = Candidates()
+
+
+class AllScores:
+    """Everyone's queries against all entities: queries are gathered, scored on each shard, and small results returned.
+
+    Every member of the group calls the same methods with its own part of the same batch of queries (`QueryBatches`).
+
+    Args:
+        window_values: Most scores in memory at once (at least one column per query).
+        pool: Threads to compute with; they do not affect results.
+    """
+
+    def __init__(self, model: ShardedModel, window_values: int = _WINDOW_VALUES, pool: RangePool = SERIAL) -> None:
+        if window_values < 1:
+            raise BadInput(f"a window holds at least 1 score, got {window_values}")
+        self.model, self.group, self.pool = model, model.group, pool
+        self._window_values = window_values
+
+    def ranks(self, queries: Queries, known: KnownTriples | None = None, among: Candidates = _EVERY) -> Ranks:
+        """Ranks of this worker's answers among the candidates, by scores in double precision.
+
+        All are scored in float32; those whose rounding errors may matter are scored again.
+
+        Args:
+            queries: This worker's part, with answers. An answer need not be a candidate.
+            known: Known answers, which do not compete; None: they do (raw ranks).
+            among: The candidates; all entities by default.
+        """
+        flat, given, relation, answer = self._everyones(queries)
+        counts = RankCounts(self._true_scores(flat, answer), self._rounding(flat))
+        if known is None:
+            known = KnownTriples.create(self.model.sharding.entities, len(self.model.relations))
+        left_out = known.exclusions(queries.side, given, relation, answer, self.model.sharding)
+        for rows, scores in self._windows(flat, among):
+            counted = among.counted(answer, self.model.sharding.entity_at[self.group.rank, rows])
+            exact = partial(self._exact, flat, rows)
+            counts.add(scores, exact, counted=counted, without=self._columns(left_out, rows))
+        return self._ranks(np.stack([counts.greater, counts.equal], axis=1))
+
+    def ranks_among(self, queries: Queries, listed: Int64, known: KnownTriples | None = None) -> Ranks:
+        """Ranks of this worker's answers among candidates listed for each query, by scores in double precision.
+
+        Only those are scored. The answer itself does not compete; a candidate that is listed twice competes twice.
+
+        Args:
+            queries: This worker's part, with answers.
+            listed: int64 `[q, k]`, global ids, -1 at padding; k is the same on every worker.
+            known: Known answers, which do not compete; None: they do.
+        """
+        sharding, rank = self.model.sharding, self.group.rank
+        flat, given, relation, answer = self._everyones(queries)
+        true = self._true_scores(flat, answer)
+        everyones = self.group.all_gather(np.ascontiguousarray(listed)).reshape(len(flat), -1)
+        query, column = np.nonzero(
+            (everyones >= 0) & (everyones != answer[:, None]) & (sharding.shard_of[everyones] == rank)
+        )
+        row = sharding.row_of[everyones[query, column]].astype(np.int64)
+        if known is not None:
+            left_out = known.exclusions(queries.side, given, relation, answer, sharding)
+            queries_out, rows_out = left_out.window(rank, 0, sharding.rows)
+            competes = ~np.isin(query * sharding.rows + row, queries_out * sharding.rows + rows_out)
+            query, row = query[competes], row[competes]
+        scores = self._exact(flat, row, query, np.arange(len(query)))
+        counts = np.zeros((len(flat), 2), np.int64)
+        np.add.at(counts[:, 0], query, ~(scores <= true[query]))
+        np.add.at(counts[:, 1], query, scores == true[query])
+        return self._ranks(counts)
+
+    def top(
+        self, queries: Queries, k: int, known: KnownTriples | None = None, among: Candidates = _EVERY
+    ) -> tuple[Int64, Float32]:
+        """The best answers to this worker's queries; ties go to the lower global id.
+
+        Args:
+            queries: This worker's part; its answers are ignored.
+            k: Number of answers.
+            known: Known answers to leave out; None: none. Where fewer than k are left, the rest have score -inf.
+            among: The entities that may answer, a list or all; types need an answer and do not apply.
+
+        Returns:
+            The best answers to each query, best first: global ids int64 `[q, k]` and scores float32 `[q, k]`.
+
+        Raises:
+            BadInput: k below 1 or above the number of entities.
+        """
+        sharding, rank = self.model.sharding, self.group.rank
+        if not 1 <= k <= sharding.entities:
+            raise BadInput(f"the best {k} answers of {sharding.entities} entities: ask for 1 to {sharding.entities}")
+        flat, given, relation, _ = self._everyones(queries)
+        nobody = np.full(len(given), -1, np.int64)
+        left_out = None if known is None else known.exclusions(queries.side, given, relation, nobody, sharding)
+        best = np.full((len(flat), k), -1, np.int64)
+        scores = np.full((len(flat), k), -np.inf, np.float32)
+        for rows, window in self._windows(flat, among):
+            if left_out is not None:
+                window[self._columns(left_out, rows)] = -np.inf
+            ids = np.broadcast_to(sharding.entity_at[rank, rows], window.shape)
+            best, scores = _best(np.concatenate([best, ids], axis=1), np.concatenate([scores, window], axis=1), k)
+        shape = (self.group.size, len(queries.row), k)
+        all_ids = self.group.all_to_all(best.reshape(shape)).transpose(1, 0, 2).reshape(shape[1], -1)
+        all_scores = self.group.all_to_all(scores.reshape(shape)).transpose(1, 0, 2).reshape(shape[1], -1)
+        return _best(all_ids, all_scores, k)
+
+    def scores(self, queries: Queries) -> Float32:
+        """float32 `[q, E]`: the score of each of this worker's queries with every entity, by global id.
+
+        Answers are ignored. Unlike ranks and best answers, the result is not bounded by the window.
+        """
+        sharding = self.model.sharding
+        flat, *_ = self._everyones(queries)
+        mine = np.full((len(flat), sharding.rows), -np.inf, np.float32)
+        for rows, window in self._windows(flat, _EVERY):
+            mine[:, rows] = window
+        parts = self.group.all_to_all(mine.reshape(self.group.size, len(queries.row), sharding.rows))
+        found: Float32 = parts.transpose(1, 0, 2)[:, sharding.shard_of, sharding.row_of]
+        return found
+
+    def _ranks(self, counts: Int64) -> Ranks:
+        """This worker's ranks, by each shard's counts of everyone's greater and equal candidates, `[n * q, 2]`."""
+        totals = self.group.reduce_scatter(counts.reshape(self.group.size, -1, 2))
+        return Ranks(1 + totals[:, 0], 1 + totals[:, 0] + totals[:, 1])
+
+    def _everyones(self, queries: Queries) -> tuple[Float64, Int64, Int64, Int64]:
+        """Everyone's queries `[n * q, query_width]`, with given entities, relations and answers by global id."""
+        model, score = self.model, self.model.score
+        score.require_side(queries.side)
+        mine = score.exact_query(model.entities[queries.row], model.relations[queries.relation], queries.side)
+        everyone = self.group.all_gather(np.ascontiguousarray(mine))
+        ids = np.stack([queries.given, queries.relation.astype(np.int64), queries.answer])
+        everyones_ids = self.group.all_gather(ids).transpose(1, 0, 2).reshape(3, -1)
+        return everyone.reshape(-1, mine.shape[1]), everyones_ids[0], everyones_ids[1], everyones_ids[2]
+
+    def _true_scores(self, flat: Float64, answer: Int64) -> Float64:
+        """Scores of the answers, each from its shard; -inf: no answer."""
+        sharding = self.model.sharding
+        mine = np.flatnonzero((answer >= 0) & (sharding.shard_of[answer] == self.group.rank))
+        found = np.full(len(answer), -np.inf)
+        found[mine] = self._exact(flat, sharding.row_of[answer[mine]], mine, np.arange(len(mine)))
+        return self.group.all_reduce(found, "max")
+
+    def _exact(self, flat: Float64, rows: npt.NDArray[np.integer], query: Int64, column: Int64) -> Float64:
+        """float64 `[P]`: scores of queries with this shard's `rows[column]`, some at a time."""
+        score, found = self.model.score, np.empty(len(query), np.float64)
+        some = max(1, _EXACT_VALUES // (flat.shape[1] + score.entity_width))
+        for start in range(0, len(query), some):
+            part = slice(start, start + some)
+            ready = score.exact_rows(self.model.entities[rows[column[part]]])
+            found[part] = score.comparison.exact_scores(flat[query[part]], ready)
+        return found
+
+    def _rounding(self, flat: Float64) -> Float64:
+        """float64 `[n * q]`: how far scores in float32 with entities of this shard may be from exact ones."""
+        rows = self.model.score.prepared(self.model.entities[: self.model.held])
+        return self.model.score.comparison.rounding(flat, _highest(rows).astype(np.float64))
+
+    def _windows(self, flat: Float64, among: Candidates) -> Iterator[tuple[Int64, Float32]]:
+        """Ascending rows of this shard, int64 `[c]`, and everyone's scores with them `[n * q, c]`."""
+        model, single = self.model, flat.astype(np.float32)
+        listed = among.rows(model.sharding, self.group.rank)
+        count = model.held if listed is None else len(listed)
+        columns = max(1, self._window_values // max(1, len(flat)))
+        for first in range(0, count, columns):
+            window = slice(first, min(first + columns, count))
+            rows = np.arange(window.start, window.stop) if listed is None else listed[window]
+            raw = model.entities[window] if listed is None else model.entities[rows]
+            places = np.arange(len(rows))[None]
+            yield rows, model.score.comparison.scores(single, model.score.prepared(raw), places, self.pool)
+
+    def _columns(self, left_out: Exclusions, rows: Int64) -> tuple[Int64, Int64]:
+        """The excluded pairs of query and column of a window, int64 `[P]` each."""
+        query, column = left_out.window(self.group.rank, int(rows[0]), int(rows[-1]) + 1)
+        if len(rows) == rows[-1] - rows[0] + 1:
+            return query, column
+        row = column + rows[0]
+        place = np.searchsorted(rows, row)
+        listed = rows[place] == row
+        return query[listed], place[listed]
+
+
+@kernel
+def _highest(rows: Float32) -> Float32:
+    """float32 `[columns]`: the largest absolute value of each column (NaN scores NaN anyway)."""
+    highest = np.zeros(rows.shape[1], np.float32)
+    for i in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            value = abs(rows[i, j])
+            highest[j] = highest[j] if highest[j] >= value else value
+    return highest
+
+
+def _best(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:
+    order = np.lexsort((ids, -scores))[:, :k]
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+_QUERIES = 256  # of all workers in a batch
+
+
+class Evaluation:
+    """Ranks triples over the group; every member calls it with the same triples and gets the same metrics.
+
+    Args:
+        reciprocal: Whether head queries are tail queries of inverse relations.
+        relations: Number of relations, without inverse ones.
+        known: True triples `[N, 3]` that do not compete: all splits.
+        ties: "average", "optimistic" or "pessimistic" ranks.
+        among: The entities that answers are ranked among, for all queries or for each triple; all by default.
+        pool: Threads of this worker.
+    """
+
+    def __init__(
+        self,
+        model: ShardedModel,
+        reciprocal: bool,
+        relations: int,
+        *known: Int32,
+        ties: str = "average",
+        among: Candidates | TripleCandidates | None = None,
+        pool: RangePool = SERIAL,
+    ) -> None:
+        self._model, self._reciprocal, self._relations, self._ties = model, reciprocal, relations, ties
+        every = np.concatenate(known) if known else np.empty((0, 3), np.int32)
+        if reciprocal:
+            every = with_inverses(every, relations)
+        self._known = KnownTriples.create(model.sharding.entities, len(model.relations), every)
+        self._scores, self._among = AllScores(model, pool=pool), among or Candidates()
+
+    def metrics(self, triples: Int32, stop: Callable[[], bool] | None = None) -> dict[str, float]:
+        """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `RankingMetrics.result`.
+
+        Args:
+            triples: The same on every member.
+            stop: Asked at every batch, on every member if on any; where one says True, the result is {}.
+        """
+        found = RankingMetrics(ties=self._ties)
+        for side, queries, ranks in self._ranked(triples):
+            found.add(side, ranks, queries.mask)
+            if stop is not None and self._model.group.all_reduce(np.array([int(stop())]), "max")[0]:
+                return {}
+        found.sums = self._model.group.all_reduce(found.sums)
+        return found.result()
+
+    def ranks(self, triples: Int32) -> "QueryRanks":
+        """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker."""
+        parts = [np.empty((0, 4), np.int64)]
+        for side, queries, ranks in self._ranked(triples):
+            columns = [
+                queries.triple,
+                np.full(len(queries.triple), SIDES.index(side)),
+                ranks.optimistic,
+                ranks.pessimistic,
+            ]
+            parts.append(np.stack(columns, axis=1)[queries.mask])
+        everyones = np.concatenate(self._model.group.all_gather_uneven(np.concatenate(parts)))
+        triple, side_of, optimistic, pessimistic = everyones[np.lexsort((everyones[:, 0], everyones[:, 1]))].T
+        return QueryRanks(triple, side_of, Ranks(optimistic, pessimistic))
+
+    def _ranked(self, triples: Int32) -> Iterator[tuple[Side, Queries, Ranks]]:
+        """This worker's batches of queries, with the ranks of their answers."""
+        if not len(triples):
+            raise BadInput("there are no triples to evaluate")
+        if isinstance(self._among, TripleCandidates):
+            self._among.require(len(triples))
+        group, sharding = self._model.group, self._model.sharding
+        for side in SIDES:
+            asked, of = as_asked(triples, side, self._relations, self._reciprocal)
+            batches = QueryBatches(asked, sharding, of, max(1, _QUERIES // group.size))
+            for index in range(batches.batches):
+                queries = batches.batch(index, group.rank)
+                yield side, queries, self._ranks(side, queries)
+
+    def _ranks(self, side: Side, queries: Queries) -> Ranks:
+        if isinstance(self._among, TripleCandidates):
+            return self._scores.ranks_among(queries, self._among.of_queries(side, queries.triple), self._known)
+        return self._scores.ranks(queries, self._known, self._among)
+
+
+def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tuple[Int32, Side]:
+    """The triples and side of the model's query: with reciprocal relations, tails of inverse triples."""
+    if side == "head" and reciprocal:
+        return triples[:, ::-1] + np.array([0, relations, 0], np.int32), "tail"
+    return triples, side
+
+
+HITS = (1, 3, 10)
+"""The k of each Hits@k that is reported by default."""
+
+
+@dataclass(frozen=True)
+class QueryRanks:
+    """The ranks of the answers of Q queries: head queries first, each side in the order of the triples.
+
+    Attributes:
+        triple: int64 `[Q]`: the query's triple, a position in the array that was ranked.
+        side: int64 `[Q]`: the queried end, an index of `graph.batch.SIDES` (0: head, 1: tail).
+        ranks: Their ranks, `[Q]`.
+    """
+
+    triple: Int64
+    side: Int64
+    ranks: Ranks
+
+    def __len__(self) -> int:
+        return len(self.triple)
+
+    def part(self, which: Bools) -> "QueryRanks":
+        """The queries that `which` (bool `[Q]`) selects."""
+        ranks = Ranks(self.ranks.optimistic[which], self.ranks.pessimistic[which])
+        return QueryRanks(self.triple[which], self.side[which], ranks)
+
+    def metrics(self, hits: Sequence[int] = HITS, ties: str = "average") -> dict[str, float]:
+        """MRR, mean rank and Hits@k, as `RankingMetrics.result`."""
+        found = RankingMetrics(hits, ties)
+        for place, side in enumerate(SIDES):
+            found.add(side, self.ranks, self.side == place)
+        return found.result()

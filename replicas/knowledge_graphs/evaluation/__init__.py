@@ -1,3 +1,0 @@
-"""Ranks true answers among all entities."""
-
-__all__ = ["classification", "evaluation"]

@@ -1,3 +1,0 @@
-"""Training runs: their loop, and their checkpoints."""
-
-__all__ = ["graph_checkpoints", "graph_run"]

@@ -1,3 +1,0 @@
-"""Batches of training triples, and the candidates that they are scored with."""
-
-__all__ = ["negatives", "samplers"]
