@@ -11,15 +11,15 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+from elastable.embedding_store.tiers.redis.connection import (
     ConnectionPool,
     Deadline,
     Replies,
     Requests,
     exchange,
 )
-from elastable.embedding_store.tiers.redis.records.record_codec import encode_reads, read_sizes, reply_sizes
-from elastable.embedding_store.tiers.redis.records.record_transfer import Batch, RecordTable
+from elastable.embedding_store.tiers.redis.record_codec import encode_reads, read_sizes, reply_sizes
+from elastable.embedding_store.tiers.redis.record_transfer import Batch, RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["read_pace", "write_pace"]

@@ -12,7 +12,7 @@ from elastable.commands.plan import readable_size
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.log.inspection import LogReport, inspect_log
 from elastable.embedding_store.option import Option, required, setting
-from elastable.embedding_store.tiers.redis.streams.redis_log import inspect_redis_log, truncate_redis_log
+from elastable.embedding_store.tiers.redis.redis_log import inspect_redis_log, truncate_redis_log
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 from elastable.process.stopping import OutputConsole
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store import EmbeddingStore, MemoryStore
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
+from elastable.embedding_store.tiers.redis.connection import Connection
 from tests.redis_done import until_done
 
 _WRITES = {b"SET", b"DEL", b"HSET", b"HSETNX", b"HDEL", b"UNLINK", b"EXEC"}

@@ -12,8 +12,8 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Replies
-from elastable.embedding_store.tiers.redis.records.record_codec import PART, Awaited, Parts, RecordReplies, WriteReplies
+from elastable.embedding_store.tiers.redis.connection import Replies
+from elastable.embedding_store.tiers.redis.record_codec import PART, Awaited, Parts, RecordReplies, WriteReplies
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target, is_named
 from tests.servers import redis_binary, running_server, valkey_binary

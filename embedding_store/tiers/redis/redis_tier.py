@@ -23,11 +23,9 @@ from elastable.embedding_store.errors import (
     Unavailable,
 )
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.connections.topology import Topology
-from elastable.embedding_store.tiers.redis.records.record_codec import NO_STAMP
-from elastable.embedding_store.tiers.redis.records.record_transfer import (
+from elastable.embedding_store.tiers.redis.connection import Deadline
+from elastable.embedding_store.tiers.redis.record_codec import NO_STAMP
+from elastable.embedding_store.tiers.redis.record_transfer import (
     Batch,
     LostPartition,
     RecordTable,
@@ -37,6 +35,7 @@ from elastable.embedding_store.tiers.redis.records.record_transfer import (
     write_records,
 )
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
     first_stamp,
@@ -44,6 +43,7 @@ from elastable.embedding_store.tiers.redis.schema import (
     tier_state_key,
     tier_tables_key,
 )
+from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _NO_IDS = np.empty(0, np.int64)

@@ -14,7 +14,7 @@ transaction.
                                name -> partition in decimal, which a writer found lost
     {N}:owner          string  who may write: "<host>:<process>:<random>:<phase>"
     {N}:log            stream  what was changed, in order, until the records hold it; the entries are described in
-                               `elastable.embedding_store.tiers.redis.streams.stream_records`
+                               `elastable.embedding_store.tiers.redis.stream_records`
     {N:T:p}:rows       hash    id, int64, 8 bytes -> the record, W bytes: the row's weights first, as the table's
                                dtype stores them, then the optimizer's slots, then what the engine adds
                                "stamp", 5 bytes -> int64, 8 bytes

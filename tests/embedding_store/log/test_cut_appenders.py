@@ -13,9 +13,9 @@ import pytest
 
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.log.contract import Log
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, without_sent
-from elastable.embedding_store.tiers.redis.streams import stream_records
-from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
+from elastable.embedding_store.tiers.redis import stream_records
+from elastable.embedding_store.tiers.redis.connection import Connection, without_sent
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from tests.embedding_store.dying_writer import started
 from tests.embedding_store.log.log_places import KINDS, open_log, read
 from tests.waiting import until_stopped

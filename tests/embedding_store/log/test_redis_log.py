@@ -21,9 +21,9 @@ from elastable.embedding_store.errors import (
     TakenOver,
 )
 from elastable.embedding_store.log.contract import LogEntry
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
-from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
-from elastable.embedding_store.tiers.redis.streams.stream_records import MAX_ENTRY_BYTES, PART_BYTES
+from elastable.embedding_store.tiers.redis.stream_records import MAX_ENTRY_BYTES, PART_BYTES
 from tests.cutting_proxy import cutting_proxy
 from tests.embedding_store.log.log_places import Entry, read
 from tests.servers import Server, running_server

@@ -15,9 +15,9 @@ from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.tiers.files.file_tier import FileTier
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, int64, rows_by_id, update
 from tests.embedding_store.engine.tiered_stores import tiered_stores

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Replies
-from elastable.embedding_store.tiers.redis.records.record_codec import (
+from elastable.embedding_store.tiers.redis.connection import Replies
+from elastable.embedding_store.tiers.redis.record_codec import (
     NO_STAMP,
     PART,
     Awaited,

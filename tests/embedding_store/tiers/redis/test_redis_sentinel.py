@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
-from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
+from elastable.embedding_store.tiers.redis.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from tests.embedding_store.tiers.redis.tier_samples import begin, changed, read_back, rows_of

@@ -13,9 +13,9 @@ import redis
 
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import ElastableError, StoreFailed, TakenOver, Unavailable
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from tests.embedding_store.dying_writer import dying_after, started
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, begin, changed, read_back, rows_of
 from tests.servers import Server

@@ -23,7 +23,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.native.intrinsics import copy_bytes, put_word, word_at
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Replies
+from elastable.embedding_store.tiers.redis.connection import Replies
 
 Parts = npt.NDArray[np.void]
 

@@ -14,15 +14,13 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
-from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+from elastable.embedding_store.tiers.redis.connection import (
     Connection,
     Deadline,
     Requests,
     exchange,
 )
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.connections.topology import Route, Topology
-from elastable.embedding_store.tiers.redis.records.record_codec import (
+from elastable.embedding_store.tiers.redis.record_codec import (
     NO_STAMP,
     PART,
     Awaited,
@@ -36,6 +34,7 @@ from elastable.embedding_store.tiers.redis.records.record_codec import (
     reply_sizes,
     write_sizes,
 )
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     SCHEMA,
     STAMP,
@@ -45,6 +44,7 @@ from elastable.embedding_store.tiers.redis.schema import (
     rows_key,
     stamp_name,
 )
+from elastable.embedding_store.tiers.redis.topology import Route, Topology
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,13 +26,13 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+from elastable.embedding_store.tiers.redis.connection import (
     Admit,
     Connection,
     ConnectionPool,
     Deadline,
 )
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, is_transient, reply_error
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, is_transient, reply_error
 from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 

@@ -25,12 +25,12 @@ from elastable.embedding_store.log.contract import Buffer, Log, LogEntry, requir
 from elastable.embedding_store.log.framing import Header
 from elastable.embedding_store.log.inspection import ChangeTally, LogReport, entry_of_version
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, packed_command, reply_error
+from elastable.embedding_store.tiers.redis.connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, packed_command, reply_error
 from elastable.embedding_store.tiers.redis.schema import log_key, owner_key
-from elastable.embedding_store.tiers.redis.streams.stream_records import (
+from elastable.embedding_store.tiers.redis.stream_records import (
     LAST_PART,
     MAX_ENTRY_BYTES,
     NewEntry,

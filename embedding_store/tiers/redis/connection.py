@@ -22,7 +22,7 @@ from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFa
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.compile_clock import compile_seconds
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import (
+from elastable.embedding_store.tiers.redis.reply_shapes import (
     Command,
     Reply,
     packed_command,
