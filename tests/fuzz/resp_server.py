@@ -75,7 +75,7 @@ def _writes(m: Mutator, parts: Parts, asking: bool) -> tuple[bytes, Replies]:
     for gone in parts["gone"].tolist():
         stream += b"+OK\r\n" * asking + b":%d\r\n" % (8 * m.small(1)) + b"+OK\r\n" * asking
         stream += b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:1\r\n:3\r\n" if gone else b":3\r\n"
-    return stream, WriteReplies(parts, asking=asking)
+    return stream, WriteReplies(parts, "here", asking=asking)
 
 
 def _fed(m: Mutator, replies: Replies, stream: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Records in bulk as RESP2: requests of fixed-stride bytes, and replies decoded as they arrive; no object per row.
+"""Records in bulk as RESP2: requests framed at a fixed stride, and replies decoded as they arrive; no object per row.
 
 A read, of `n` ids of a partition:
 
@@ -14,16 +14,19 @@ each of HMGET, HSTRLEN, MULTI and a HSET without MULTI.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
+import hiredis
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.native.intrinsics import copy_bytes, put_word, word_at
+from elastable.embedding_store.log.contract import Buffer
+from elastable.embedding_store.native.intrinsics import copy_bytes, word_at
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.tiers.redis.connection import Replies
+from elastable.embedding_store.tiers.redis.connection import MORE_TO_COME, Replies, whole_replies
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, packed_command, require_shapes
+from elastable.embedding_store.tiers.redis.schema import STAMP
 
 Parts = npt.NDArray[np.void]
 
@@ -38,205 +41,83 @@ PART = np.dtype(
     ]
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Encoded keys side by side: key k is `text[at[k]:at[k + 1]]`, a whole `$<L>\\r\\n<key>\\r\\n`.
-
-    Attributes:
-        text: uint8.
-        at: int64 `[keys + 1]`.
-    """
-
-    text: UInt8
-    at: Int64
-
-    @classmethod
-    def of(cls, keys: list[bytes]) -> "Keys":
-        """Encodes the keys, in order."""
-        encoded = [b"$%d\r\n%s\r\n" % (len(key), key) for key in keys]
-        at = np.zeros(len(keys) + 1, np.int64)
-        np.cumsum([len(key) for key in encoded], out=at[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), at)
+_ASKING, _MULTI, _EXEC = (packed_command((name,)) for name in ("ASKING", "MULTI", "EXEC"))
+_FRAMED_ID = np.dtype([("head", "S4"), ("id", "<i8"), ("end", "S2")])  # $8\r\n<id>\r\n
+_OTHER_BYTES = 320  # of a request and its reply, besides ids and records: about
 
 
-_ASKING = np.frombuffer(b"*1\r\n$6\r\nASKING\r\n", np.uint8)
-_MULTI = np.frombuffer(b"*1\r\n$5\r\nMULTI\r\n", np.uint8)
-_EXEC = np.frombuffer(b"*1\r\n$4\r\nEXEC\r\n", np.uint8)
-_HMGET = np.frombuffer(b"$5\r\nHMGET\r\n", np.uint8)
-_HSET = np.frombuffer(b"$4\r\nHSET\r\n", np.uint8)
-_HDEL = np.frombuffer(b"$4\r\nHDEL\r\n", np.uint8)
-_HSTRLEN = np.frombuffer(b"*3\r\n$7\r\nHSTRLEN\r\n", np.uint8)
-_STAMP = np.frombuffer(b"$5\r\nstamp\r\n", np.uint8)
-
-_ID_BYTES = 14  # $8\r\n<8>\r\n
-_LARGEST_HEADER = 24  # *<n>\r\n or $<n>\r\n
-_FRAME_BYTES = (
-    320  # of one partition, without keys, ids and records: headers, names, stamp; words are put beyond the end
-)
-_MOST_KEYS = 3  # a write names its key so many times
+def read_sizes(parts: Parts, width: int) -> Int64:
+    """About how many bytes each read of records of `width` bytes moves, its reply included: int64 `[parts]`."""
+    sizes: Int64 = parts["rows"] * (2 * _FRAMED_ID.itemsize + width) + _OTHER_BYTES
+    return sizes
 
 
-def read_sizes(parts: Parts, keys: Keys) -> Int64:
-    """Upper bound of the encoded bytes of each read: int64 `[parts]`."""
-    return cast(Int64, _key_bytes(parts, keys) + parts["rows"] * _ID_BYTES + _FRAME_BYTES)
+def write_sizes(parts: Parts, width: int) -> Int64:
+    """About how many bytes each write of records of `width` bytes moves: int64 `[parts]`."""
+    sizes: Int64 = read_sizes(parts, width) + parts["gone"] * _FRAMED_ID.itemsize
+    return sizes
 
 
-def reply_sizes(parts: Parts, width: int) -> Int64:
-    """Upper bound of the bytes of the reply to each read of records of `width` bytes: int64 `[parts]`."""
-    return cast(Int64, (width + _LARGEST_HEADER) * parts["rows"] + _FRAME_BYTES)
+def _framed_word(word: bytes) -> bytes:
+    """A word of a request."""
+    return b"$%d\r\n%b\r\n" % (len(word), word)
 
 
-def write_sizes(parts: Parts, keys: Keys, width: int) -> Int64:
-    """Upper bound of the encoded bytes of each write: int64 `[parts]`."""
-    rows = parts["rows"] * (width + _ID_BYTES + _LARGEST_HEADER) + parts["gone"] * _ID_BYTES
-    return cast(Int64, _MOST_KEYS * _key_bytes(parts, keys) + rows + _FRAME_BYTES)
+def framed_ids(ids: Int64) -> memoryview:
+    """Each id, int64 `[n]`, as a word of a request: uint8 `[n, 14]`."""
+    framed = np.empty(len(ids), _FRAMED_ID)
+    framed["head"], framed["id"], framed["end"] = b"$8\r\n", ids, b"\r\n"
+    return framed.view(np.uint8).reshape(len(ids), _FRAMED_ID.itemsize).data
 
 
-def _key_bytes(parts: Parts, keys: Keys) -> Int64:
-    return cast(Int64, keys.at[parts["partition"] + 1] - keys.at[parts["partition"]])
+def framed_records(ids: Int64, records: UInt8) -> memoryview:
+    """Each id and its record, uint8 `[n, width]`, as two words of a request: uint8 `[n, stride]`."""
+    width = records.shape[1]
+    head = b"\r\n$%d\r\n" % width  # with the end of the id
+    kind = [("start", "S4"), ("id", "<i8"), ("head", f"S{len(head)}"), ("record", "u1", (width,)), ("end", "S2")]
+    framed = np.empty(len(ids), np.dtype(kind))
+    framed["start"], framed["id"], framed["head"] = b"$8\r\n", ids, head
+    framed["record"], framed["end"] = records, b"\r\n"
+    return framed.view(np.uint8).reshape(len(ids), framed.itemsize).data
 
 
-@kernel
-def _header_word(width: int, before: int) -> tuple[int, int]:
-    """`$<width>\\r\\n`, after a `\\r\\n` of `before` bytes (2 or 0), as a word and its size; size 0: it takes more."""
-    header = np.empty(32, np.uint8)
-    header[0], header[1] = 13, 10
-    size = put_header(header, before, 36, width)
-    word = np.uint64(0)
-    for i in range(min(size, 8)):
-        word |= np.uint64(header[i]) << np.uint64(8 * i)
-    return word, (size if size <= 8 else 0)  # type: ignore[return-value]  # uint64 inside the kernel
+def words_of_read(key: bytes) -> bytes:
+    """The words of each read of the partition with this key, up to its ids."""
+    return b"".join(map(_framed_word, (b"HMGET", key, STAMP)))
 
 
-@kernel
-def _put_records(part: np.void, ids: Int64, positions: Int64, rows: UInt8, width: int, out: UInt8, at: int) -> int:
-    """`$8\\r\\n<id>\\r\\n$<W>\\r\\n<record>\\r\\n` for every record of the part."""
-    word, size = _header_word(width, 2)
-    for row in range(part["row_at"], part["row_at"] + part["rows"]):
-        put_word(out, at, INT64_HEADER)
-        put_word(out, at + 4, ids[row])
-        put_word(out, at + 12, word)
-        at = at + 12 + size if size else put_header(out, at + 14, 36, width)
-        copy_bytes(out, at, rows, positions[row] * width, width)
-        out[at + width] = 13
-        out[at + width + 1] = 10
-        at += width + 2
-    return at
-
-
-@kernel
-def encode_reads(parts: Parts, text: UInt8, key_at: Int64, ids: Int64, asking: bool, out: UInt8, at: int) -> int:
-    """Puts the reads of some partitions into `out` from `at` on; returns the place behind them.
+def encoded_reads(parts: Parts, words: Sequence[bytes], ids: memoryview, asking: bool) -> bytes:
+    """The reads of some partitions.
 
     Args:
-        parts: `PART` `[p]`.
-        text, key_at: `Keys` of the table's partitions.
-        ids: int64; a part reads `ids[row_at:row_at + rows]`.
+        parts: `PART` `[p]`; a part reads `ids[row_at:row_at + rows]`.
+        words: Of each partition of the table, by `words_of_read`.
+        ids: By `framed_ids`.
         asking: An ASKING goes before each.
-        out: uint8, with room for `read_sizes`.
-        at: Where to begin.
     """
-    for c in range(len(parts)):
-        part = parts[c]
-        if asking:
-            at = put_text(out, at, _ASKING)
-        at = put_header(out, at, 42, 3 + part["rows"])
-        at = put_text(out, at, _HMGET)
-        at = put_text(out, at, text[key_at[part["partition"]] : key_at[part["partition"] + 1]])
-        at = put_text(out, at, _STAMP)
-        for row in range(part["row_at"], part["row_at"] + part["rows"]):
-            at = put_int64(out, at, ids[row])
-    return at
+    pieces, ask = list[Buffer](), _ASKING * asking
+    for partition, at, rows, _, _ in parts.tolist():
+        pieces.append(b"%b*%d\r\n%b" % (ask, 3 + rows, words[partition]))
+        pieces.append(ids[at : at + rows])
+    return b"".join(pieces)
 
 
-@kernel
-def encode_writes(
-    parts: Parts, text: UInt8, key_at: Int64, ids: Int64, positions: Int64, gone: Int64, rows: UInt8, width: int,
-    sequence: int, asking: bool, out: UInt8, at: int,
-) -> int:  # fmt: skip
-    """Puts the writes of some partitions into `out` from `at` on; returns the place behind them.
+def encoded_write(key: bytes, records: memoryview, gone: memoryview, stamp: bytes, asking: bool) -> list[Buffer]:
+    """The write of some records of one partition, in pieces.
 
     Args:
-        parts: `PART` `[p]`.
-        text, key_at: `Keys` of the table's partitions.
-        ids: int64; a part writes `ids[row_at:row_at + rows]`.
-        positions: int64: the record of `ids[i]` is `rows[positions[i] * width:]`.
-        gone: int64; a part deletes `gone[gone_at:gone_at + gone]`.
-        rows: uint8, records of `width` bytes.
-        sequence: The partitions' new stamp.
+        key: Of the partition.
+        records: By `framed_records`.
+        gone: Ids to delete before, by `framed_ids`.
+        stamp: The new one of the partition, 8 bytes.
         asking: An ASKING goes before what needs one.
-        out: uint8, with room for `write_sizes`.
-        at: Where to begin.
     """
-    for c in range(len(parts)):
-        part = parts[c]
-        key = text[key_at[part["partition"]] : key_at[part["partition"] + 1]]
-        if asking:
-            at = put_text(out, at, _ASKING)
-        at = put_text(out, at, _HSTRLEN)
-        at = put_text(out, at, key)
-        at = put_text(out, at, _STAMP)
-        if asking:
-            at = put_text(out, at, _ASKING)
-        if part["gone"]:
-            at = put_text(out, at, _MULTI)
-            at = put_header(out, at, 42, 2 + part["gone"])
-            at = put_text(out, at, _HDEL)
-            at = put_text(out, at, key)
-            for row in range(part["gone_at"], part["gone_at"] + part["gone"]):
-                at = put_int64(out, at, gone[row])
-        at = put_header(out, at, 42, 4 + 2 * part["rows"])
-        at = put_text(out, at, _HSET)
-        at = put_text(out, at, key)
-        at = put_text(out, at, _STAMP)
-        at = put_int64(out, at, sequence)
-        at = _put_records(part, ids, positions, rows, width, out, at)
-        if part["gone"]:
-            at = put_text(out, at, _EXEC)
-    return at
-
-
-# Words of RESP2 in a buffer: texts, headers and numbers, for the kernels that encode requests
-
-
-# As they lie in little-endian words.
-INT64_HEADER = int.from_bytes(b"$8\r\n", "little")
-_CRLF = int.from_bytes(b"\r\n", "little")
-
-
-@kernel
-def put_text(out: UInt8, at: int, text: UInt8) -> int:
-    for i in range(len(text)):
-        out[at + i] = text[i]
-    return at + len(text)
-
-
-@kernel
-def put_header(out: UInt8, at: int, kind: int, number: int) -> int:
-    """`<kind><number>\\r\\n`."""
-    out[at] = kind
-    digits = 1
-    power = 10
-    while number >= power:
-        digits += 1
-        power *= 10
-    rest = number
-    for i in range(digits):
-        out[at + digits - i] = 48 + rest % 10
-        rest //= 10
-    out[at + digits + 1] = 13
-    out[at + digits + 2] = 10
-    return at + digits + 3
-
-
-@kernel
-def put_int64(out: UInt8, at: int, value: int) -> int:
-    """`$8\\r\\n<value, little-endian>\\r\\n`, and rubbish in the 6 bytes behind it."""
-    put_word(out, at, INT64_HEADER)
-    put_word(out, at + 4, value)
-    put_word(out, at + 12, _CRLF)
-    return at + 14
+    ask, key = _ASKING * asking, _framed_word(key)
+    start = b"%b*3\r\n$7\r\nHSTRLEN\r\n%b$5\r\nstamp\r\n%b" % (ask, key, ask)
+    head = b"*%d\r\n$4\r\nHSET\r\n%b$5\r\nstamp\r\n$8\r\n%b\r\n" % (4 + 2 * len(records), key, stamp)
+    if not len(gone):
+        return [start + head, records]
+    return [b"%b%b*%d\r\n$4\r\nHDEL\r\n%b" % (start, _MULTI, 2 + len(gone), key), gone, head, records, _EXEC]
 
 
 # Replies to these requests
@@ -273,7 +154,7 @@ class RecordReplies(Replies):
         super().__init__()
         self._awaited, self._asking = list(awaited), asking
         self._before = 0  # parts of the tables that are done
-        self._state = np.zeros(2, np.int64)
+        self._state = np.array([0, -asking])
         self.done = not self._awaited
 
     def feed(self, received: UInt8, start: int, stop: int) -> int:
@@ -281,7 +162,8 @@ class RecordReplies(Replies):
             now = self._awaited[0]
             status, start = decode_records(
                 received, start, stop, now.parts, now.positions, now.width, self._asking,
-                now.rows.reshape(-1), now.rows.shape[1], now.missing, now.stamps, self._state,
+                _padded(b"$%d\r\n" % now.width), now.rows.reshape(-1), now.rows.shape[1], now.missing, now.stamps,
+                self._state,
             )  # fmt: skip
             self.completed = self._before + int(self._state[0])
             if status == UNEXPECTED:
@@ -289,7 +171,7 @@ class RecordReplies(Replies):
             if status == DONE:
                 del self._awaited[0]
                 self._before += len(now.parts)
-                self._state[:] = 0
+                self._state[:] = 0, -self._asking
             elif status == ERROR_LINE:
                 line = _line_at(received, start, stop)
                 if line is None:
@@ -302,10 +184,10 @@ class RecordReplies(Replies):
         return start
 
     def _fail(self, line: bytes) -> None:
-        self.failures.setdefault(self._before + int(self._state[0]), line[1:].decode(errors="replace"))
+        part, step = self._state.tolist()
+        self.failures.setdefault(self._before + part, line[1:].decode(errors="replace"))
         # After a refused ASKING the reply to the command itself is still to come.
-        refused_asking = self._asking and self._state[1] == 0
-        self._state[:] = (self._state[0], 1) if refused_asking else (self._state[0] + 1, 0)
+        self._state[:] = (part, 0) if step < 0 else (part + 1, -self._asking)
 
     def _unexpected(self, received: UInt8, start: int, stop: int) -> StoreFailed:
         now = self._awaited[0]
@@ -330,50 +212,51 @@ def _line_at(received: UInt8, start: int, stop: int) -> bytes | None:
 
 
 class WriteReplies(Replies):
-    """Replies to writes: a line each.
+    """Replies to writes.
 
     Attributes:
         lost: Parts that the server did not know any more when they were written.
     """
 
-    def __init__(self, parts: Parts, *, asking: bool = False) -> None:
+    def __init__(self, parts: Parts, server: object, *, asking: bool = False) -> None:
+        """`server`: for messages."""
         super().__init__()
         self.lost: list[int] = []
-        self._lines = [_line_kinds(gone > 0, asking) for gone in parts["gone"].tolist()]
-        self._line = 0  # of the part
-        self.done = not self._lines
+        self._server, self._reader, self._replies = server, hiredis.Reader(notEnoughData=MORE_TO_COME), list[object]()
+        self._commands = [_commands_of_write(gone > 0, asking) for gone in parts["gone"].tolist()]
+        self.done = not self._commands
 
     def feed(self, received: UInt8, start: int, stop: int) -> int:
-        text = received[start:stop].tobytes()
-        end = text.rfind(b"\r\n")
-        if end < 0:
-            return start
-        for line in text[:end].split(b"\r\n"):
-            self._take(line)
-        return start + end + 2
+        self._reader.feed(received[start:stop].tobytes())
+        for reply in whole_replies(self._reader, self._server):
+            if self.done:
+                raise StoreFailed(f"redis at {self._server} sent more than it was asked for")
+            self._replies.append(reply)
+            if len(self._replies) == len(self._commands[self.completed]):
+                self._take(self._commands[self.completed], self._replies)
+                self._replies = []
+        return stop
 
-    def _take(self, line: bytes) -> None:
-        kinds = b"" if self.done else self._lines[self.completed]
-        if line.startswith(b"-") and not self.done:
-            self.failures.setdefault(self.completed, line[1:].decode(errors="replace"))
-            # An EXEC that is refused has no results behind it.
-            self._line = len(kinds) if kinds[self._line : self._line + 1] == b"*" else self._line + 1
-        elif self.done or line[:1] != kinds[self._line : self._line + 1]:
-            raise StoreFailed(f"a reply to a write is not one that was asked for, it goes on with {line[:40]!r}")
-        else:
-            if line == b":0" and self._line == kinds.find(b":"):  # the length of the stamp
-                self.lost.append(self.completed)
-            self._line += 1
-        if self._line == len(kinds):
-            self.completed += 1
-            self._line = 0
-            self.done = self.completed == len(self._lines)
+    def _take(self, commands: Sequence[Command], replies: list[object]) -> None:
+        require_shapes(commands, replies, self._server)
+        executed = replies[-1] if isinstance(replies[-1], list) else []
+        error = next((one for one in (*replies, *executed) if isinstance(one, hiredis.ReplyError)), None)
+        if error is not None:
+            self.failures[self.completed] = str(error)
+        if replies[commands.index(_STAMP_LENGTH)] == 0:
+            self.lost.append(self.completed)
+        self.completed += 1
+        self.done = self.completed == len(self._commands)
 
 
-def _line_kinds(gone: bool, asking: bool) -> bytes:
-    """First characters of the lines that answer a write: HSTRLEN, then HSET, or MULTI, HDEL, HSET and EXEC."""
-    ask = b"+" * asking
-    return ask + b":" + ask + (b"+++*::" if gone else b":")
+_STAMP_LENGTH: Command = ("HSTRLEN",)
+
+
+def _commands_of_write(gone: bool, asking: bool) -> list[Command]:
+    """By name, those that `encoded_write` sends."""
+    ask: list[Command] = [("ASKING",)] * asking
+    changed: list[Command] = [("MULTI",), ("HDEL",), ("HSET",), ("EXEC",)] if gone else [("HSET",)]
+    return [*ask, _STAMP_LENGTH, *ask, *changed]
 
 
 # The kernel that decodes replies of records, as far as they have come
@@ -384,41 +267,51 @@ NO_STAMP = -1
 # What `decode_records` stopped for, and what a place below 0 means in its callees.
 DONE, MORE, ERROR_LINE, UNEXPECTED = 0, -1, -2, -3
 
-_CR, _LF, _STAR, _PLUS, _MINUS, _DOLLAR, _ZERO, _NINE = (ord(c) for c in "\r\n*+-$09")
-_NIL_BYTES = 5  # $-1\r\n, as long as +OK\r\n and the shortest of all elements
+_CR, _LF, _STAR, _MINUS, _ZERO = (ord(c) for c in "\r\n*-0")
+_CRLF = np.uint64(_CR + (_LF << 8))
+
+
+def _padded(text: bytes) -> UInt8:
+    return np.frombuffer(text.ljust(24, b"\0"), np.uint8)
+
+
+_OK, _NIL, _STAMP_HEAD = (_padded(text) for text in (b"+OK\r\n", b"$-1\r\n", b"$8\r\n"))
 
 
 @kernel
-def _read_number(received: UInt8, start: int, stop: int) -> tuple[int, int]:
-    """(number, place behind it) of `<kind><number>\\r\\n` at `start`."""
-    at = start + 1
-    number = 0
-    while at < stop and _ZERO <= received[at] <= _NINE and at - start < 19:
-        number = number * 10 + (received[at] - _ZERO)
+def _behind(text: UInt8, received: UInt8, at: int, stop: int) -> int:
+    """The place behind the text at `at`. It ends before its first 0."""
+    for byte in text:
+        if byte == 0:
+            break
+        if at >= stop:
+            return MORE
+        if received[at] != byte:
+            return UNEXPECTED
         at += 1
-    if at < stop and (received[at] != _CR or at == start + 1):
-        return 0, UNEXPECTED
-    if at + 2 > stop:
-        return 0, MORE
-    if received[at + 1] != _LF:
-        return 0, UNEXPECTED
-    return number, at + 2
+    return at
 
 
 @kernel
-def _find_bulk(received: UInt8, start: int, stop: int, width: int) -> tuple[int, int]:
-    """(first byte, place behind) of a bulk string of `width` bytes at `start`; first byte -1: nil."""
-    if stop - start < _NIL_BYTES:
-        return 0, MORE
-    if received[start] != _DOLLAR:
-        return 0, UNEXPECTED
-    if received[start + 1] == _MINUS:
-        nil = received[start + 2] == _ZERO + 1 and received[start + 3] == _CR and received[start + 4] == _LF
-        return -1, (start + _NIL_BYTES if nil else UNEXPECTED)
-    number, first = _read_number(received, start, stop)
-    if first < 0 or number != width:
-        return 0, (first if first < 0 else UNEXPECTED)
-    if stop - first < width + 2:
+def _behind_header(elements: int, received: UInt8, at: int, stop: int) -> int:
+    """The place behind the `*<elements>\\r\\n` at `at`."""
+    text = np.zeros(24, np.uint8)
+    size = 1
+    while elements >= 10**size:
+        size += 1
+    text[0], text[size + 1], text[size + 2] = _STAR, _CR, _LF
+    for digit in range(size):
+        text[size - digit] = _ZERO + elements // 10**digit % 10
+    return _behind(text, received, at, stop)
+
+
+@kernel
+def _find_bulk(head: UInt8, width: int, received: UInt8, at: int, stop: int) -> tuple[int, int]:
+    """(first byte, place behind) of a bulk string of `width` bytes, which `head` begins; first byte -1: nil."""
+    first = _behind(head, received, at, stop)
+    if first == UNEXPECTED:
+        return -1, _behind(_NIL, received, at, stop)
+    if first < 0 or first + width + 2 > stop:
         return 0, MORE
     if received[first + width] != _CR or received[first + width + 1] != _LF:
         return 0, UNEXPECTED
@@ -426,50 +319,20 @@ def _find_bulk(received: UInt8, start: int, stop: int, width: int) -> tuple[int,
 
 
 @kernel
-def _find_header(received: UInt8, start: int, stop: int, elements: int) -> int:
-    """Place behind the `*<elements>\\r\\n` at `start`; elements -1: behind an `+OK\\r\\n`."""
-    if start >= stop:
-        return MORE
-    if received[start] == _MINUS:
-        return ERROR_LINE
-    if elements < 0:
-        if received[start] != _PLUS:
-            return UNEXPECTED
-        return start + _NIL_BYTES if stop - start >= _NIL_BYTES else MORE
-    if received[start] != _STAR:
-        return UNEXPECTED
-    number, behind = _read_number(received, start, stop)
-    return behind if behind < 0 or number == elements else UNEXPECTED
-
-
-@kernel
-def _copy_usual_records(
-    received: UInt8, start: int, stop: int, part: np.void, first: int, positions: Int64, width: int,
-    rows: UInt8, taken: int, missing: UInt8,
-) -> tuple[int, int]:  # fmt: skip
-    """Copies records from number `first` of the part on, while they are whole and there: (records, place behind)."""
-    word, size = _header_word(width, 0)
+def _word_of(head: UInt8, width: int) -> tuple[int, int, int]:
+    """The text as a word, the bits that count in it, and its bytes; 0: it takes more, or records are too short."""
+    size = 0
+    while head[size]:
+        size += 1
+    if size > 8 or width < 2:
+        size = 0
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * max(size, 1))
-    stride = size + width + 2
-    at = start
-    row = first
-    # A word is read of the header and of the last 8 bytes: of shorter records the header is part of those.
-    while size and row < part["rows"] and at + stride <= stop:
-        if word_at(received, at) & mask != word or word_at(received, at + stride - 8) >> np.uint64(48) != np.uint64(
-            _CRLF
-        ):
-            break
-        position = positions[part["row_at"] + row]
-        missing[position] = 0
-        copy_bytes(rows, position * taken, received, at + size, taken)
-        at += stride
-        row += 1
-    return row - first, at
+    return word_at(head, 0), mask, size  # type: ignore[return-value]  # uint64 inside the kernel
 
 
 @kernel
 def decode_records(
-    received: UInt8, start: int, stop: int, parts: Parts, positions: Int64, width: int, asking: bool,
+    received: UInt8, start: int, stop: int, parts: Parts, positions: Int64, width: int, asking: bool, head: UInt8,
     rows: UInt8, taken: int, missing: UInt8, stamps: Int64, state: Int64,
 ) -> tuple[int, int]:  # fmt: skip
     """Decodes as far as it can: (status, place of the first byte left).
@@ -481,48 +344,50 @@ def decode_records(
         positions: int64: record i of all parts goes to `rows[positions[i]]`.
         width: Bytes of a record.
         asking: Whether an ASKING went before each part.
+        head: uint8 `[24]`: what begins each record, and zeros.
         rows: uint8, `taken` bytes each.
         taken: Bytes that are kept of each record.
         missing: uint8, 1 where there is no record, by position.
         stamps: int64 `[p]`; `NO_STAMP` where there is none.
-        state: int64 `[2]`, zeros at first: the part, and the step within its
-            reply (0: the reply to ASKING, 1: the header, 2 and up: bulk strings).
+        state: int64 `[2]`: the part, 0 at first, and the step within its reply (-1: the reply to ASKING, 0: the header,
+            1 and up: bulk strings).
     """
     at = start
+    word, mask, size = _word_of(head, width)
     while state[0] < len(parts):
         part = parts[state[0]]
-        elements = part["rows"] + 1
-        for step in range(0 if asking else 1, 2):
-            if state[1] <= step:
-                behind = _find_header(received, at, stop, elements if step else -1)
-                if behind < 0:
-                    return behind, at
-                at = behind
-                state[1] = step + 1
-        element = state[1] - 2
-        while element < elements:
-            row = element - 1
-            if row >= 0:
-                copied, at = _copy_usual_records(
-                    received, at, stop, part, row, positions, width, rows, taken, missing
-                )  # fmt: skip
-                element += copied
-                row += copied
-            state[1] = element + 2
-            if element == elements:
-                break
-            first, behind = _find_bulk(received, at, stop, 8 if row < 0 else width)
+        while state[1] < 1:
+            if at < stop and received[at] == _MINUS:
+                return ERROR_LINE, at
+            if state[1] < 0:
+                behind = _behind(_OK, received, at, stop)
+            else:
+                behind = _behind_header(part["rows"] + 1, received, at, stop)
             if behind < 0:
                 return behind, at
             at = behind
-            if row < 0:
-                stamps[state[0]] = NO_STAMP if first < 0 else np.int64(word_at(received, first))
-            else:
-                position = positions[part["row_at"] + row]
-                missing[position] = first < 0
-                if first >= 0:
-                    copy_bytes(rows, position * taken, received, first, taken)
-            element += 1
+            state[1] += 1
+        if state[1] == 1:
+            first, behind = _find_bulk(_STAMP_HEAD, 8, received, at, stop)
+            if behind < 0:
+                return behind, at
+            stamps[state[0]] = NO_STAMP if first < 0 else np.int64(word_at(received, first))
+            at = behind
+            state[1] = 2
+        for row in range(part["row_at"] + state[1] - 2, part["row_at"] + part["rows"]):
+            # Of a usual record that is all there two words are compared: they hold its head and its end.
+            first, behind = at + size, at + size + width + 2
+            usual = size and behind <= stop and word_at(received, at) & mask == word
+            if not usual or word_at(received, behind - 8) >> np.uint64(48) != _CRLF:
+                first, behind = _find_bulk(head, width, received, at, stop)
+                if behind < 0:
+                    return behind, at
+            position = positions[row]
+            missing[position] = first < 0
+            if first >= 0:
+                copy_bytes(rows, position * taken, received, first, taken)
+            at = behind
+            state[1] += 1
         state[0] += 1
-        state[1] = 0
+        state[1] = -1 if asking else 0
     return DONE, at

@@ -14,6 +14,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
+from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.tiers.redis.connection import (
     Connection,
     Deadline,
@@ -24,14 +25,15 @@ from elastable.embedding_store.tiers.redis.record_codec import (
     NO_STAMP,
     PART,
     Awaited,
-    Keys,
     Parts,
     RecordReplies,
     WriteReplies,
-    encode_reads,
-    encode_writes,
+    encoded_reads,
+    encoded_write,
+    framed_ids,
+    framed_records,
     read_sizes,
-    reply_sizes,
+    words_of_read,
     write_sizes,
 )
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
@@ -57,7 +59,7 @@ class RecordTable:
         made: Random text, of this table and no other one of its name.
         dropped: Whether its deletion has begun.
         names: Key of each partition.
-        keys: The same, encoded.
+        reads: Of each partition, by `words_of_read`.
         hash_slots: int64 `[partitions]`.
     """
 
@@ -66,7 +68,7 @@ class RecordTable:
     made: str
     dropped: bool
     names: tuple[bytes, ...] = field(repr=False)
-    keys: Keys = field(repr=False)
+    reads: tuple[bytes, ...] = field(repr=False)
     hash_slots: Int64 = field(repr=False)
 
     @classmethod
@@ -74,7 +76,8 @@ class RecordTable:
         """A table under a namespace; `made` is drawn where none is given."""
         names = tuple(rows_key(namespace, table.name, p) for p in range(check_partitions(partitions)))
         slots = np.array([hash_slot(name) for name in names], np.int64)
-        return cls(table, partitions, made or secrets.token_hex(8), dropped, names, Keys.of(list(names)), slots)
+        made = made or secrets.token_hex(8)
+        return cls(table, partitions, made, dropped, names, tuple(map(words_of_read, names)), slots)
 
     def to_json(self, dropped: bool = False) -> str:
         """The registry's value."""
@@ -220,17 +223,14 @@ class _Reads(Requests):
             batch, width = share.batch, share.batch.table.table.record_bytes
             stamps = np.full(len(share.parts), NO_STAMP, np.int64)
             self.awaited.append(Awaited(share.parts, batch.positions, width, batch.rows, batch.missing, stamps))
-            sizes.append(read_sizes(share.parts, batch.table.keys) + reply_sizes(share.parts, width))
+            sizes.append(read_sizes(share.parts, width))
         self.moved, self.replies = np.concatenate(sizes), RecordReplies(self.awaited, asking=route.asking)
 
-    def encode(self, start: int, stop: int) -> UInt8:
-        chosen = list(_within(self.shares, start, stop))
-        room = sum(int(read_sizes(parts, share.batch.table.keys).sum()) for share, parts in chosen)
-        out, at = np.empty(room, np.uint8), 0
-        for share, parts in chosen:
-            keys = share.batch.table.keys
-            at = encode_reads(parts, keys.text, keys.at, share.batch.ids, self._asking, out, at)
-        return out[:at]
+    def encode(self, start: int, stop: int) -> Sequence[Buffer]:
+        return [
+            encoded_reads(parts, share.batch.table.reads, share.batch.framed, self._asking)
+            for share, parts in _within(self.shares, start, stop)
+        ]
 
 
 def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, deadline: Deadline) -> None:
@@ -282,12 +282,16 @@ class _Writes(Requests):
 
     replies: WriteReplies
 
-    def __init__(self, topology: Topology, shares: list[_Share], sequence: int, route: Route) -> None:
+    def __init__(self, topology: Topology, shares: list[_Share], stamp: int, route: Route) -> None:
         self.shares, self.address = shares, route.address
         self.refused: dict[int, str] = {}
-        self.replies = WriteReplies(np.concatenate([share.parts for share in shares]), asking=route.asking)
-        self._topology, self._sequence, self._asking = topology, sequence, route.asking
-        self.moved = np.concatenate([_write_sizes(share, share.parts) for share in shares])
+        parts = np.concatenate([share.parts for share in shares])
+        self.replies = WriteReplies(parts, route.address, asking=route.asking)
+        self._topology, self._asking = topology, route.asking
+        self._stamp = stamp.to_bytes(8, "little", signed=True)
+        self.moved = np.concatenate(
+            [write_sizes(share.parts, share.batch.table.table.record_bytes) for share in shares]
+        )
 
     def admit(self, connection: Connection, deadline: Deadline) -> bool:
         """Reads the stamps of partitions that this connection has not written to yet."""
@@ -313,21 +317,18 @@ class _Writes(Requests):
             connection.verified[table][partition] = True
         return not self.refused
 
-    def encode(self, start: int, stop: int) -> UInt8:
-        chosen = list(_within(self.shares, start, stop))
-        room = sum(int(_write_sizes(share, parts).sum()) for share, parts in chosen)
-        out, at = np.empty(room, np.uint8), 0
-        for share, parts in chosen:
-            batch, keys = share.batch, share.batch.table.keys
-            at = encode_writes(
-                parts, keys.text, keys.at, batch.ids, batch.positions, batch.gone, batch.rows.reshape(-1),
-                batch.rows.shape[1], self._sequence, self._asking, out, at,
-            )  # fmt: skip
-        return out[:at]
-
-
-def _write_sizes(share: _Share, parts: Parts) -> Int64:
-    return write_sizes(parts, share.batch.table.keys, share.batch.rows.shape[1])
+    def encode(self, start: int, stop: int) -> Sequence[Buffer]:
+        pieces = list[Buffer]()
+        for share, parts in _within(self.shares, start, stop):
+            batch, numbers, at = share.batch, parts.tolist(), 0
+            chosen = np.concatenate([np.arange(first, first + rows) for _, first, rows, *_ in numbers])
+            framed = framed_records(batch.ids[chosen], batch.rows.take(batch.positions[chosen], 0))
+            for partition, _, rows, gone_at, gone in numbers:
+                deleted = framed_ids(batch.gone[gone_at : gone_at + gone])
+                key, records = batch.table.names[partition], framed[at : at + rows]
+                pieces += encoded_write(key, records, deleted, self._stamp, self._asking)
+                at += rows
+        return pieces
 
 
 def stamp_of(reply: object) -> int:
@@ -349,6 +350,7 @@ class Batch:
         parts: `PART`, one for each partition that has something to do.
         ids: int64 `[n]`, those of partition 0 first.
         positions: int64 `[n]`: the record of `ids[i]` is `rows[positions[i]]`.
+        framed: uint8 `[n, 14]`, of a read: the ids by `framed_ids`.
         gone: int64: ids to delete, in the same order.
         rows: uint8 `[n, w]`: whole records to write; or, to be read, their first bytes.
         missing: uint8 `[n]`, of a read: becomes 1 where there is no record.
@@ -360,6 +362,7 @@ class Batch:
     parts: Parts
     ids: Int64
     positions: Int64
+    framed: memoryview
     gone: Int64
     rows: UInt8
     missing: UInt8
@@ -398,7 +401,8 @@ class Batch:
         parts["gone_at"] = np.cumsum(parts["gone"]) - parts["gone"]
         missing = np.zeros(0 if whole else len(ids), np.uint8)
         stamps = np.full(len(parts), NO_STAMP, np.int64)
-        return cls(table, parts, grouped, positions, gone_ids, rows, missing, stamps, known.copy())
+        framed = framed_ids(grouped[:0] if whole else grouped)
+        return cls(table, parts, grouped, positions, framed, gone_ids, rows, missing, stamps, known.copy())
 
 
 # Every record of a table in Redis, a bounded piece at a time

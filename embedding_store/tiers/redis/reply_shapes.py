@@ -83,7 +83,10 @@ def _fits(command: Command, reply: object) -> bool:
             return command[1] != "KILL"
         case "CLIENT", int(count):
             return command[1] == "KILL" and count >= 0
-        case (("DEL" | "EXISTS" | "HDEL" | "HLEN" | "HSET" | "HSETNX" | "UNLINK" | "XDEL" | "XTRIM"), int(count)):
+        case (
+            ("DEL" | "EXISTS" | "HDEL" | "HLEN" | "HSET" | "HSETNX" | "HSTRLEN" | "UNLINK" | "XDEL" | "XTRIM"),
+            int(count),
+        ):
             return count >= 0
         case (("ASKING" | "AUTH" | "BGREWRITEAOF" | "INFO" | "MULTI" | "PING" | "SELECT"), bytes()):
             return True

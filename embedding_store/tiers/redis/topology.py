@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Self
 
 import hiredis
@@ -41,6 +40,29 @@ _ROUNDS = 6
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.03, 0.4
 _REDIRECTIONS = ("MOVED", "ASK")
 _DEMOTED = ("READONLY",)  # a master that has become a replica: the Sentinels know the new one
+
+
+def until_deadline(
+    attempt: Callable[[], object],
+    again: Callable[[Exception], bool],
+    deadline: Deadline,
+    waiting_for: object,
+    attempts: int | None = None,
+) -> None:
+    """Repeats an attempt with growing pauses, as long as its errors are those of which `again` says so.
+
+    Raises:
+        DeadlineExceeded: the deadline has passed, which is stopped while kernels are compiled.
+        Exception: the last error.
+    """
+    Retry(
+        math.inf,
+        again,
+        attempts=attempts,
+        first_pause_s=_FIRST_PAUSE_S,
+        longest_pause_s=_LONGEST_PAUSE_S,
+        pause=lambda seconds: time.sleep(min(seconds, deadline.left(waiting_for))),
+    ).call(attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,31 +220,24 @@ class Topology:
         word = line.split(" ", 1)[0]
         return word in _REDIRECTIONS or is_transient(line) or (bool(self.url.service) and word in _DEMOTED)
 
-    def complete(
-        self,
-        slots: Int64,
-        attempt: Callable[[list[Route]], Mapping[int, str]],
-        deadline: Deadline,
-        repeat_lost: bool = True,
-    ) -> None:
+    def complete(self, slots: Int64, attempt: Callable[[list[Route]], Mapping[int, str]], deadline: Deadline) -> None:
         """Runs commands until none is redirected any more, a bounded number of rounds.
 
         Args:
             slots: int64, the hash slot of each command.
             attempt: Runs the commands of the routes; command -> error line of those that failed.
             deadline: Of all rounds together.
-            repeat_lost: A round in which a connection broke is run again, too.
 
         Raises:
             StoreFailed: a command failed for good.
             NotReady: a server went on answering that it is not ready yet.
             Unavailable, DeadlineExceeded: naming address and deadline.
         """
-        todo, asked, redirected, rounds = np.arange(len(slots)), dict[int, Address](), list[ElastableError](), count()
+        todo, asked, redirected = np.arange(len(slots)), dict[int, Address](), list[ElastableError]()
 
         def attempt_round() -> None:
             nonlocal todo, asked
-            if next(rounds) or self._doubtful:
+            if redirected or self._doubtful:
                 self.refresh(deadline)
                 self._doubtful = False
             failures = attempt(self._routes(slots, todo, asked))
@@ -235,13 +250,11 @@ class Topology:
                 raise redirected[-1]
 
         def again(error: Exception) -> bool:
-            if redirected and error is redirected[-1]:
-                return True
             if isinstance(error, Unavailable):
-                self._doubtful = self._watched(error)
-                if repeat_lost:
-                    self.pool.drop_idle()
-            return repeat_lost and isinstance(error, Unavailable)
+                self._doubtful = True
+                self.pool.drop_idle()
+                return True
+            return error in redirected
 
         self._repeated(attempt_round, again, deadline)
 
@@ -258,14 +271,7 @@ class Topology:
             return again(error)
 
         try:
-            Retry(
-                math.inf,  # the deadline is stopped while kernels are compiled; `left` raises once it has passed
-                noted,
-                attempts=None if self.url.service else _ROUNDS,
-                first_pause_s=_FIRST_PAUSE_S,
-                longest_pause_s=_LONGEST_PAUSE_S,
-                pause=lambda seconds: time.sleep(min(seconds, deadline.left(self.url))),
-            ).call(attempt)
+            until_deadline(attempt, noted, deadline, self.url, None if self.url.service else _ROUNDS)
         except DeadlineExceeded as error:
             if self.url.service and causes:
                 raise DeadlineExceeded(f"{error}; before that: {causes[-1]}") from causes[-1]
