@@ -102,7 +102,7 @@ def encoded_reads(parts: Parts, words: Sequence[bytes], ids: memoryview, asking:
     return b"".join(pieces)
 
 
-def encoded_write(key: bytes, records: memoryview, gone: memoryview, stamp: bytes, asking: bool) -> list[Buffer]:
+def encoded_write(key: bytes, records: memoryview, gone: Buffer, stamp: bytes, asking: bool) -> list[Buffer]:
     """The write of some records of one partition, in pieces.
 
     Args:
@@ -224,20 +224,30 @@ class WriteReplies(Replies):
         self.lost: list[int] = []
         self._server, self._reader, self._replies = server, hiredis.Reader(notEnoughData=MORE_TO_COME), list[object]()
         self._commands = [_commands_of_write(gone > 0, asking) for gone in parts["gone"].tolist()]
+        self._taken = 0  # of the replies
         self.done = not self._commands
 
     def feed(self, received: UInt8, start: int, stop: int) -> int:
         self._reader.feed(received[start:stop].tobytes())
-        for reply in whole_replies(self._reader, self._server):
-            if self.done:
-                raise StoreFailed(f"redis at {self._server} sent more than it was asked for")
-            self._replies.append(reply)
-            if len(self._replies) == len(self._commands[self.completed]):
-                self._take(self._commands[self.completed], self._replies)
-                self._replies = []
+        self._replies += whole_replies(self._reader, self._server)
+        while not self.done and len(self._replies) - self._taken >= len(self._commands[self.completed]):
+            self._take(self._commands[self.completed])
+        if self.done and self._taken < len(self._replies):
+            raise StoreFailed(f"redis at {self._server} sent more than it was asked for")
         return stop
 
-    def _take(self, commands: Sequence[Command], replies: list[object]) -> None:
+    def _take(self, commands: Sequence[Command]) -> None:
+        replies = self._replies[self._taken : self._taken + len(commands)]
+        match replies:
+            case [int(length), int(new)] if commands is _PLAIN and length > 0 <= new:
+                pass
+            case _:
+                self._look(commands, replies)
+        self._taken += len(commands)
+        self.completed += 1
+        self.done = self.completed == len(self._commands)
+
+    def _look(self, commands: Sequence[Command], replies: Sequence[object]) -> None:
         require_shapes(commands, replies, self._server)
         executed = replies[-1] if isinstance(replies[-1], list) else []
         error = next((one for one in (*replies, *executed) if isinstance(one, hiredis.ReplyError)), None)
@@ -245,15 +255,16 @@ class WriteReplies(Replies):
             self.failures[self.completed] = str(error)
         if replies[commands.index(_STAMP_LENGTH)] == 0:
             self.lost.append(self.completed)
-        self.completed += 1
-        self.done = self.completed == len(self._commands)
 
 
 _STAMP_LENGTH: Command = ("HSTRLEN",)
+_PLAIN: list[Command] = [_STAMP_LENGTH, ("HSET",)]
 
 
 def _commands_of_write(gone: bool, asking: bool) -> list[Command]:
     """By name, those that `encoded_write` sends."""
+    if not gone and not asking:
+        return _PLAIN
     ask: list[Command] = [("ASKING",)] * asking
     changed: list[Command] = [("MULTI",), ("HDEL",), ("HSET",), ("EXEC",)] if gone else [("HSET",)]
     return [*ask, _STAMP_LENGTH, *ask, *changed]

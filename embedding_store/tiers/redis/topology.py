@@ -286,17 +286,15 @@ class Topology:
     def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
         """The owners of the slots of `todo`, or the servers to ask instead."""
         current = self._map
-        owners = current.owners[slots[todo]]
+        rest = np.setdiff1d(todo, list(asked)) if asked else todo
+        owners = current.owners[slots[rest]]
         if len(owners) and owners.min() < 0:
-            slot = slots[todo[owners.argmin()]]
+            slot = slots[rest[owners.argmin()]]
             raise Unavailable(f"hash slot {slot} is served by no node of the Cluster at {self.url}")
-        if not asked:
-            return [Route(current.nodes[node], False, todo[owners == node]) for node in np.unique(owners)]
-        places: dict[tuple[Address, bool], list[int]] = {}
-        for item, owner in zip(todo.tolist(), owners.tolist(), strict=True):
-            place = (asked[item], True) if item in asked else (current.nodes[owner], False)
-            places.setdefault(place, []).append(item)
-        return [Route(address, asking, np.array(items)) for (address, asking), items in places.items()]
+        routes = [Route(current.nodes[node], False, rest[owners == node]) for node in np.unique(owners)]
+        for address in dict.fromkeys(asked.values()):
+            routes.append(Route(address, True, np.array([item for item, at in asked.items() if at == address])))
+        return routes
 
     def close(self) -> None:
         """Closes all connections. Closing twice is harmless."""

@@ -10,7 +10,6 @@ from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, TakenOver, Unsupported
 from elastable.embedding_store.tiers.redis import record_transfer as record_scan
 from elastable.embedding_store.tiers.redis.connection import Deadline
-from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
@@ -153,13 +152,3 @@ def test_a_registry_of_another_schema_is_refused(tier: RedisTier, schema: int) -
     call(tier, "HSET", "{elastable}:tier:tables", "u", '{"schema": 2, "partitions": 5}')
     with pytest.raises(StoreBroken, match="the registry of tables holds"):
         tier.tables()
-
-
-def test_a_tier_and_a_log_share_one_place(redis_url: str) -> None:
-    place = RedisPlace(redis_url)
-    with RedisTier(place) as tier:
-        tier.create(TABLE)
-    with RedisTier(place) as tier:
-        tier.write(changed(1), {}, 1)
-        assert place.owner is not None
-    place.close()
