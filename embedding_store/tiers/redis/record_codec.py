@@ -22,7 +22,7 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.log.contract import Buffer
-from elastable.embedding_store.native.intrinsics import copy_bytes, word_at
+from elastable.embedding_store.native.intrinsics import copy_bytes, put_word, word_at
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.tiers.redis.connection import MORE_TO_COME, Replies, whole_replies
 from elastable.embedding_store.tiers.redis.reply_shapes import Command, packed_command, require_shapes
@@ -43,6 +43,8 @@ PART = np.dtype(
 
 _ASKING, _MULTI, _EXEC = (packed_command((name,)) for name in ("ASKING", "MULTI", "EXEC"))
 _FRAMED_ID = np.dtype([("head", "S4"), ("id", "<i8"), ("end", "S2")])  # $8\r\n<id>\r\n
+_ID_HEAD = int.from_bytes(b"$8\r\n", "little")
+_CR, _LF, _STAR, _MINUS, _ZERO = (ord(c) for c in "\r\n*-0")
 _OTHER_BYTES = 320  # of a request and its reply, besides ids and records: about
 
 
@@ -70,15 +72,26 @@ def framed_ids(ids: Int64) -> memoryview:
     return framed.view(np.uint8).reshape(len(ids), _FRAMED_ID.itemsize).data
 
 
-def framed_records(ids: Int64, records: UInt8) -> memoryview:
-    """Each id and its record, uint8 `[n, width]`, as two words of a request: uint8 `[n, stride]`."""
-    width = records.shape[1]
-    head = b"\r\n$%d\r\n" % width  # with the end of the id
-    kind = [("start", "S4"), ("id", "<i8"), ("head", f"S{len(head)}"), ("record", "u1", (width,)), ("end", "S2")]
-    framed = np.empty(len(ids), np.dtype(kind))
-    framed["start"], framed["id"], framed["head"] = b"$8\r\n", ids, head
-    framed["record"], framed["end"] = records, b"\r\n"
-    return framed.view(np.uint8).reshape(len(ids), framed.itemsize).data
+def framed_records(ids: Int64, positions: Int64, rows: UInt8) -> memoryview:
+    """Each id, int64 `[n]`, and its record `rows[positions[i]]` as two words of a request: uint8 `[n, stride]`."""
+    head = np.frombuffer(b"\r\n$%d\r\n" % rows.shape[1], np.uint8)  # with the end of the id
+    framed = np.empty((len(ids), 12 + len(head) + rows.shape[1] + 2), np.uint8)
+    _frame_records(ids, positions, rows.reshape(-1), rows.shape[1], head, framed.reshape(-1))
+    return framed.data
+
+
+@kernel
+def _frame_records(ids: Int64, positions: Int64, rows: UInt8, width: int, head: UInt8, framed: UInt8) -> None:
+    at = 0
+    for i in range(len(ids)):
+        put_word(framed, at, _ID_HEAD)  # and 4 bytes that the id overwrites
+        put_word(framed, at + 4, ids[i])
+        copy_bytes(framed, at + 12, head, 0, len(head))
+        at += 12 + len(head)
+        copy_bytes(framed, at, rows, positions[i] * width, width)
+        framed[at + width] = _CR
+        framed[at + width + 1] = _LF
+        at += width + 2
 
 
 def words_of_read(key: bytes) -> bytes:
@@ -278,7 +291,6 @@ NO_STAMP = -1
 # What `decode_records` stopped for, and what a place below 0 means in its callees.
 DONE, MORE, ERROR_LINE, UNEXPECTED = 0, -1, -2, -3
 
-_CR, _LF, _STAR, _MINUS, _ZERO = (ord(c) for c in "\r\n*-0")
 _CRLF = np.uint64(_CR + (_LF << 8))
 
 

@@ -323,13 +323,13 @@ class _Writes(Requests):
         for batch, parts in self._work.some(slice(start, stop)).by_batch():
             at, ends = 0, np.cumsum(parts["rows"])
             chosen = np.arange(ends[-1]) + np.repeat(parts["row_at"] - ends + parts["rows"], parts["rows"])
-            framed = framed_records(batch.ids[chosen], batch.rows.take(batch.positions[chosen], 0))
+            framed = framed_records(batch.ids[chosen], batch.positions[chosen], batch.rows)
             for partition, _, rows, gone_at, gone in parts.tolist():
                 deleted = framed_ids(batch.gone[gone_at : gone_at + gone]) if gone else b""
                 key, records = batch.table.names[partition], framed[at : at + rows]
                 pieces += encoded_write(key, records, deleted, self._stamp, self._asking)
                 at += rows
-        return [b"".join(pieces)]
+        return pieces
 
 
 def stamp_of(reply: object) -> int:

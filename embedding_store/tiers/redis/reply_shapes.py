@@ -88,7 +88,7 @@ def _fits(command: Command, reply: object) -> bool:
             int(count),
         ):
             return count >= 0
-        case (("ASKING" | "AUTH" | "BGREWRITEAOF" | "INFO" | "MULTI" | "PING" | "SELECT"), bytes()):
+        case (("ASKING" | "BGREWRITEAOF" | "INFO" | "MULTI" | "PING"), bytes()):
             return True
         case (("GET" | "HGET" | "SET" | "TYPE" | "UNWATCH" | "WATCH" | "XSETID"), bytes()):
             return True

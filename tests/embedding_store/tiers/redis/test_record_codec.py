@@ -103,7 +103,7 @@ def test_a_write_is_atomic_in_its_partition(
     expected += packed("MULTI") + packed("HDEL", key, *map(id_bytes, gone)) if len(gone) else b""
     expected += packed("HSET", key, "stamp", id_bytes(sequence), *words)
     expected += packed("EXEC") if len(gone) else b""
-    framed, stamp = framed_records(ids, records), id_bytes(sequence)
+    framed, stamp = framed_records(ids, np.arange(len(ids))[::-1].copy(), records[::-1].copy()), id_bytes(sequence)
     assert joined(encoded_write(key, framed, framed_ids(gone), stamp, asking)) == expected
 
 
