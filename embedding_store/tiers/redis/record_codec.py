@@ -25,7 +25,7 @@ from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.native.intrinsics import copy_bytes, put_word, word_at
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.tiers.redis.connection import MORE_TO_COME, Replies, whole_replies
-from elastable.embedding_store.tiers.redis.reply_shapes import Command, packed_command, require_shapes
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, first_error, packed_command, require_shapes
 from elastable.embedding_store.tiers.redis.schema import STAMP
 
 Parts = npt.NDArray[np.void]
@@ -262,10 +262,8 @@ class WriteReplies(Replies):
 
     def _look(self, commands: Sequence[Command], replies: Sequence[object]) -> None:
         require_shapes(commands, replies, self._server)
-        executed = replies[-1] if isinstance(replies[-1], list) else []
-        error = next((one for one in (*replies, *executed) if isinstance(one, hiredis.ReplyError)), None)
-        if error is not None:
-            self.failures[self.completed] = str(error)
+        if (error := first_error(replies)) is not None:
+            self.failures[self.completed] = error
         if replies[commands.index(_STAMP_LENGTH)] == 0:
             self.lost.append(self.completed)
 

@@ -53,6 +53,12 @@ def require_shapes(commands: Sequence[Command], replies: Sequence[object], who: 
             raise StoreFailed(f"redis at {who} answered {name} with {repr(reply)[:80]}, which is no answer to it")
 
 
+def first_error(replies: Sequence[Reply]) -> str | None:
+    """The first error line among the replies, and those of an EXEC that is the last of them; None: there is none."""
+    executed = replies[-1] if isinstance(replies[-1], list) else []
+    return next((str(reply) for reply in (*replies, *executed) if isinstance(reply, hiredis.ReplyError)), None)
+
+
 def _executed(commands: Sequence[Command], replies: object) -> bool:
     return (
         isinstance(replies, list)

@@ -31,7 +31,7 @@ from elastable.embedding_store.tiers.redis.connection import (
     ConnectionPool,
     Deadline,
 )
-from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, is_transient, reply_error
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, first_error, is_transient, reply_error
 from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
@@ -99,7 +99,7 @@ class Topology:
         """
         self.url = url
         self.pool = ConnectionPool(url, admit)
-        self._map = SlotMap.empty()
+        self._map = SlotMap((), np.full(HASH_SLOTS, -1, np.int64))
         self._doubtful = False  # the last operation lost its server
         try:
             deadline = Deadline(url.deadline)
@@ -363,11 +363,6 @@ class SlotMap:
     owners: Int64
 
     @classmethod
-    def empty(cls) -> Self:
-        """No server owns anything."""
-        return cls((), np.full(HASH_SLOTS, -1, np.int64))
-
-    @classmethod
     def of_one(cls, address: Address) -> Self:
         """One server owns every slot."""
         return cls((address,), np.zeros(HASH_SLOTS, np.int64))
@@ -399,15 +394,6 @@ def address_in(line: str) -> Address:
 _PAUSE_S = 0.002
 
 
-def _first_error(answers: Sequence[object]) -> str | None:
-    """The first error line among the answers to a transaction; None: it was executed."""
-    inner = answers[-1] if isinstance(answers[-1], list) else []
-    for answer in (*answers, *inner):
-        if isinstance(answer, hiredis.ReplyError):
-            return str(answer)
-    return None if isinstance(answers[-1], list) else f"EXEC answered {answers[-1]!r}"
-
-
 def change_if_unchanged(
     topology: Topology,
     watched: Sequence[bytes],
@@ -432,7 +418,7 @@ def change_if_unchanged(
         topology.call([(watched[0], ("TYPE", watched[0]))], deadline)  # whoever owns the slot now is known
         with topology.connection_to(topology.address_of(watched[0]), deadline) as connection:
             answers = connection.call([("WATCH", *watched), *questions], deadline)
-            error = _first_error([*answers, []])
+            error = first_error(answers)
             if error is None:
                 commands = change(answers[1:])
                 if not commands:
@@ -440,7 +426,7 @@ def change_if_unchanged(
                     return
                 answers = connection.call([("MULTI",), *commands, ("EXEC",)], deadline)
                 if answers[-1] is not None:
-                    error = _first_error(answers)
+                    error = first_error(answers)
                     if error is None:
                         return
         if error is not None and not topology.passes(error):
