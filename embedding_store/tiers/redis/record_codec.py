@@ -42,7 +42,7 @@ PART = np.dtype(
 )
 
 _ASKING, _MULTI, _EXEC = (packed_command((name,)) for name in ("ASKING", "MULTI", "EXEC"))
-_FRAMED_ID = np.dtype([("head", "S4"), ("id", "<i8"), ("end", "S2")])  # $8\r\n<id>\r\n
+_FRAMED_ID_BYTES = 14  # $8\r\n<id>\r\n
 _ID_HEAD = int.from_bytes(b"$8\r\n", "little")
 _CR, _LF, _STAR, _MINUS, _ZERO = (ord(c) for c in "\r\n*-0")
 _OTHER_BYTES = 320  # of a request and its reply, besides ids and records: about
@@ -50,13 +50,13 @@ _OTHER_BYTES = 320  # of a request and its reply, besides ids and records: about
 
 def read_sizes(parts: Parts, width: int) -> Int64:
     """About how many bytes each read of records of `width` bytes moves, its reply included: int64 `[parts]`."""
-    sizes: Int64 = parts["rows"] * (2 * _FRAMED_ID.itemsize + width) + _OTHER_BYTES
+    sizes: Int64 = parts["rows"] * (2 * _FRAMED_ID_BYTES + width) + _OTHER_BYTES
     return sizes
 
 
 def write_sizes(parts: Parts, width: int) -> Int64:
     """About how many bytes each write of records of `width` bytes moves: int64 `[parts]`."""
-    sizes: Int64 = read_sizes(parts, width) + parts["gone"] * _FRAMED_ID.itemsize
+    sizes: Int64 = read_sizes(parts, width) + parts["gone"] * _FRAMED_ID_BYTES
     return sizes
 
 
@@ -67,9 +67,19 @@ def _framed_word(word: bytes) -> bytes:
 
 def framed_ids(ids: Int64) -> memoryview:
     """Each id, int64 `[n]`, as a word of a request: uint8 `[n, 14]`."""
-    framed = np.empty(len(ids), _FRAMED_ID)
-    framed["head"], framed["id"], framed["end"] = b"$8\r\n", ids, b"\r\n"
-    return framed.view(np.uint8).reshape(len(ids), _FRAMED_ID.itemsize).data
+    framed = np.empty((len(ids), _FRAMED_ID_BYTES), np.uint8)
+    _frame_ids(ids, framed.reshape(-1))
+    return framed.data
+
+
+@kernel
+def _frame_ids(ids: Int64, framed: UInt8) -> None:
+    for i in range(len(ids)):
+        at = i * _FRAMED_ID_BYTES
+        put_word(framed, at, _ID_HEAD)  # and 4 bytes that the id overwrites
+        put_word(framed, at + 4, ids[i])
+        framed[at + 12] = _CR
+        framed[at + 13] = _LF
 
 
 def framed_records(ids: Int64, positions: Int64, rows: UInt8) -> memoryview:
@@ -296,7 +306,7 @@ def _padded(text: bytes) -> UInt8:
     return np.frombuffer(text.ljust(24, b"\0"), np.uint8)
 
 
-_OK, _NIL, _STAMP_HEAD = (_padded(text) for text in (b"+OK\r\n", b"$-1\r\n", b"$8\r\n"))
+_OK, _NIL, _STAMP_HEAD, _LINE_END = (_padded(text) for text in (b"+OK\r\n", b"$-1\r\n", b"$8\r\n", b"\r\n"))
 
 
 @kernel
@@ -316,14 +326,22 @@ def _behind(text: UInt8, received: UInt8, at: int, stop: int) -> int:
 @kernel
 def _behind_header(elements: int, received: UInt8, at: int, stop: int) -> int:
     """The place behind the `*<elements>\\r\\n` at `at`."""
-    text = np.zeros(24, np.uint8)
-    size = 1
-    while elements >= 10**size:
-        size += 1
-    text[0], text[size + 1], text[size + 2] = _STAR, _CR, _LF
-    for digit in range(size):
-        text[size - digit] = _ZERO + elements // 10**digit % 10
-    return _behind(text, received, at, stop)
+    power = 1
+    while power * 10 <= elements:
+        power *= 10
+    if at >= stop:
+        return MORE
+    if received[at] != _STAR:
+        return UNEXPECTED
+    at += 1
+    while power:
+        if at >= stop:
+            return MORE
+        if received[at] != _ZERO + elements // power % 10:
+            return UNEXPECTED
+        at += 1
+        power //= 10
+    return _behind(_LINE_END, received, at, stop)
 
 
 @kernel

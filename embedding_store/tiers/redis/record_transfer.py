@@ -389,9 +389,10 @@ class Batch:
                 f"table {table.table.name!r}: rows are {rows.dtype} {rows.shape} for {len(ids)} ids; they must be "
                 f"C-contiguous uint8 [{len(ids)}, {'' if whole else 'at most '}{width}]"
             )
-        gone = np.empty(0, np.int64) if gone is None else gone
         grouped, positions, counts = grouped_by_partition(np.ascontiguousarray(ids, np.int64), table.partitions)
-        gone_ids, _, gone_counts = grouped_by_partition(np.ascontiguousarray(gone, np.int64), table.partitions)
+        gone_ids, gone_counts = np.empty(0, np.int64), np.zeros(table.partitions, np.int64)
+        if gone is not None and len(gone):
+            gone_ids, _, gone_counts = grouped_by_partition(np.ascontiguousarray(gone, np.int64), table.partitions)
         held = np.flatnonzero(counts + gone_counts)
         parts = np.zeros(len(held), PART)
         parts["partition"] = held
