@@ -13,9 +13,9 @@ from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.support.store_url import MemoryUrl, TierOptions, file_folder
 from elastable.embedding_store.tiers.files.file_tier import FileTier
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, reply_error
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, reply_error
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
     all_rows_pattern,

@@ -31,9 +31,9 @@ from elastable.embedding_store.support.store_url import (
 )
 from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tiers.files.file_tier import FileTier
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore

@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish
 from benchmarks.processes import redis_server
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import packed_command
-from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
-from elastable.embedding_store.tiers.redis.streams.stream_records import PART_BYTES
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
+from elastable.embedding_store.tiers.redis.reply_shapes import packed_command
+from elastable.embedding_store.tiers.redis.stream_records import PART_BYTES
 from elastable.process.heap import keep_freed_memory
 from tests.servers import Server
 

@@ -11,20 +11,20 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+from elastable.embedding_store.tiers.redis.connection import (
     ConnectionPool,
     Deadline,
     Replies,
     Requests,
     exchange,
 )
-from elastable.embedding_store.tiers.redis.records.record_codec import encode_reads, read_sizes, reply_sizes
-from elastable.embedding_store.tiers.redis.records.record_transfer import Batch, RecordTable
+from elastable.embedding_store.tiers.redis.record_codec import encoded_reads, framed_ids, read_sizes
+from elastable.embedding_store.tiers.redis.record_transfer import Batch, RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _SECONDS = 60.0
 
-_Encoded = tuple[list[UInt8], Int64, Int64]
+_Encoded = tuple[list[bytes], Int64, Int64]
 """Each command's request, the bytes that it moves, and those of its reply."""
 
 
@@ -49,11 +49,11 @@ def _in_turn(url: RedisUrl, rounds: Sequence[_Encoded]) -> Callable[[], None]:
 
 
 class _Requests(Requests):
-    def __init__(self, address: Address, commands: list[UInt8], moved: Int64, replies: Replies) -> None:
+    def __init__(self, address: Address, commands: list[bytes], moved: Int64, replies: Replies) -> None:
         self.address, self._commands, self.moved, self.replies = address, commands, moved, replies
 
-    def encode(self, start: int, stop: int) -> UInt8:
-        return np.concatenate(self._commands[start:stop])
+    def encode(self, start: int, stop: int) -> list[bytes]:
+        return [b"".join(self._commands[start:stop])]
 
 
 class _Counted(Replies):
@@ -77,18 +77,15 @@ def _batch(table: RecordTable, ids: Int64) -> Batch:
 
 
 def _reads(batch: Batch) -> _Encoded:
-    keys, parts, width = batch.table.keys, batch.parts, batch.rows.shape[1]
-    encoded = []
-    for number in range(len(parts)):
-        part = parts[number : number + 1]
-        out = np.empty(int(read_sizes(part, keys).sum()), np.uint8)
-        encoded.append(out[: encode_reads(part, keys.text, keys.at, batch.ids, False, out, 0)].copy())
+    parts, width = batch.parts, batch.rows.shape[1]
+    framed, reads = framed_ids(batch.ids), batch.table.reads
+    encoded = [encoded_reads(parts[number : number + 1], reads, framed, False) for number in range(len(parts))]
     record_bytes = len(b"$%d\r\n" % width) + width + len(b"\r\n")
     sizes = [
         len(b"*%d\r\n" % (1 + rows)) + len(b"$8\r\n01234567\r\n") + rows * record_bytes
         for rows in parts["rows"].tolist()
     ]
-    return encoded, read_sizes(parts, keys) + reply_sizes(parts, width), np.array(sizes, np.int64)
+    return encoded, read_sizes(parts, width), np.array(sizes, np.int64)
 
 
 def _writes(batch: Batch) -> _Encoded:
@@ -100,6 +97,6 @@ def _writes(batch: Batch) -> _Encoded:
         for row_id, position in zip(batch.ids[chosen].tolist(), batch.positions[chosen].tolist(), strict=True):
             words += [row_id.to_bytes(8, "little", signed=True), batch.rows[position].tobytes()]
         text = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-        encoded.append(np.frombuffer(text, np.uint8))
+        encoded.append(text)
     moved = np.array([len(command) for command in encoded], np.int64)
     return encoded, moved, np.full(len(encoded), len(b":0\r\n"), np.int64)

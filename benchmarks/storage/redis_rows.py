@@ -19,7 +19,7 @@ from benchmarks.processes import redis_server
 from benchmarks.storage.redis_pace import read_pace, write_pace
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, TierTable
-from elastable.embedding_store.tiers.redis.records.record_transfer import RecordTable
+from elastable.embedding_store.tiers.redis.record_transfer import RecordTable
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import DEFAULT_NAMESPACE, partition_of, rows_key
 from elastable.embedding_store.tiers.redis.url import RedisUrl

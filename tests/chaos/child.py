@@ -156,8 +156,8 @@ def _lay_tiers(gates: Gates) -> None:
     """Every place at which a store's rows, state and log lag behind one another, whatever tier and log are."""
     from elastable.embedding_store.log.file_log import FileLog
     from elastable.embedding_store.tiers.files.file_tier import FileTier
+    from elastable.embedding_store.tiers.redis.redis_log import RedisLog
     from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-    from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 
     logged, stated = _counting(gates, "logged"), _counting(gates, "stated")
     writing, written = _counting(gates, "writing"), _counting(gates, "written")

@@ -36,6 +36,15 @@ def node_or_cluster_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def meek_url(redis_node: Server, redis_url: str) -> Iterator[str]:
+    """With the login of a user who may do everything but end connections."""
+    with redis_node.client() as client:
+        client.execute_command("ACL", "SETUSER", "meek", "on", ">secret", "~*", "+@all", "-client|kill", "-client|list")
+        yield redis_url.replace("://", "://meek:secret@")
+        client.execute_command("ACL", "DELUSER", "meek")
+
+
+@pytest.fixture
 def durable(server_binary: Path, tmp_path: Path) -> Iterator[Server]:
     """A server for this test alone that keeps what it confirmed."""
     with running_server(server_binary, tmp_path / "durable", DURABLE) as server:

@@ -4,14 +4,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from elastable.embedding_store import EmbeddingStore, MemoryStore
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection
+from elastable.embedding_store.tiers.redis.connection import Connection
 from tests.redis_done import until_done
 
 _WRITES = {b"SET", b"DEL", b"HSET", b"HSETNX", b"HDEL", b"UNLINK", b"EXEC"}
@@ -102,11 +102,12 @@ def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callab
     """Within the block this thread meets its `end` once it has sent so many writes (None: they are counted)."""
     state, send, thread = Writes(writes), Connection.send, threading.get_ident()
 
-    def counted(connection: Connection, request: memoryview) -> int:
+    def counted(connection: Connection, pieces: Sequence[memoryview]) -> int:
         if threading.get_ident() != thread:
-            return send(connection, request)
+            return send(connection, pieces)
+        request = pieces[0]
         stop = state.allowed(connection, request)
-        sent = send(connection, request if stop is None else request[:stop])
+        sent = send(connection, [request if stop is None else request[:stop]])
         if state.sent(connection, request[:sent].tobytes()):
             until_done(connection.socket)
             end()
@@ -115,7 +116,6 @@ def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callab
 
     with monkeypatch.context() as patch:
         patch.setattr(Connection, "send", counted)
-        patch.setattr(Connection, "send_pieces", lambda connection, pieces: connection.send(pieces[0]))  # of the log
         yield state
 
 

@@ -20,9 +20,9 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.store_reader import StoreReader
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.contracts.store_history import MOST, NAMES, SPECS, TRAINED, History, Random, commit_of, ids_of, program
 from tests.contracts.store_samples import create_tables
 from tests.threads import on_threads

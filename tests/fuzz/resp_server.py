@@ -12,8 +12,8 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Replies
-from elastable.embedding_store.tiers.redis.records.record_codec import PART, Awaited, Parts, RecordReplies, WriteReplies
+from elastable.embedding_store.tiers.redis.connection import Replies
+from elastable.embedding_store.tiers.redis.record_codec import PART, Awaited, Parts, RecordReplies, WriteReplies
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target, is_named
 from tests.servers import redis_binary, running_server, valkey_binary
@@ -75,7 +75,7 @@ def _writes(m: Mutator, parts: Parts, asking: bool) -> tuple[bytes, Replies]:
     for gone in parts["gone"].tolist():
         stream += b"+OK\r\n" * asking + b":%d\r\n" % (8 * m.small(1)) + b"+OK\r\n" * asking
         stream += b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:1\r\n:3\r\n" if gone else b":3\r\n"
-    return stream, WriteReplies(parts, asking=asking)
+    return stream, WriteReplies(parts, "here", asking=asking)
 
 
 def _fed(m: Mutator, replies: Replies, stream: bytes) -> None:

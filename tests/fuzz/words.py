@@ -17,7 +17,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.checked_files import read_secret
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.store_url import TierOptions, byte_count, shard_urls
-from elastable.embedding_store.tiers.redis.records.record_transfer import RecordTable
+from elastable.embedding_store.tiers.redis.record_transfer import RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Credentials

@@ -12,7 +12,7 @@ from benchmarks.peers.rounds import Turn
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.tier import Records, TierTable
-from elastable.embedding_store.tiers.redis.records.record_transfer import RecordTable
+from elastable.embedding_store.tiers.redis.record_transfer import RecordTable
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.process.heap import keep_freed_memory

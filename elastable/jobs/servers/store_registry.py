@@ -9,9 +9,9 @@ from urllib.parse import parse_qsl, quote
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TakenOver, Unavailable
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply
-from elastable.embedding_store.tiers.redis.connections.topology import Topology, change_if_unchanged
+from elastable.embedding_store.tiers.redis.connection import Deadline
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply
+from elastable.embedding_store.tiers.redis.topology import Topology, change_if_unchanged
 from elastable.embedding_store.tiers.redis.url import SCHEMES, RedisUrl
 from elastable.process.repeating import repeating
 

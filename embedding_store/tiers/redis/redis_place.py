@@ -14,16 +14,16 @@ import hiredis
 from elastable.embedding_store.errors import StoreFailed, TakenOver
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+from elastable.embedding_store.tiers.redis.connection import (
     Connection,
     ConnectionLost,
     Deadline,
     end_clients,
     named_clients,
 )
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, reply_error
-from elastable.embedding_store.tiers.redis.connections.topology import Topology, change_if_unchanged
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, reply_error
 from elastable.embedding_store.tiers.redis.schema import owner_key
+from elastable.embedding_store.tiers.redis.topology import Topology, change_if_unchanged
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _LOG = logging.getLogger(__name__)

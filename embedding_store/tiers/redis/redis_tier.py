@@ -19,15 +19,11 @@ from elastable.embedding_store.errors import (
     StoreBroken,
     StoreFailed,
     TableNotFound,
-    TakenOver,
     Unavailable,
 )
-from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.connections.topology import Topology
-from elastable.embedding_store.tiers.redis.records.record_codec import NO_STAMP
-from elastable.embedding_store.tiers.redis.records.record_transfer import (
+from elastable.embedding_store.tiers.redis.connection import Deadline
+from elastable.embedding_store.tiers.redis.record_codec import NO_STAMP
+from elastable.embedding_store.tiers.redis.record_transfer import (
     Batch,
     LostPartition,
     RecordTable,
@@ -37,6 +33,7 @@ from elastable.embedding_store.tiers.redis.records.record_transfer import (
     write_records,
 )
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
     first_stamp,
@@ -44,6 +41,7 @@ from elastable.embedding_store.tiers.redis.schema import (
     tier_state_key,
     tier_tables_key,
 )
+from elastable.embedding_store.tiers.redis.topology import Topology, until_deadline
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _NO_IDS = np.empty(0, np.int64)
@@ -398,13 +396,7 @@ class RedisTier(Tier):
     def _repeated(self, act: Callable[[], None], deadline: Deadline) -> None:
         """Repeats what may be done twice, as long as a connection breaks and the deadline has not passed."""
 
-        def broke(error: Exception) -> bool:
-            if isinstance(error, Unavailable) and not isinstance(error, TakenOver):
-                deadline.left(self._place.url)
-                return True
-            return False
-
-        Retry(deadline.left(self._place.url), broke).call(act)
+        until_deadline(act, lambda error: isinstance(error, Unavailable), deadline, self._place.url)
 
 
 # What a tier in Redis keeps next to records: the engine's state, and the stamps confirmed when it was written

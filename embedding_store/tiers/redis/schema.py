@@ -14,7 +14,7 @@ transaction.
                                name -> partition in decimal, which a writer found lost
     {N}:owner          string  who may write: "<host>:<process>:<random>:<phase>"
     {N}:log            stream  what was changed, in order, until the records hold it; the entries are described in
-                               `elastable.embedding_store.tiers.redis.streams.stream_records`
+                               `elastable.embedding_store.tiers.redis.stream_records`
     {N:T:p}:rows       hash    id, int64, 8 bytes -> the record, W bytes: the row's weights first, as the table's
                                dtype stores them, then the optimizer's slots, then what the engine adds
                                "stamp", 5 bytes -> int64, 8 bytes
@@ -120,7 +120,7 @@ def check_namespace(namespace: str) -> str:
     return namespace
 
 
-# Loops over ids for the Redis backend: mixing, and grouping by partition
+# The partitions of ids, and ids grouped by them
 
 
 @kernel
@@ -133,9 +133,8 @@ def partition_of(ids: Int64, partitions: int) -> Int64:
     return result
 
 
-@kernel
 def grouped_by_partition(ids: Int64, partitions: int) -> tuple[Int64, Int64, Int64]:
-    """Ids, grouped by partition: a counting sort, so order is kept within each.
+    """Ids, grouped by partition: a radix sort, so order is kept within each.
 
     Args:
         ids: int64 `[n]`, each once.
@@ -146,16 +145,6 @@ def grouped_by_partition(ids: Int64, partitions: int) -> tuple[Int64, Int64, Int
         positions: int64 `[n]`, where each of them is in `ids`.
         counts: int64 `[partitions]`.
     """
-    counts = np.zeros(partitions, np.int64)
     partition = partition_of(ids, partitions)
-    for i in range(len(ids)):
-        counts[partition[i]] += 1
-    cursor = np.cumsum(counts) - counts
-    grouped = np.empty(len(ids), np.int64)
-    positions = np.empty(len(ids), np.int64)
-    for i in range(len(ids)):
-        place = cursor[partition[i]]
-        cursor[partition[i]] += 1
-        grouped[place] = ids[i]
-        positions[place] = i
-    return grouped, positions, counts
+    positions = np.argsort(partition.astype(np.uint16), kind="stable")
+    return ids[positions], positions, np.bincount(partition, minlength=partitions)

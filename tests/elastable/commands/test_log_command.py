@@ -18,9 +18,9 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_tier import StoreTier
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
 from tests.master.checkpoints.jobs import flip
 from tests.servers import Server
 

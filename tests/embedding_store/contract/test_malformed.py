@@ -7,10 +7,10 @@ import pytest
 
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.errors import BadSpec, StoreBroken, StoreFailed
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, require_shapes
-from elastable.embedding_store.tiers.redis.records.record_transfer import RecordTable
+from elastable.embedding_store.tiers.redis.record_transfer import RecordTable
 from elastable.embedding_store.tiers.redis.redis_tier import TierState
-from elastable.embedding_store.tiers.redis.streams.stream_records import read_ends
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, require_shapes
+from elastable.embedding_store.tiers.redis.stream_records import read_ends
 
 PLAIN = json.loads(spec_to_json(TableSpec("t", 2)))
 

@@ -2,7 +2,7 @@
 
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.tiers.redis.streams.redis_log import RedisLog
+from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 
 #: Names of fixtures that give an empty server; "files": none is needed.
 KINDS = ("files", "redis_url", "valkey_url", "redis_cluster_url")

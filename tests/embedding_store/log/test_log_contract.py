@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, StoreFailed
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.framing import HEADER_BYTES
-from elastable.embedding_store.tiers.redis.streams.stream_records import PART_BYTES
+from elastable.embedding_store.tiers.redis.stream_records import PART_BYTES
 from tests.embedding_store.log.log_places import KINDS, Entry, open_log, read
 
 _BYTES = np.random.default_rng(0).bytes(4 << 20)

@@ -3,7 +3,7 @@ import pytest
 
 from elastable.embedding_store.errors import DeadlineExceeded
 from elastable.embedding_store.support.compile_clock import compile_seconds
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
+from elastable.embedding_store.tiers.redis.connection import Deadline
 
 
 def test_compiling_is_counted_once_however_kernels_are_nested() -> None:

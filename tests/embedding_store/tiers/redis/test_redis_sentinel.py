@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
-from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
+from elastable.embedding_store.errors import StoreFailed, Unavailable
+from elastable.embedding_store.tiers.redis.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from tests.embedding_store.tiers.redis.tier_samples import begin, changed, read_back, rows_of
@@ -142,16 +142,3 @@ def test_logins_of_servers_and_sentinels(server_binary: Path, tmp_path: Path, mo
 def test_a_service_that_nobody_knows(redis_sentinel_url: str) -> None:
     with pytest.raises(Unavailable, match="it knows no master 'other' that is up"):
         RedisTier(f"{redis_sentinel_url.replace('mymaster', 'other')}&deadline=5")
-
-
-@pytest.mark.parametrize("url", ["redis+sentinel://h", "redis+sentinel://h?service=", "redis://h?service=x"])
-def test_a_service_belongs_to_sentinels(url: str) -> None:
-    with pytest.raises(BadInput, match="option service of a Redis URL"):
-        RedisUrl.parse(url)
-
-
-def test_urls_of_sentinels() -> None:
-    url = RedisUrl.parse("rediss+sentinel://u:p@a,b:1/2?service=s&namespace=n")
-    assert [str(seed) for seed in url.seeds] == ["a:26379", "b:1"]
-    assert (url.tls, url.service, url.db, url.username, url.namespace) == (True, "s", 2, "u", "n")
-    assert str(url) == "rediss+sentinel://a:26379,b:1/2?service=s"

@@ -8,13 +8,12 @@ import redis
 
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, TakenOver, Unsupported
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.connections.topology import Topology
-from elastable.embedding_store.tiers.redis.records import record_transfer as record_scan
-from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis import record_transfer as record_scan
+from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
+from elastable.embedding_store.tiers.redis.topology import Topology
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
 
 
@@ -58,7 +57,7 @@ def test_the_loss_of_one_of_two_writes_of_the_same_entry_is_noticed(redis_url: s
 @pytest.mark.parametrize("width", [None, 0, 5])
 @pytest.mark.parametrize("most_bytes", [1 << 30, 1 << 10])
 def test_scans_in_pieces(tier: RedisTier, width: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastable.embedding_store.tiers.redis.records.record_transfer._PIECE_BYTES", most_bytes)
+    monkeypatch.setattr("elastable.embedding_store.tiers.redis.record_transfer._PIECE_BYTES", most_bytes)
     tier.write(changed(6), {}, 6)
     blocks = list(tier.scan("t", 150, width))
     assert [len(block.ids) for block in blocks] == [150, 150, 100]
@@ -153,13 +152,3 @@ def test_a_registry_of_another_schema_is_refused(tier: RedisTier, schema: int) -
     call(tier, "HSET", "{elastable}:tier:tables", "u", '{"schema": 2, "partitions": 5}')
     with pytest.raises(StoreBroken, match="the registry of tables holds"):
         tier.tables()
-
-
-def test_a_tier_and_a_log_share_one_place(redis_url: str) -> None:
-    place = RedisPlace(redis_url)
-    with RedisTier(place) as tier:
-        tier.create(TABLE)
-    with RedisTier(place) as tier:
-        tier.write(changed(1), {}, 1)
-        assert place.owner is not None
-    place.close()

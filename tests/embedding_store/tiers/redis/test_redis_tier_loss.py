@@ -10,7 +10,7 @@ import redis
 
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import StoreBroken, StoreFailed, TakenOver
-from elastable.embedding_store.tiers.redis.records.record_transfer import LostPartition
+from elastable.embedding_store.tiers.redis.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import hash_slot, partition_of, rows_key
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, begin, changed, read_back, rows_of

@@ -15,6 +15,9 @@ def test_every_part_of_a_url() -> None:
     assert url == RedisUrl(seeds, "me", "p@ss", 3, True, "/x", "job", 8, 2.5)
     assert RedisUrl.parse("redis://localhost") == RedisUrl((Address("localhost", 6379),))
     assert RedisUrl.parse("redis://[::1]").seeds == (Address("::1", 6379),)
+    url = RedisUrl.parse("rediss+sentinel://u:p@a,b:1/2?service=s&namespace=n")
+    assert url == RedisUrl((Address("a", 26379), Address("b", 1)), "u", "p", 2, True, namespace="n", service="s")
+    assert str(url) == "rediss+sentinel://a:26379,b:1/2?service=s"
 
 
 def test_a_password_is_taken_as_it_is_and_never_shows() -> None:
@@ -52,6 +55,10 @@ def test_a_password_is_taken_as_it_is_and_never_shows() -> None:
         ("redis://me:se@cret#secret", "percent-encode"),
         ("redis://me:secret@h:1?held_bytes=1GiB", "'held_bytes' is unknown"),
         ("redis://me:secret@[::1:1", "address"),
+        *(
+            (url, "option service of a Redis URL")
+            for url in ("redis+sentinel://h", "redis+sentinel://h?service=", "redis://h?service=x")
+        ),
     ],
 )
 def test_what_is_refused(url: str, message: str) -> None:

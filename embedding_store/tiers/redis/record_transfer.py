@@ -3,39 +3,41 @@
 import base64
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 import hiredis
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import Records, TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
-from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+from elastable.embedding_store.log.contract import Buffer
+from elastable.embedding_store.tiers.redis.connection import (
     Connection,
     Deadline,
     Requests,
     exchange,
 )
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command
-from elastable.embedding_store.tiers.redis.connections.topology import Route, Topology
-from elastable.embedding_store.tiers.redis.records.record_codec import (
+from elastable.embedding_store.tiers.redis.record_codec import (
     NO_STAMP,
     PART,
     Awaited,
-    Keys,
     Parts,
     RecordReplies,
     WriteReplies,
-    encode_reads,
-    encode_writes,
+    encoded_reads,
+    encoded_write,
+    framed_ids,
+    framed_records,
     read_sizes,
-    reply_sizes,
+    words_of_read,
     write_sizes,
 )
+from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     SCHEMA,
     STAMP,
@@ -45,6 +47,7 @@ from elastable.embedding_store.tiers.redis.schema import (
     rows_key,
     stamp_name,
 )
+from elastable.embedding_store.tiers.redis.topology import Route, Topology
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +60,7 @@ class RecordTable:
         made: Random text, of this table and no other one of its name.
         dropped: Whether its deletion has begun.
         names: Key of each partition.
-        keys: The same, encoded.
+        reads: Of each partition, by `words_of_read`.
         hash_slots: int64 `[partitions]`.
     """
 
@@ -66,7 +69,7 @@ class RecordTable:
     made: str
     dropped: bool
     names: tuple[bytes, ...] = field(repr=False)
-    keys: Keys = field(repr=False)
+    reads: tuple[bytes, ...] = field(repr=False)
     hash_slots: Int64 = field(repr=False)
 
     @classmethod
@@ -74,7 +77,8 @@ class RecordTable:
         """A table under a namespace; `made` is drawn where none is given."""
         names = tuple(rows_key(namespace, table.name, p) for p in range(check_partitions(partitions)))
         slots = np.array([hash_slot(name) for name in names], np.int64)
-        return cls(table, partitions, made or secrets.token_hex(8), dropped, names, Keys.of(list(names)), slots)
+        made = made or secrets.token_hex(8)
+        return cls(table, partitions, made, dropped, names, tuple(map(words_of_read, names)), slots)
 
     def to_json(self, dropped: bool = False) -> str:
         """The registry's value."""
@@ -139,42 +143,48 @@ class LostPartition(StoreBroken):
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """The parts of a batch that one server has."""
+class _Work:
+    """Parts of some batches, numbered through.
 
-    batch: "Batch"
-    items: Int64  # of the batch's parts
+    Attributes:
+        batches: All of them.
+        owners: int64 `[n]`: the batch of each part, ascending.
+        parts: `PART` `[n]`.
+    """
+
+    batches: "Sequence[Batch]"
+    owners: Int64
     parts: Parts
 
+    @classmethod
+    def of(cls, batches: "Sequence[Batch]") -> Self:
+        """All their parts."""
+        owners = np.repeat(np.arange(len(batches)), [len(batch.parts) for batch in batches])
+        parts = np.concatenate([np.empty(0, PART), *(batch.parts for batch in batches)], dtype=PART)
+        return cls(batches, owners, parts)
 
-class _Shares:
-    """The parts of all batches, numbered through."""
+    def some(self, items: Int64 | slice) -> "_Work":
+        """Some of these parts, numbered anew."""
+        return _Work(self.batches, self.owners[items], self.parts[items])
 
-    def __init__(self, batches: "Sequence[Batch]") -> None:
-        self._batches = [batch for batch in batches if len(batch.parts)]
-        self._starts = np.cumsum([0, *(len(batch.parts) for batch in self._batches)])
-        slots = [batch.table.hash_slots[batch.parts["partition"]] for batch in self._batches]
-        self.hash_slots: Int64 = np.concatenate([np.empty(0, np.int64), *slots])
+    def by_batch(self) -> "Iterator[tuple[Batch, Parts]]":
+        """The batches that have parts here, with those."""
+        for number, batch in enumerate(self.batches):
+            parts = self.parts if len(self.batches) == 1 else self.parts[self.owners == number]
+            if len(parts):
+                yield batch, parts
 
-    def of(self, items: Int64) -> list[_Share]:
-        """Those of some parts, in ascending order."""
-        bounds = np.searchsorted(items, self._starts)
-        shares: list[_Share] = []
-        for batch, start, first, stop in zip(self._batches, self._starts, bounds, bounds[1:], strict=False):
-            if first < stop:
-                own = items[first:stop] - start
-                shares.append(_Share(batch, own, batch.parts[own]))
-        return shares
+    def values(self, of: "Callable[[Batch, Parts], Int64]") -> Int64:
+        """int64 `[n]`: a value of each part."""
+        return np.concatenate([np.empty(0, np.int64), *(of(batch, parts) for batch, parts in self.by_batch())])
 
+    def hash_slots(self) -> Int64:
+        """int64 `[n]`."""
+        return self.values(lambda batch, parts: batch.table.hash_slots[parts["partition"]])
 
-def _within(shares: Sequence[_Share], start: int, stop: int) -> Iterator[tuple[_Share, Parts]]:
-    """The parts `start..stop` of some shares, share by share."""
-    before = 0
-    for share in shares:
-        first, last = max(start - before, 0), min(stop - before, len(share.parts))
-        if first < last:
-            yield share, share.parts[first:last]
-        before += len(share.parts)
+    def partition(self, item: int) -> "tuple[Batch, int]":
+        """The batch of a part, and its partition."""
+        return self.batches[self.owners[item]], int(self.parts["partition"][item])
 
 
 def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadline) -> None:
@@ -182,7 +192,7 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
 
     Args:
         topology: The servers.
-        batches: Their `rows`, `missing` and `stamps` are written.
+        batches: Their `rows` and `missing` are written.
         deadline: Of everything together.
 
     Raises:
@@ -190,47 +200,45 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
         StoreFailed: a server answered with an error.
         Unavailable, DeadlineExceeded: naming address and deadline.
     """
-    all_shares = _Shares(batches)
+    work = _Work.of(batches)
+    stamps = np.full(len(work.parts), NO_STAMP, np.int64)
 
     def attempt(routes: list[Route]) -> dict[int, str]:
-        reads = [_Reads(all_shares.of(route.items), route) for route in routes]
+        reads = [_Reads(work.some(route.items), route) for route in routes]
         exchange(topology.pool, reads, deadline)
         failures: dict[int, str] = {}
         for route, read in zip(routes, reads, strict=True):
-            for share, awaited in zip(read.shares, read.awaited, strict=True):
-                share.batch.stamps[share.items] = awaited.stamps
+            stamps[route.items] = np.concatenate([awaited.stamps for awaited in read.awaited])
             failures |= {int(route.items[at]): line for at, line in read.replies.failures.items()}
         return failures
 
-    topology.complete(all_shares.hash_slots, attempt, deadline)
-    for batch in batches:
-        partitions = batch.parts["partition"]
-        behind = np.flatnonzero((batch.stamps == NO_STAMP) | (batch.stamps < batch.known[partitions]))
-        if len(behind):
-            at, partition = int(behind[0]), int(partitions[behind[0]])
-            stamp, known = int(batch.stamps[at]), int(batch.known[partition])
-            raise LostPartition.of(topology.url, batch.table, partition, stamp, known)
+    topology.complete(work.hash_slots(), attempt, deadline)
+    known = work.values(lambda batch, parts: batch.known[parts["partition"]])
+    behind = np.flatnonzero((stamps == NO_STAMP) | (stamps < known))
+    if len(behind):
+        at = int(behind[0])
+        batch, partition = work.partition(at)
+        raise LostPartition.of(topology.url, batch.table, partition, int(stamps[at]), int(known[at]))
 
 
 class _Reads(Requests):
-    def __init__(self, shares: list[_Share], route: Route) -> None:
-        self.shares, self.address, self._asking = shares, route.address, route.asking
-        self.awaited, sizes = list[Awaited](), list[Int64]()
-        for share in shares:
-            batch, width = share.batch, share.batch.table.table.record_bytes
-            stamps = np.full(len(share.parts), NO_STAMP, np.int64)
-            self.awaited.append(Awaited(share.parts, batch.positions, width, batch.rows, batch.missing, stamps))
-            sizes.append(read_sizes(share.parts, batch.table.keys) + reply_sizes(share.parts, width))
-        self.moved, self.replies = np.concatenate(sizes), RecordReplies(self.awaited, asking=route.asking)
+    def __init__(self, work: _Work, route: Route) -> None:
+        self.address, self._asking, self._work = route.address, route.asking, work
+        self.awaited = [
+            Awaited(
+                parts, batch.positions, batch.table.table.record_bytes, batch.rows, batch.missing,
+                np.full(len(parts), NO_STAMP, np.int64),
+            )
+            for batch, parts in work.by_batch()
+        ]  # fmt: skip
+        self.moved = work.values(lambda batch, parts: read_sizes(parts, batch.table.table.record_bytes))
+        self.replies = RecordReplies(self.awaited, asking=route.asking)
 
-    def encode(self, start: int, stop: int) -> UInt8:
-        chosen = list(_within(self.shares, start, stop))
-        room = sum(int(read_sizes(parts, share.batch.table.keys).sum()) for share, parts in chosen)
-        out, at = np.empty(room, np.uint8), 0
-        for share, parts in chosen:
-            keys = share.batch.table.keys
-            at = encode_reads(parts, keys.text, keys.at, share.batch.ids, self._asking, out, at)
-        return out[:at]
+    def encode(self, start: int, stop: int) -> Sequence[Buffer]:
+        return [
+            encoded_reads(parts, batch.table.reads, batch.framed, self._asking)
+            for batch, parts in self._work.some(slice(start, stop)).by_batch()
+        ]
 
 
 def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, deadline: Deadline) -> None:
@@ -249,10 +257,10 @@ def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, de
         LostPartition: a partition has no stamp, or is behind what is known of it.
         StoreFailed, Unavailable, DeadlineExceeded: some partitions may have been written.
     """
-    all_shares = _Shares(batches)
+    work = _Work.of(batches)
 
     def attempt(routes: list[Route]) -> dict[int, str]:
-        writes = [_Writes(topology, all_shares.of(route.items), stamp, route) for route in routes]
+        writes = [_Writes(topology, work.some(route.items), stamp, route) for route in routes]
         exchange(topology.pool, writes, deadline)
         failures: dict[int, str] = {}
         for route, write in zip(routes, writes, strict=True):
@@ -262,43 +270,40 @@ def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, de
             failures |= {int(route.items[at]): line for at, line in write.replies.failures.items()}
             lost = [at for at in write.replies.lost if at not in write.replies.failures]
             if lost:
-                share, parts = next(_within(write.shares, lost[0], lost[0] + 1))
-                partition = int(parts["partition"][0])
-                raise LostPartition.of(topology.url, share.batch.table, partition, NO_STAMP, 0)
+                batch, partition = work.partition(route.items[lost[0]])
+                raise LostPartition.of(topology.url, batch.table, partition, NO_STAMP, 0)
         if failures:
             topology.pool.drop_idle()  # a failover may be behind it: what was verified before may be so no more
         return failures
 
-    topology.complete(all_shares.hash_slots, attempt, deadline)
+    topology.complete(work.hash_slots(), attempt, deadline)
 
 
 class _Writes(Requests):
     """The writes of a route.
 
     Attributes:
-        shares: What is written.
         refused: Part -> the error line of the server, which did not tell its stamp; nothing is written then.
     """
 
     replies: WriteReplies
 
-    def __init__(self, topology: Topology, shares: list[_Share], sequence: int, route: Route) -> None:
-        self.shares, self.address = shares, route.address
+    def __init__(self, topology: Topology, work: _Work, stamp: int, route: Route) -> None:
+        self.address = route.address
         self.refused: dict[int, str] = {}
-        self.replies = WriteReplies(np.concatenate([share.parts for share in shares]), asking=route.asking)
-        self._topology, self._sequence, self._asking = topology, sequence, route.asking
-        self.moved = np.concatenate([_write_sizes(share, share.parts) for share in shares])
+        self.replies = WriteReplies(work.parts, route.address, asking=route.asking)
+        self._topology, self._work, self._asking = topology, work, route.asking
+        self._stamp = stamp.to_bytes(8, "little", signed=True)
+        self.moved = work.values(lambda batch, parts: write_sizes(parts, batch.table.table.record_bytes))
 
     def admit(self, connection: Connection, deadline: Deadline) -> bool:
         """Reads the stamps of partitions that this connection has not written to yet."""
-        asked: list[tuple[int, Batch, int]] = []
-        before = 0
-        for share in self.shares:
-            table, partitions = share.batch.table, share.parts["partition"]
-            verified = connection.verified.setdefault(table, np.zeros(table.partitions, np.bool_))
-            new = np.flatnonzero(~verified[partitions])
-            asked += [(before + at, share.batch, int(partitions[at])) for at in new.tolist()]
-            before += len(partitions)
+
+        def verified(table: RecordTable) -> npt.NDArray[np.bool_]:
+            return connection.verified.setdefault(table, np.zeros(table.partitions, np.bool_))
+
+        new = np.flatnonzero(self._work.values(lambda batch, parts: ~verified(batch.table)[parts["partition"]]))
+        asked = [(at, *self._work.partition(at)) for at in new.tolist()]
         words: list[Command] = []
         for _, batch, partition in asked:
             words += [("ASKING",)] * self._asking + [("HGET", batch.table.names[partition], STAMP)]
@@ -307,27 +312,24 @@ class _Writes(Requests):
             if isinstance(reply, hiredis.ReplyError):
                 self.refused[at] = str(reply)
                 continue
-            table, known, stamp = batch.table, int(batch.known[partition]), stamp_of(reply)
+            known, stamp = int(batch.known[partition]), stamp_of(reply)
             if stamp == NO_STAMP or stamp < known:
-                raise LostPartition.of(self._topology.url, table, partition, stamp, known)
-            connection.verified[table][partition] = True
+                raise LostPartition.of(self._topology.url, batch.table, partition, stamp, known)
+            verified(batch.table)[partition] = True
         return not self.refused
 
-    def encode(self, start: int, stop: int) -> UInt8:
-        chosen = list(_within(self.shares, start, stop))
-        room = sum(int(_write_sizes(share, parts).sum()) for share, parts in chosen)
-        out, at = np.empty(room, np.uint8), 0
-        for share, parts in chosen:
-            batch, keys = share.batch, share.batch.table.keys
-            at = encode_writes(
-                parts, keys.text, keys.at, batch.ids, batch.positions, batch.gone, batch.rows.reshape(-1),
-                batch.rows.shape[1], self._sequence, self._asking, out, at,
-            )  # fmt: skip
-        return out[:at]
-
-
-def _write_sizes(share: _Share, parts: Parts) -> Int64:
-    return write_sizes(parts, share.batch.table.keys, share.batch.rows.shape[1])
+    def encode(self, start: int, stop: int) -> Sequence[Buffer]:
+        pieces = list[Buffer]()
+        for batch, parts in self._work.some(slice(start, stop)).by_batch():
+            at, ends = 0, np.cumsum(parts["rows"])
+            chosen = np.arange(ends[-1]) + np.repeat(parts["row_at"] - ends + parts["rows"], parts["rows"])
+            framed = framed_records(batch.ids[chosen], batch.positions[chosen], batch.rows)
+            for partition, _, rows, gone_at, gone in parts.tolist():
+                deleted = framed_ids(batch.gone[gone_at : gone_at + gone]) if gone else b""
+                key, records = batch.table.names[partition], framed[at : at + rows]
+                pieces += encoded_write(key, records, deleted, self._stamp, self._asking)
+                at += rows
+        return pieces
 
 
 def stamp_of(reply: object) -> int:
@@ -349,10 +351,10 @@ class Batch:
         parts: `PART`, one for each partition that has something to do.
         ids: int64 `[n]`, those of partition 0 first.
         positions: int64 `[n]`: the record of `ids[i]` is `rows[positions[i]]`.
+        framed: uint8 `[n, 14]`, of a read: the ids by `framed_ids`.
         gone: int64: ids to delete, in the same order.
         rows: uint8 `[n, w]`: whole records to write; or, to be read, their first bytes.
         missing: uint8 `[n]`, of a read: becomes 1 where there is no record.
-        stamps: int64 `[parts]`, of a read: becomes what each partition's stamp is.
         known: int64 `[partitions]`: stamps that no partition may be behind.
     """
 
@@ -360,10 +362,10 @@ class Batch:
     parts: Parts
     ids: Int64
     positions: Int64
+    framed: memoryview
     gone: Int64
     rows: UInt8
     missing: UInt8
-    stamps: Int64
     known: Int64
 
     @classmethod
@@ -387,9 +389,10 @@ class Batch:
                 f"table {table.table.name!r}: rows are {rows.dtype} {rows.shape} for {len(ids)} ids; they must be "
                 f"C-contiguous uint8 [{len(ids)}, {'' if whole else 'at most '}{width}]"
             )
-        gone = np.empty(0, np.int64) if gone is None else gone
         grouped, positions, counts = grouped_by_partition(np.ascontiguousarray(ids, np.int64), table.partitions)
-        gone_ids, _, gone_counts = grouped_by_partition(np.ascontiguousarray(gone, np.int64), table.partitions)
+        gone_ids, gone_counts = np.empty(0, np.int64), np.zeros(table.partitions, np.int64)
+        if gone is not None and len(gone):
+            gone_ids, _, gone_counts = grouped_by_partition(np.ascontiguousarray(gone, np.int64), table.partitions)
         held = np.flatnonzero(counts + gone_counts)
         parts = np.zeros(len(held), PART)
         parts["partition"] = held
@@ -397,8 +400,8 @@ class Batch:
         parts["row_at"] = np.cumsum(parts["rows"]) - parts["rows"]
         parts["gone_at"] = np.cumsum(parts["gone"]) - parts["gone"]
         missing = np.zeros(0 if whole else len(ids), np.uint8)
-        stamps = np.full(len(parts), NO_STAMP, np.int64)
-        return cls(table, parts, grouped, positions, gone_ids, rows, missing, stamps, known.copy())
+        framed = framed_ids(grouped[:0] if whole else grouped)
+        return cls(table, parts, grouped, positions, framed, gone_ids, rows, missing, known.copy())
 
 
 # Every record of a table in Redis, a bounded piece at a time

@@ -53,6 +53,12 @@ def require_shapes(commands: Sequence[Command], replies: Sequence[object], who: 
             raise StoreFailed(f"redis at {who} answered {name} with {repr(reply)[:80]}, which is no answer to it")
 
 
+def first_error(replies: Sequence[Reply]) -> str | None:
+    """The first error line among the replies, and those of an EXEC that is the last of them; None: there is none."""
+    executed = replies[-1] if isinstance(replies[-1], list) else []
+    return next((str(reply) for reply in (*replies, *executed) if isinstance(reply, hiredis.ReplyError)), None)
+
+
 def _executed(commands: Sequence[Command], replies: object) -> bool:
     return (
         isinstance(replies, list)
@@ -83,9 +89,12 @@ def _fits(command: Command, reply: object) -> bool:
             return command[1] != "KILL"
         case "CLIENT", int(count):
             return command[1] == "KILL" and count >= 0
-        case (("DEL" | "EXISTS" | "HDEL" | "HLEN" | "HSET" | "HSETNX" | "UNLINK" | "XDEL" | "XTRIM"), int(count)):
+        case (
+            ("DEL" | "EXISTS" | "HDEL" | "HLEN" | "HSET" | "HSETNX" | "HSTRLEN" | "UNLINK" | "XDEL" | "XTRIM"),
+            int(count),
+        ):
             return count >= 0
-        case (("ASKING" | "AUTH" | "BGREWRITEAOF" | "INFO" | "MULTI" | "PING" | "SELECT"), bytes()):
+        case (("ASKING" | "BGREWRITEAOF" | "INFO" | "MULTI" | "PING"), bytes()):
             return True
         case (("GET" | "HGET" | "SET" | "TYPE" | "UNWATCH" | "WATCH" | "XSETID"), bytes()):
             return True

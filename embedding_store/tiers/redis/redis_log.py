@@ -1,8 +1,6 @@
 """The write-ahead log of a store in Redis: a Redis Stream."""
 
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import count
@@ -24,13 +22,12 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry, require_kept, require_next
 from elastable.embedding_store.log.framing import Header
 from elastable.embedding_store.log.inspection import ChangeTally, LogReport, entry_of_version
-from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Connection, Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, packed_command, reply_error
+from elastable.embedding_store.tiers.redis.connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, packed_command, reply_error
 from elastable.embedding_store.tiers.redis.schema import log_key, owner_key
-from elastable.embedding_store.tiers.redis.streams.stream_records import (
+from elastable.embedding_store.tiers.redis.stream_records import (
     LAST_PART,
     MAX_ENTRY_BYTES,
     NewEntry,
@@ -43,9 +40,9 @@ from elastable.embedding_store.tiers.redis.streams.stream_records import (
     read_ends,
     stream_entries,
 )
+from elastable.embedding_store.tiers.redis.topology import until_deadline
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _MOST_REPLY_BYTES = 1 << 20
 
 
@@ -125,13 +122,7 @@ class StreamAppender:
         def again(error: Exception) -> bool:
             return isinstance(error, Unavailable) and not isinstance(error, DeadlineExceeded)
 
-        Retry(
-            math.inf,  # `left` raises once the deadline has passed
-            again,
-            first_pause_s=_FIRST_PAUSE_S,
-            longest_pause_s=_LONGEST_PAUSE_S,
-            pause=lambda seconds: time.sleep(min(seconds, deadline.left(self._place.url))),
-        ).call(attempt_round)
+        until_deadline(attempt_round, again, deadline, self._place.url)
 
     def _attempt(self, entry: NewEntry, deadline: Deadline) -> None:
         connection = self._connected(entry, deadline)

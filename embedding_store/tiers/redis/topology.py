@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Self
 
 import hiredis
@@ -26,13 +25,13 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tiers.redis.connections.redis_connection import (
+from elastable.embedding_store.tiers.redis.connection import (
     Admit,
     Connection,
     ConnectionPool,
     Deadline,
 )
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, is_transient, reply_error
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, first_error, is_transient, reply_error
 from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
@@ -41,6 +40,29 @@ _ROUNDS = 6
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.03, 0.4
 _REDIRECTIONS = ("MOVED", "ASK")
 _DEMOTED = ("READONLY",)  # a master that has become a replica: the Sentinels know the new one
+
+
+def until_deadline(
+    attempt: Callable[[], object],
+    again: Callable[[Exception], bool],
+    deadline: Deadline,
+    waiting_for: object,
+    attempts: int | None = None,
+) -> None:
+    """Repeats an attempt with growing pauses, as long as its errors are those of which `again` says so.
+
+    Raises:
+        DeadlineExceeded: the deadline has passed, which is stopped while kernels are compiled.
+        Exception: the last error.
+    """
+    Retry(
+        math.inf,
+        again,
+        attempts=attempts,
+        first_pause_s=_FIRST_PAUSE_S,
+        longest_pause_s=_LONGEST_PAUSE_S,
+        pause=lambda seconds: time.sleep(min(seconds, deadline.left(waiting_for))),
+    ).call(attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +99,7 @@ class Topology:
         """
         self.url = url
         self.pool = ConnectionPool(url, admit)
-        self._map = SlotMap.empty()
+        self._map = SlotMap((), np.full(HASH_SLOTS, -1, np.int64))
         self._doubtful = False  # the last operation lost its server
         try:
             deadline = Deadline(url.deadline)
@@ -198,31 +220,24 @@ class Topology:
         word = line.split(" ", 1)[0]
         return word in _REDIRECTIONS or is_transient(line) or (bool(self.url.service) and word in _DEMOTED)
 
-    def complete(
-        self,
-        slots: Int64,
-        attempt: Callable[[list[Route]], Mapping[int, str]],
-        deadline: Deadline,
-        repeat_lost: bool = True,
-    ) -> None:
+    def complete(self, slots: Int64, attempt: Callable[[list[Route]], Mapping[int, str]], deadline: Deadline) -> None:
         """Runs commands until none is redirected any more, a bounded number of rounds.
 
         Args:
             slots: int64, the hash slot of each command.
             attempt: Runs the commands of the routes; command -> error line of those that failed.
             deadline: Of all rounds together.
-            repeat_lost: A round in which a connection broke is run again, too.
 
         Raises:
             StoreFailed: a command failed for good.
             NotReady: a server went on answering that it is not ready yet.
             Unavailable, DeadlineExceeded: naming address and deadline.
         """
-        todo, asked, redirected, rounds = np.arange(len(slots)), dict[int, Address](), list[ElastableError](), count()
+        todo, asked, redirected = np.arange(len(slots)), dict[int, Address](), list[ElastableError]()
 
         def attempt_round() -> None:
             nonlocal todo, asked
-            if next(rounds) or self._doubtful:
+            if redirected or self._doubtful:
                 self.refresh(deadline)
                 self._doubtful = False
             failures = attempt(self._routes(slots, todo, asked))
@@ -235,13 +250,11 @@ class Topology:
                 raise redirected[-1]
 
         def again(error: Exception) -> bool:
-            if redirected and error is redirected[-1]:
-                return True
             if isinstance(error, Unavailable):
-                self._doubtful = self._watched(error)
-                if repeat_lost:
-                    self.pool.drop_idle()
-            return repeat_lost and isinstance(error, Unavailable)
+                self._doubtful = True
+                self.pool.drop_idle()
+                return True
+            return error in redirected
 
         self._repeated(attempt_round, again, deadline)
 
@@ -258,14 +271,7 @@ class Topology:
             return again(error)
 
         try:
-            Retry(
-                math.inf,  # the deadline is stopped while kernels are compiled; `left` raises once it has passed
-                noted,
-                attempts=None if self.url.service else _ROUNDS,
-                first_pause_s=_FIRST_PAUSE_S,
-                longest_pause_s=_LONGEST_PAUSE_S,
-                pause=lambda seconds: time.sleep(min(seconds, deadline.left(self.url))),
-            ).call(attempt)
+            until_deadline(attempt, noted, deadline, self.url, None if self.url.service else _ROUNDS)
         except DeadlineExceeded as error:
             if self.url.service and causes:
                 raise DeadlineExceeded(f"{error}; before that: {causes[-1]}") from causes[-1]
@@ -280,17 +286,15 @@ class Topology:
     def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
         """The owners of the slots of `todo`, or the servers to ask instead."""
         current = self._map
-        owners = current.owners[slots[todo]]
+        rest = np.setdiff1d(todo, list(asked)) if asked else todo
+        owners = current.owners[slots[rest]]
         if len(owners) and owners.min() < 0:
-            slot = slots[todo[owners.argmin()]]
+            slot = slots[rest[owners.argmin()]]
             raise Unavailable(f"hash slot {slot} is served by no node of the Cluster at {self.url}")
-        if not asked:
-            return [Route(current.nodes[node], False, todo[owners == node]) for node in np.unique(owners)]
-        places: dict[tuple[Address, bool], list[int]] = {}
-        for item, owner in zip(todo.tolist(), owners.tolist(), strict=True):
-            place = (asked[item], True) if item in asked else (current.nodes[owner], False)
-            places.setdefault(place, []).append(item)
-        return [Route(address, asking, np.array(items)) for (address, asking), items in places.items()]
+        routes = [Route(current.nodes[node], False, rest[owners == node]) for node in np.unique(owners)]
+        for address in dict.fromkeys(asked.values()):
+            routes.append(Route(address, True, np.array([item for item, at in asked.items() if at == address])))
+        return routes
 
     def close(self) -> None:
         """Closes all connections. Closing twice is harmless."""
@@ -359,11 +363,6 @@ class SlotMap:
     owners: Int64
 
     @classmethod
-    def empty(cls) -> Self:
-        """No server owns anything."""
-        return cls((), np.full(HASH_SLOTS, -1, np.int64))
-
-    @classmethod
     def of_one(cls, address: Address) -> Self:
         """One server owns every slot."""
         return cls((address,), np.zeros(HASH_SLOTS, np.int64))
@@ -395,15 +394,6 @@ def address_in(line: str) -> Address:
 _PAUSE_S = 0.002
 
 
-def _first_error(answers: Sequence[object]) -> str | None:
-    """The first error line among the answers to a transaction; None: it was executed."""
-    inner = answers[-1] if isinstance(answers[-1], list) else []
-    for answer in (*answers, *inner):
-        if isinstance(answer, hiredis.ReplyError):
-            return str(answer)
-    return None if isinstance(answers[-1], list) else f"EXEC answered {answers[-1]!r}"
-
-
 def change_if_unchanged(
     topology: Topology,
     watched: Sequence[bytes],
@@ -428,7 +418,7 @@ def change_if_unchanged(
         topology.call([(watched[0], ("TYPE", watched[0]))], deadline)  # whoever owns the slot now is known
         with topology.connection_to(topology.address_of(watched[0]), deadline) as connection:
             answers = connection.call([("WATCH", *watched), *questions], deadline)
-            error = _first_error([*answers, []])
+            error = first_error(answers)
             if error is None:
                 commands = change(answers[1:])
                 if not commands:
@@ -436,7 +426,7 @@ def change_if_unchanged(
                     return
                 answers = connection.call([("MULTI",), *commands, ("EXEC",)], deadline)
                 if answers[-1] is not None:
-                    error = _first_error(answers)
+                    error = first_error(answers)
                     if error is None:
                         return
         if error is not None and not topology.passes(error):

@@ -1,9 +1,11 @@
-"""Sockets to Redis servers, whose every wait ends at a `Deadline`; for bulk, several at once."""
+"""Connections to Redis servers, made by redis-py; every wait on them ends at a `Deadline`. For bulk, several at once.
 
-import ipaddress
+The only module that touches the socket of a redis-py connection: redis-py makes an object of every value, and its
+timeouts bound each step of a call, not the call.
+"""
+
 import math
 import select
-import socket
 import ssl
 import threading
 import time
@@ -12,17 +14,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from socket import socket
+from typing import Any, cast
 
 import hiredis
 import numpy as np
 import numpy.typing as npt
+import redis
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, StoreFailed, Unavailable
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.compile_clock import compile_seconds
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import (
+from elastable.embedding_store.tiers.redis.reply_shapes import (
     Command,
     Reply,
     packed_command,
@@ -34,6 +39,7 @@ from elastable.embedding_store.tiers.redis.url import RedisUrl
 _INBOX_BYTES = 1 << 20  # stays in the second-level cache while it is decoded
 
 _MOST_PIECES = 512  # the system takes 1,024 buffers at a time
+MORE_TO_COME = object()  # has to come before a reply is whole
 _PINGS = 3  # one may meet a server, or a machine, that is busy
 
 
@@ -70,11 +76,11 @@ class Deadline:
 
 
 class Connection:
-    """A socket that is logged in, to one server. For one thread at a time.
+    """A connection that is logged in, to one server. For one thread at a time.
 
     Attributes:
         address: Of the server.
-        socket: Non-blocking.
+        socket: redis-py's, non-blocking.
         inbox: uint8, where bulk replies are received.
         round_trip_s: Seconds that the fastest of some PINGs took when the connection was made.
         name: That the server knows it by, no other one's; "": it has none.
@@ -88,34 +94,25 @@ class Connection:
             Unavailable, DeadlineExceeded: naming address and deadline.
             StoreFailed: the server refused the login or the database.
             NotReady: it is loading its data.
+            BadInput: the certificates of the URL cannot be read.
         """
         self.address = address
         self.inbox: UInt8 = np.empty(_INBOX_BYTES, np.uint8)
-        self.socket = _connected_socket(url, address, deadline)
-        self.round_trip_s = 0.0
         self.name = ""
         self.verified: dict[object, npt.NDArray[np.bool_]] = {}
+        self._made = _connected(url, address, deadline)
+        self.socket = cast(socket, self._made._sock)
+        self.socket.setblocking(False)
         try:
-            self._log_in(url, deadline)
+            self.round_trip_s = min(self._ping(deadline) for _ in range(_PINGS))
         except BaseException:
             self.close()
             raise
 
-    def _log_in(self, url: RedisUrl, deadline: Deadline) -> None:
-        greeting: list[Command] = []
-        if url.password or url.username:
-            greeting.append(("AUTH", url.username or "default", url.password))
-        if url.db:
-            greeting.append(("SELECT", url.db))
-        for reply in self.call(greeting, deadline):
-            if isinstance(reply, hiredis.ReplyError):
-                raise reply_error(f"redis at {self.address} refused the login", str(reply), url)
-        seconds = list[float]()
-        for _ in range(_PINGS):
-            began = time.monotonic()
-            self.call([("PING",)], deadline)
-            seconds.append(time.monotonic() - began)
-        self.round_trip_s = min(seconds)
+    def _ping(self, deadline: Deadline) -> float:
+        began = time.monotonic()
+        self.call([("PING",)], deadline)
+        return time.monotonic() - began
 
     def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Sends the commands in one go; the replies in order, errors as `hiredis.ReplyError` objects."""
@@ -139,14 +136,14 @@ class Connection:
             Unavailable, DeadlineExceeded: naming address and deadline.
             StoreFailed: what answers speaks no Redis, or sends more.
         """
-        reader = hiredis.Reader(notEnoughData=Connection)
+        reader = hiredis.Reader(notEnoughData=MORE_TO_COME)
         replies: list[object] = []
         unsent: list[memoryview] = []
         received = 0
         while len(replies) < wanted:
             if not unsent:
-                unsent = [memoryview(piece).cast("B") for piece in next(requests, ()) if len(piece)]
-            if unsent and (sent := self.send(unsent[0]) if len(unsent) == 1 else self.send_pieces(unsent)):
+                unsent = _views(next(requests, ()))
+            if unsent and (sent := self.send(unsent)):
                 unsent = without_sent(unsent, sent)
                 continue
             got = self.receive(0)
@@ -155,17 +152,10 @@ class Connection:
                 continue
             received += got
             reader.feed(self.inbox[:got].tobytes())
-            replies += self._whole_replies(reader)
+            replies += whole_replies(reader, self.address)
             if received > most_bytes or len(replies) > wanted:
                 raise StoreFailed(f"redis at {self.address} sent more than it was asked for")
         return replies
-
-    def _whole_replies(self, reader: hiredis.Reader) -> Iterator[object]:
-        try:
-            while (reply := reader.gets()) is not Connection:
-                yield reply
-        except hiredis.ProtocolError as error:
-            raise StoreFailed(f"what listens at {self.address} speaks no Redis: {error}") from error
 
     def wait(self, to_send: bool, deadline: Deadline) -> None:
         """Returns when something can be received, or sent if there is something `to_send`."""
@@ -174,22 +164,13 @@ class Connection:
         if not poller.poll(1000 * deadline.left(self.address)):
             raise deadline.exceeded(self.address)
 
-    def send(self, request: memoryview) -> int:
-        """Bytes that went out at once, 0 if none can go now."""
-        try:
-            return self.socket.send(request)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return 0
-        except OSError as error:
-            raise self.lost(error) from error
-
-    def send_pieces(self, pieces: Sequence[memoryview]) -> int:
+    def send(self, pieces: Sequence[memoryview]) -> int:
         """Bytes of the pieces, one after the other, that went out at once; 0 if none can go now."""
-        if isinstance(self.socket, ssl.SSLSocket):  # which has no sendmsg
-            return self.send(pieces[0])
         try:
+            if isinstance(self.socket, ssl.SSLSocket):  # which has no sendmsg
+                return self.socket.send(pieces[0])
             return self.socket.sendmsg(pieces[:_MOST_PIECES])
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
             raise self.lost(error) from error
@@ -222,7 +203,11 @@ class Connection:
 
     def close(self) -> None:
         """Closes the socket. Closing twice is harmless."""
-        self.socket.close()
+        self._made.disconnect()  # type: ignore[no-untyped-call]
+
+
+def _views(pieces: Sequence[Buffer]) -> list[memoryview]:
+    return [memoryview(piece).cast("B") for piece in pieces if len(piece)]
 
 
 def without_sent(pieces: Sequence[memoryview], sent: int) -> list[memoryview]:
@@ -234,60 +219,58 @@ def without_sent(pieces: Sequence[memoryview], sent: int) -> list[memoryview]:
     return []
 
 
-def _connected_socket(url: RedisUrl, address: Address, deadline: Deadline) -> socket.socket:
-    failure: OSError | None = None
-    for family, kind, protocol, _, place in _resolved(address, deadline):
-        raw = socket.socket(family, kind, protocol)
-        try:
-            raw.settimeout(deadline.left(address))
-            raw.connect(place)
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return _encrypted(raw, url, address, deadline)
-        except TimeoutError as error:
-            raw.close()
-            raise deadline.exceeded(address) from error
-        except OSError as error:
-            raw.close()
-            failure = error
-        except BaseException:
-            raw.close()
-            raise
-    raise _unreachable(address, deadline, failure) from failure
-
-
-def _encrypted(raw: socket.socket, url: RedisUrl, address: Address, deadline: Deadline) -> socket.socket:
-    if url.tls:
-        try:
-            context = ssl.create_default_context(cafile=url.ca or None)
-        except OSError as error:
-            raise BadInput(f"ca={url.ca} of {url} cannot be read: {error}") from error
-        raw.settimeout(deadline.left(address))
-        raw = context.wrap_socket(raw, server_hostname=address.host)
-    raw.setblocking(False)
-    return raw
-
-
-def _resolved(address: Address, deadline: Deadline) -> Sequence[tuple[int, int, int, str, tuple[object, ...]]]:
-    """`getaddrinfo`, which knows no timeout, within the deadline."""
+def whole_replies(reader: hiredis.Reader, who: object) -> Iterator[object]:
+    """The replies that have come as a whole. Raises `StoreFailed` where the bytes are none, naming `who` sent them."""
     try:
-        ipaddress.ip_address(address.host)
-    except ValueError:
-        resolver = ThreadPoolExecutor(1, "resolve")
-        try:
-            looking_up = resolver.submit(socket.getaddrinfo, address.host, address.port, 0, socket.SOCK_STREAM)
-            return looking_up.result(deadline.left(address))
-        except TimeoutError as error:
-            raise deadline.exceeded(address) from error
-        except OSError as error:
-            raise _unreachable(address, deadline, error) from error
-        finally:
-            resolver.shutdown(wait=False)
-    return socket.getaddrinfo(address.host, address.port, 0, socket.SOCK_STREAM)
+        while (reply := reader.gets()) is not MORE_TO_COME:
+            yield reply
+    except hiredis.ProtocolError as error:
+        raise StoreFailed(f"what listens at {who} speaks no Redis: {error}") from error
 
 
-def _unreachable(address: Address, deadline: Deadline, why: object) -> Unavailable:
-    return Unavailable(f"redis at {address} cannot be reached: {why} (the deadline was {deadline.seconds:g} s)")
+def _connected(url: RedisUrl, address: Address, deadline: Deadline) -> redis.Connection:
+    """A connection of redis-py that is logged in, made by a thread: it bounds its steps, and looking a name up not."""
+    seconds = deadline.left(address)
+    options: dict[str, Any] = {"host": address.host, "port": address.port, "db": url.db, "protocol": 2}
+    options |= {"username": url.username or None, "password": url.password or None, "driver_info": None}
+    options |= {"socket_timeout": seconds, "socket_connect_timeout": seconds, "socket_keepalive": True}
+    if url.tls:
+        options["redis_connect_func"] = partial(_encrypt, _trusting(url), address.host)
+    made = redis.Connection(**options)  # type: ignore[no-untyped-call]
+    connecting = ThreadPoolExecutor(1, "connect")
+    try:
+        connecting.submit(made.connect).result(deadline.left(address))
+    except (TimeoutError, redis.TimeoutError) as error:
+        made.disconnect()  # type: ignore[no-untyped-call]  # the thread waits no longer
+        raise deadline.exceeded(address) from error
+    except redis.exceptions.InvalidResponse as error:
+        raise StoreFailed(f"what listens at {address} speaks no Redis: {error}") from error
+    except (OSError, redis.RedisError) as error:
+        raise _not_connected(url, address, deadline, error) from error
+    finally:
+        connecting.shutdown(wait=False)
+    return made
+
+
+def _encrypt(context: ssl.SSLContext, host: str, made: Any) -> None:
+    """redis-py's own TLS trusts the system's authorities besides those of `ca=`."""
+    made._sock = context.wrap_socket(made._sock, server_hostname=host)
+    made.on_connect()
+
+
+def _trusting(url: RedisUrl) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=url.ca or None)
+    except OSError as error:
+        raise BadInput(f"ca={url.ca} of {url} cannot be read: {error}") from error
+
+
+def _not_connected(url: RedisUrl, address: Address, deadline: Deadline, error: Exception) -> ElastableError:
+    """Where a server answered, which redis-py tells by a status, it has refused the login."""
+    status = getattr(error, "status_code", None)
+    if status or isinstance(error, redis.ResponseError | redis.AuthenticationError):
+        return reply_error(f"redis at {address} refused the login", f"{status} {error}" if status else str(error), url)
+    return Unavailable(f"redis at {address} cannot be reached: {error} (the deadline was {deadline.seconds:g} s)")
 
 
 # Connections to servers, kept open between callers; what one left unanswered is ended before the next is used
@@ -427,8 +410,8 @@ class Requests(ABC):
         return True
 
     @abstractmethod
-    def encode(self, start: int, stop: int) -> UInt8:
-        """The commands `start..stop`, one after another; called once for each, in order."""
+    def encode(self, start: int, stop: int) -> Sequence[Buffer]:
+        """The commands `start..stop`, in pieces; called once for each, in order."""
 
 
 class Replies(ABC):
@@ -507,7 +490,7 @@ class _Stream:
         self._window = min(max(_WINDOW_BYTES, int(connection.round_trip_s * _BYTES_PER_S)), _MOST_BYTES)
         self._ends = [0, *np.cumsum(requests.moved).tolist()]  # of each command, in bytes moved
         self._made = 0  # commands encoded
-        self._unsent = memoryview(b"")
+        self._unsent: list[memoryview] = []
         self._start = self._stop = 0  # undecoded bytes of the inbox
 
     def interest(self) -> int:
@@ -527,13 +510,13 @@ class _Stream:
         """Sends what the window and the socket have room for."""
         while True:
             if self._unsent:
-                self._unsent = self._unsent[self.connection.send(self._unsent) :]
+                self._unsent = without_sent(self._unsent, self.connection.send(self._unsent))
                 if self._unsent:
                     return
             stop = self._room_up_to()
             if stop == self._made:
                 return
-            self._unsent = self._requests.encode(self._made, stop).data
+            self._unsent = _views(self._requests.encode(self._made, stop))
             self._made = stop
 
     def _room_up_to(self) -> int:

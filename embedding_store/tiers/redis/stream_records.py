@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.framing import HEADER_BYTES, Header, crc32_of, header_of, parse_header
-from elastable.embedding_store.tiers.redis.connections.redis_connection import Deadline
-from elastable.embedding_store.tiers.redis.connections.reply_shapes import Command, Reply, packed_command
-from elastable.embedding_store.tiers.redis.connections.topology import Topology
+from elastable.embedding_store.tiers.redis.connection import Deadline
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, packed_command
 from elastable.embedding_store.tiers.redis.schema import log_key
+from elastable.embedding_store.tiers.redis.topology import Topology
 
 #: Measured with `benchmarks/storage/redis_log.py`: larger values leave the processor's cache between Redis' steps.
 PART_BYTES = 1 << 19

@@ -1,0 +1,432 @@
+"""Records in bulk as RESP2: requests framed at a fixed stride, and replies decoded as they arrive; no object per row.
+
+A read, of `n` ids of a partition:
+
+    HMGET <key> stamp (<id>) * n
+
+A write of `n` records, after `m` ids are deleted; without these there is no MULTI and no EXEC, as one HSET is atomic:
+
+    HSTRLEN <key> stamp   MULTI   HDEL <key> (<id>) * m   HSET <key> stamp <sequence> (<id> <record>) * n   EXEC
+
+HSTRLEN tells whether the partition was still there. Where a node is asked out of turn (`-ASK`), an ASKING goes before
+each of HMGET, HSTRLEN, MULTI and a HSET without MULTI.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import hiredis
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.log.contract import Buffer
+from elastable.embedding_store.native.intrinsics import copy_bytes, put_word, word_at
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.tiers.redis.connection import MORE_TO_COME, Replies, whole_replies
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, first_error, packed_command, require_shapes
+from elastable.embedding_store.tiers.redis.schema import STAMP
+
+Parts = npt.NDArray[np.void]
+
+#: What a batch has to do with one partition. Offsets count from 0.
+PART = np.dtype(
+    [
+        ("partition", np.int64),
+        ("row_at", np.int64),  # where its ids begin in `ids` and `positions`
+        ("rows", np.int64),  # how many ids are read or written
+        ("gone_at", np.int64),  # where the ids to delete begin
+        ("gone", np.int64),  # how many
+    ]
+)
+
+_ASKING, _MULTI, _EXEC = (packed_command((name,)) for name in ("ASKING", "MULTI", "EXEC"))
+_FRAMED_ID_BYTES = 14  # $8\r\n<id>\r\n
+_ID_HEAD = int.from_bytes(b"$8\r\n", "little")
+_CR, _LF, _STAR, _MINUS, _ZERO = (ord(c) for c in "\r\n*-0")
+_OTHER_BYTES = 320  # of a request and its reply, besides ids and records: about
+
+
+def read_sizes(parts: Parts, width: int) -> Int64:
+    """About how many bytes each read of records of `width` bytes moves, its reply included: int64 `[parts]`."""
+    sizes: Int64 = parts["rows"] * (2 * _FRAMED_ID_BYTES + width) + _OTHER_BYTES
+    return sizes
+
+
+def write_sizes(parts: Parts, width: int) -> Int64:
+    """About how many bytes each write of records of `width` bytes moves: int64 `[parts]`."""
+    sizes: Int64 = read_sizes(parts, width) + parts["gone"] * _FRAMED_ID_BYTES
+    return sizes
+
+
+def _framed_word(word: bytes) -> bytes:
+    """A word of a request."""
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+def framed_ids(ids: Int64) -> memoryview:
+    """Each id, int64 `[n]`, as a word of a request: uint8 `[n, 14]`."""
+    framed = np.empty((len(ids), _FRAMED_ID_BYTES), np.uint8)
+    _frame_ids(ids, framed.reshape(-1))
+    return framed.data
+
+
+@kernel
+def _frame_ids(ids: Int64, framed: UInt8) -> None:
+    for i in range(len(ids)):
+        at = i * _FRAMED_ID_BYTES
+        put_word(framed, at, _ID_HEAD)  # and 4 bytes that the id overwrites
+        put_word(framed, at + 4, ids[i])
+        framed[at + 12] = _CR
+        framed[at + 13] = _LF
+
+
+def framed_records(ids: Int64, positions: Int64, rows: UInt8) -> memoryview:
+    """Each id, int64 `[n]`, and its record `rows[positions[i]]` as two words of a request: uint8 `[n, stride]`."""
+    head = np.frombuffer(b"\r\n$%d\r\n" % rows.shape[1], np.uint8)  # with the end of the id
+    framed = np.empty((len(ids), 12 + len(head) + rows.shape[1] + 2), np.uint8)
+    _frame_records(ids, positions, rows.reshape(-1), rows.shape[1], head, framed.reshape(-1))
+    return framed.data
+
+
+@kernel
+def _frame_records(ids: Int64, positions: Int64, rows: UInt8, width: int, head: UInt8, framed: UInt8) -> None:
+    at = 0
+    for i in range(len(ids)):
+        put_word(framed, at, _ID_HEAD)  # and 4 bytes that the id overwrites
+        put_word(framed, at + 4, ids[i])
+        copy_bytes(framed, at + 12, head, 0, len(head))
+        at += 12 + len(head)
+        copy_bytes(framed, at, rows, positions[i] * width, width)
+        framed[at + width] = _CR
+        framed[at + width + 1] = _LF
+        at += width + 2
+
+
+def words_of_read(key: bytes) -> bytes:
+    """The words of each read of the partition with this key, up to its ids."""
+    return b"".join(map(_framed_word, (b"HMGET", key, STAMP)))
+
+
+def encoded_reads(parts: Parts, words: Sequence[bytes], ids: memoryview, asking: bool) -> bytes:
+    """The reads of some partitions.
+
+    Args:
+        parts: `PART` `[p]`; a part reads `ids[row_at:row_at + rows]`.
+        words: Of each partition of the table, by `words_of_read`.
+        ids: By `framed_ids`.
+        asking: An ASKING goes before each.
+    """
+    pieces, ask = list[Buffer](), _ASKING * asking
+    for partition, at, rows, _, _ in parts.tolist():
+        pieces.append(b"%b*%d\r\n%b" % (ask, 3 + rows, words[partition]))
+        pieces.append(ids[at : at + rows])
+    return b"".join(pieces)
+
+
+def encoded_write(key: bytes, records: memoryview, gone: Buffer, stamp: bytes, asking: bool) -> list[Buffer]:
+    """The write of some records of one partition, in pieces.
+
+    Args:
+        key: Of the partition.
+        records: By `framed_records`.
+        gone: Ids to delete before, by `framed_ids`.
+        stamp: The new one of the partition, 8 bytes.
+        asking: An ASKING goes before what needs one.
+    """
+    ask, key = _ASKING * asking, _framed_word(key)
+    start = b"%b*3\r\n$7\r\nHSTRLEN\r\n%b$5\r\nstamp\r\n%b" % (ask, key, ask)
+    head = b"*%d\r\n$4\r\nHSET\r\n%b$5\r\nstamp\r\n$8\r\n%b\r\n" % (4 + 2 * len(records), key, stamp)
+    if not len(gone):
+        return [start + head, records]
+    return [b"%b%b*%d\r\n$4\r\nHDEL\r\n%b" % (start, _MULTI, 2 + len(gone), key), gone, head, records, _EXEC]
+
+
+# Replies to these requests
+
+
+_LONGEST_LINE = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Records of one table that one server will send.
+
+    Attributes:
+        parts: `PART` `[p]`, as they were asked for.
+        positions: int64: where each record goes.
+        width: Bytes of a record.
+        rows: uint8 `[n, taken]`: the first bytes of each record are put there.
+        missing: uint8 `[n]`: becomes 1 where there is no record.
+        stamps: int64 `[p]`: the stamps are put there.
+    """
+
+    parts: Parts
+    positions: Int64
+    width: int
+    rows: UInt8
+    missing: UInt8
+    stamps: Int64
+
+
+class RecordReplies(Replies):
+    """Replies to reads of several tables; part numbers count through all of them."""
+
+    def __init__(self, awaited: Sequence[Awaited], *, asking: bool = False) -> None:
+        super().__init__()
+        self._awaited, self._asking = list(awaited), asking
+        self._before = 0  # parts of the tables that are done
+        self._state = np.array([0, -asking])
+        self.done = not self._awaited
+
+    def feed(self, received: UInt8, start: int, stop: int) -> int:
+        while self._awaited:
+            now = self._awaited[0]
+            status, start = decode_records(
+                received, start, stop, now.parts, now.positions, now.width, self._asking,
+                _padded(b"$%d\r\n" % now.width), now.rows.reshape(-1), now.rows.shape[1], now.missing, now.stamps,
+                self._state,
+            )  # fmt: skip
+            self.completed = self._before + int(self._state[0])
+            if status == UNEXPECTED:
+                raise self._unexpected(received, start, stop)
+            if status == DONE:
+                del self._awaited[0]
+                self._before += len(now.parts)
+                self._state[:] = 0, -self._asking
+            elif status == ERROR_LINE:
+                line = _line_at(received, start, stop)
+                if line is None:
+                    return start
+                self._fail(line)
+                start += len(line) + 2
+            else:
+                return start
+        self.done = True
+        return start
+
+    def _fail(self, line: bytes) -> None:
+        part, step = self._state.tolist()
+        self.failures.setdefault(self._before + part, line[1:].decode(errors="replace"))
+        # After a refused ASKING the reply to the command itself is still to come.
+        self._state[:] = (part, 0) if step < 0 else (part + 1, -self._asking)
+
+    def _unexpected(self, received: UInt8, start: int, stop: int) -> StoreFailed:
+        now = self._awaited[0]
+        got = received[start : min(stop, start + 40)].tobytes()
+        return StoreFailed(
+            f"a reply is not the {int(now.parts[self._state[0]]['rows'])} records of {now.width} bytes that were "
+            f"asked for, it goes on with {got!r}"
+        )
+
+
+def _line_at(received: UInt8, start: int, stop: int) -> bytes | None:
+    """The line at `start` without its CRLF; None if it has not all come.
+
+    Raises:
+        StoreFailed: it is too long to be an error.
+    """
+    text = received[start : min(stop, start + _LONGEST_LINE)].tobytes()
+    line, crlf, _ = text.partition(b"\r\n")
+    if not crlf and len(text) == _LONGEST_LINE:
+        raise StoreFailed(f"a reply goes on with {text[:40]!r}, which is no reply to what was asked")
+    return line if crlf else None
+
+
+class WriteReplies(Replies):
+    """Replies to writes.
+
+    Attributes:
+        lost: Parts that the server did not know any more when they were written.
+    """
+
+    def __init__(self, parts: Parts, server: object, *, asking: bool = False) -> None:
+        """`server`: for messages."""
+        super().__init__()
+        self.lost: list[int] = []
+        self._server, self._reader, self._replies = server, hiredis.Reader(notEnoughData=MORE_TO_COME), list[object]()
+        self._commands = [_commands_of_write(gone > 0, asking) for gone in parts["gone"].tolist()]
+        self._taken = 0  # of the replies
+        self.done = not self._commands
+
+    def feed(self, received: UInt8, start: int, stop: int) -> int:
+        self._reader.feed(received[start:stop].tobytes())
+        self._replies += whole_replies(self._reader, self._server)
+        while not self.done and len(self._replies) - self._taken >= len(self._commands[self.completed]):
+            self._take(self._commands[self.completed])
+        if self.done and self._taken < len(self._replies):
+            raise StoreFailed(f"redis at {self._server} sent more than it was asked for")
+        return stop
+
+    def _take(self, commands: Sequence[Command]) -> None:
+        replies = self._replies[self._taken : self._taken + len(commands)]
+        match replies:
+            case [int(length), int(new)] if commands is _PLAIN and length > 0 <= new:
+                pass
+            case _:
+                self._look(commands, replies)
+        self._taken += len(commands)
+        self.completed += 1
+        self.done = self.completed == len(self._commands)
+
+    def _look(self, commands: Sequence[Command], replies: Sequence[object]) -> None:
+        require_shapes(commands, replies, self._server)
+        if (error := first_error(replies)) is not None:
+            self.failures[self.completed] = error
+        if replies[commands.index(_STAMP_LENGTH)] == 0:
+            self.lost.append(self.completed)
+
+
+_STAMP_LENGTH: Command = ("HSTRLEN",)
+_PLAIN: list[Command] = [_STAMP_LENGTH, ("HSET",)]
+
+
+def _commands_of_write(gone: bool, asking: bool) -> list[Command]:
+    """By name, those that `encoded_write` sends."""
+    if not gone and not asking:
+        return _PLAIN
+    ask: list[Command] = [("ASKING",)] * asking
+    changed: list[Command] = [("MULTI",), ("HDEL",), ("HSET",), ("EXEC",)] if gone else [("HSET",)]
+    return [*ask, _STAMP_LENGTH, *ask, *changed]
+
+
+# The kernel that decodes replies of records, as far as they have come
+
+
+NO_STAMP = -1
+
+# What `decode_records` stopped for, and what a place below 0 means in its callees.
+DONE, MORE, ERROR_LINE, UNEXPECTED = 0, -1, -2, -3
+
+_CRLF = np.uint64(_CR + (_LF << 8))
+
+
+def _padded(text: bytes) -> UInt8:
+    return np.frombuffer(text.ljust(24, b"\0"), np.uint8)
+
+
+_OK, _NIL, _STAMP_HEAD, _LINE_END = (_padded(text) for text in (b"+OK\r\n", b"$-1\r\n", b"$8\r\n", b"\r\n"))
+
+
+@kernel
+def _behind(text: UInt8, received: UInt8, at: int, stop: int) -> int:
+    """The place behind the text at `at`. It ends before its first 0."""
+    for byte in text:
+        if byte == 0:
+            break
+        if at >= stop:
+            return MORE
+        if received[at] != byte:
+            return UNEXPECTED
+        at += 1
+    return at
+
+
+@kernel
+def _behind_header(elements: int, received: UInt8, at: int, stop: int) -> int:
+    """The place behind the `*<elements>\\r\\n` at `at`."""
+    power = 1
+    while power * 10 <= elements:
+        power *= 10
+    if at >= stop:
+        return MORE
+    if received[at] != _STAR:
+        return UNEXPECTED
+    at += 1
+    while power:
+        if at >= stop:
+            return MORE
+        if received[at] != _ZERO + elements // power % 10:
+            return UNEXPECTED
+        at += 1
+        power //= 10
+    return _behind(_LINE_END, received, at, stop)
+
+
+@kernel
+def _find_bulk(head: UInt8, width: int, received: UInt8, at: int, stop: int) -> tuple[int, int]:
+    """(first byte, place behind) of a bulk string of `width` bytes, which `head` begins; first byte -1: nil."""
+    first = _behind(head, received, at, stop)
+    if first == UNEXPECTED:
+        return -1, _behind(_NIL, received, at, stop)
+    if first < 0 or first + width + 2 > stop:
+        return 0, MORE
+    if received[first + width] != _CR or received[first + width + 1] != _LF:
+        return 0, UNEXPECTED
+    return first, first + width + 2
+
+
+@kernel
+def _word_of(head: UInt8, width: int) -> tuple[int, int, int]:
+    """The text as a word, the bits that count in it, and its bytes; 0: it takes more, or records are too short."""
+    size = 0
+    while head[size]:
+        size += 1
+    if size > 8 or width < 2:
+        size = 0
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * max(size, 1))
+    return word_at(head, 0), mask, size  # type: ignore[return-value]  # uint64 inside the kernel
+
+
+@kernel
+def decode_records(
+    received: UInt8, start: int, stop: int, parts: Parts, positions: Int64, width: int, asking: bool, head: UInt8,
+    rows: UInt8, taken: int, missing: UInt8, stamps: Int64, state: Int64,
+) -> tuple[int, int]:  # fmt: skip
+    """Decodes as far as it can: (status, place of the first byte left).
+
+    Args:
+        received: What has come, from `start` to `stop`.
+        start, stop: Places in it.
+        parts: `PART` `[p]`, as they were asked for.
+        positions: int64: record i of all parts goes to `rows[positions[i]]`.
+        width: Bytes of a record.
+        asking: Whether an ASKING went before each part.
+        head: uint8 `[24]`: what begins each record, and zeros.
+        rows: uint8, `taken` bytes each.
+        taken: Bytes that are kept of each record.
+        missing: uint8, 1 where there is no record, by position.
+        stamps: int64 `[p]`; `NO_STAMP` where there is none.
+        state: int64 `[2]`: the part, 0 at first, and the step within its reply (-1: the reply to ASKING, 0: the header,
+            1 and up: bulk strings).
+    """
+    at = start
+    word, mask, size = _word_of(head, width)
+    while state[0] < len(parts):
+        part = parts[state[0]]
+        while state[1] < 1:
+            if at < stop and received[at] == _MINUS:
+                return ERROR_LINE, at
+            if state[1] < 0:
+                behind = _behind(_OK, received, at, stop)
+            else:
+                behind = _behind_header(part["rows"] + 1, received, at, stop)
+            if behind < 0:
+                return behind, at
+            at = behind
+            state[1] += 1
+        if state[1] == 1:
+            first, behind = _find_bulk(_STAMP_HEAD, 8, received, at, stop)
+            if behind < 0:
+                return behind, at
+            stamps[state[0]] = NO_STAMP if first < 0 else np.int64(word_at(received, first))
+            at = behind
+            state[1] = 2
+        for row in range(part["row_at"] + state[1] - 2, part["row_at"] + part["rows"]):
+            # Of a usual record that is all there two words are compared: they hold its head and its end.
+            first, behind = at + size, at + size + width + 2
+            usual = size and behind <= stop and word_at(received, at) & mask == word
+            if not usual or word_at(received, behind - 8) >> np.uint64(48) != _CRLF:
+                first, behind = _find_bulk(head, width, received, at, stop)
+                if behind < 0:
+                    return behind, at
+            position = positions[row]
+            missing[position] = first < 0
+            if first >= 0:
+                copy_bytes(rows, position * taken, received, first, taken)
+            at = behind
+            state[1] += 1
+        state[0] += 1
+        state[1] = -1 if asking else 0
+    return DONE, at

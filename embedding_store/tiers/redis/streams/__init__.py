@@ -1,3 +1,0 @@
-"""The write-ahead log of a store as a Redis Stream."""
-
-__all__ = ["redis_log"]
