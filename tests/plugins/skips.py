@@ -13,7 +13,6 @@ MAY_BE_SKIPPED = {
     "chromium and playwright are not here": "tests/elastable/monitoring/test_live_page.py checks the page without them",
     "network namespaces cannot be made here": "slow tests alone, which CI leaves out; they need root and iproute2",
     "kubectl is not here": "it only joins files, each of which tests/deploy/test_kubernetes.py validates without it",
-    "was built without TLS": "the Valkey of the test extra; it runs where Debian's redis-server is installed",
     "Node.js, npm and its packages are not here": "tests/master/rpc/test_wire_doc.py has the same client in Python",
     "another C library keeps or gives back as it likes": "CI has glibc, and the promise is made for it alone",
 }
