@@ -18,7 +18,7 @@ from elastable.embedding_store.tiers.redis.connection import (
     Requests,
     exchange,
 )
-from elastable.embedding_store.tiers.redis.record_codec import encoded_reads, framed_ids, read_sizes
+from elastable.embedding_store.tiers.redis.record_codec import encoded_reads, read_sizes
 from elastable.embedding_store.tiers.redis.record_transfer import Batch, RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
@@ -78,8 +78,10 @@ def _batch(table: RecordTable, ids: Int64) -> Batch:
 
 def _reads(batch: Batch) -> _Encoded:
     parts, width = batch.parts, batch.rows.shape[1]
-    framed, reads = framed_ids(batch.ids), batch.table.reads
-    encoded = [encoded_reads(parts[number : number + 1], reads, framed, False) for number in range(len(parts))]
+    reads = batch.table.reads
+    encoded = [
+        bytes(encoded_reads(parts[number : number + 1], reads, batch.ids, False)) for number in range(len(parts))
+    ]
     record_bytes = len(b"$%d\r\n" % width) + width + len(b"\r\n")
     sizes = [
         len(b"*%d\r\n" % (1 + rows)) + len(b"$8\r\n01234567\r\n") + rows * record_bytes

@@ -14,6 +14,7 @@ each of HMGET, HSTRLEN, MULTI and a HSET without MULTI.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import hiredis
 import numpy as np
@@ -43,6 +44,7 @@ PART = np.dtype(
 
 _ASKING, _MULTI, _EXEC = (packed_command((name,)) for name in ("ASKING", "MULTI", "EXEC"))
 _FRAMED_ID_BYTES = 14  # $8\r\n<id>\r\n
+_LONGEST_HEADER = 24  # *<n>\r\n
 _ID_HEAD = int.from_bytes(b"$8\r\n", "little")
 _CR, _LF, _STAR, _MINUS, _ZERO = (ord(c) for c in "\r\n*-0")
 _OTHER_BYTES = 320  # of a request and its reply, besides ids and records: about
@@ -104,25 +106,66 @@ def _frame_records(ids: Int64, positions: Int64, rows: UInt8, width: int, head: 
         at += width + 2
 
 
-def words_of_read(key: bytes) -> bytes:
-    """The words of each read of the partition with this key, up to its ids."""
-    return b"".join(map(_framed_word, (b"HMGET", key, STAMP)))
+@dataclass(frozen=True, slots=True)
+class ReadWords:
+    """The words of each partition's read up to its ids: those of partition p are `text[ends[p]:ends[p + 1]]`.
+
+    Attributes:
+        text: uint8.
+        ends: int64 `[partitions + 1]`.
+    """
+
+    text: UInt8
+    ends: Int64
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes]) -> Self:
+        """Of partitions with these keys."""
+        words = [b"".join(map(_framed_word, (b"HMGET", key, STAMP))) for key in keys]
+        return cls(np.frombuffer(b"".join(words), np.uint8), np.cumsum([0, *map(len, words)]))
 
 
-def encoded_reads(parts: Parts, words: Sequence[bytes], ids: memoryview, asking: bool) -> bytes:
+def encoded_reads(parts: Parts, words: ReadWords, ids: Int64, asking: bool) -> memoryview:
     """The reads of some partitions.
 
     Args:
         parts: `PART` `[p]`; a part reads `ids[row_at:row_at + rows]`.
-        words: Of each partition of the table, by `words_of_read`.
-        ids: By `framed_ids`.
+        words: Of the table's partitions.
+        ids: int64.
         asking: An ASKING goes before each.
     """
-    pieces, ask = list[Buffer](), _ASKING * asking
-    for partition, at, rows, _, _ in parts.tolist():
-        pieces.append(b"%b*%d\r\n%b" % (ask, 3 + rows, words[partition]))
-        pieces.append(ids[at : at + rows])
-    return b"".join(pieces)
+    most = len(parts) * (len(_ASKING) + _LONGEST_HEADER) + np.diff(words.ends)[parts["partition"]].sum()
+    encoded = np.empty(most + parts["rows"].sum() * _FRAMED_ID_BYTES, np.uint8)
+    ask = np.frombuffer(_ASKING * asking, np.uint8)
+    return encoded[: _encode_reads(parts, words.text, words.ends, ids, ask, encoded)].data
+
+
+@kernel
+def _encode_reads(parts: Parts, text: UInt8, ends: Int64, ids: Int64, ask: UInt8, encoded: UInt8) -> int:
+    """The bytes that it took."""
+    at = 0
+    for p in range(len(parts)):
+        part = parts[p]
+        copy_bytes(encoded, at, ask, 0, len(ask))
+        at += len(ask)
+        count, power = part["rows"] + 3, 1
+        while power * 10 <= count:
+            power *= 10
+        encoded[at] = _STAR
+        at += 1
+        while power:
+            encoded[at] = _ZERO + count // power % 10
+            at += 1
+            power //= 10
+        encoded[at] = _CR
+        encoded[at + 1] = _LF
+        first, behind = ends[part["partition"]], ends[part["partition"] + 1]
+        copy_bytes(encoded, at + 2, text, first, behind - first)
+        at += 2 + behind - first
+        rows = part["rows"]
+        _frame_ids(ids[part["row_at"] : part["row_at"] + rows], encoded[at : at + rows * _FRAMED_ID_BYTES])
+        at += rows * _FRAMED_ID_BYTES
+    return at
 
 
 def encoded_write(key: bytes, records: memoryview, gone: Buffer, stamp: bytes, asking: bool) -> list[Buffer]:

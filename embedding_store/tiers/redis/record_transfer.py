@@ -27,6 +27,7 @@ from elastable.embedding_store.tiers.redis.record_codec import (
     PART,
     Awaited,
     Parts,
+    ReadWords,
     RecordReplies,
     WriteReplies,
     encoded_reads,
@@ -34,7 +35,6 @@ from elastable.embedding_store.tiers.redis.record_codec import (
     framed_ids,
     framed_records,
     read_sizes,
-    words_of_read,
     write_sizes,
 )
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
@@ -60,7 +60,7 @@ class RecordTable:
         made: Random text, of this table and no other one of its name.
         dropped: Whether its deletion has begun.
         names: Key of each partition.
-        reads: Of each partition, by `words_of_read`.
+        reads: What their reads begin with.
         hash_slots: int64 `[partitions]`.
     """
 
@@ -69,7 +69,7 @@ class RecordTable:
     made: str
     dropped: bool
     names: tuple[bytes, ...] = field(repr=False)
-    reads: tuple[bytes, ...] = field(repr=False)
+    reads: ReadWords = field(repr=False)
     hash_slots: Int64 = field(repr=False)
 
     @classmethod
@@ -78,7 +78,7 @@ class RecordTable:
         names = tuple(rows_key(namespace, table.name, p) for p in range(check_partitions(partitions)))
         slots = np.array([hash_slot(name) for name in names], np.int64)
         made = made or secrets.token_hex(8)
-        return cls(table, partitions, made, dropped, names, tuple(map(words_of_read, names)), slots)
+        return cls(table, partitions, made, dropped, names, ReadWords.of(names), slots)
 
     def to_json(self, dropped: bool = False) -> str:
         """The registry's value."""
@@ -236,7 +236,7 @@ class _Reads(Requests):
 
     def encode(self, start: int, stop: int) -> Sequence[Buffer]:
         return [
-            encoded_reads(parts, batch.table.reads, batch.framed, self._asking)
+            encoded_reads(parts, batch.table.reads, batch.ids, self._asking)
             for batch, parts in self._work.some(slice(start, stop)).by_batch()
         ]
 
@@ -351,7 +351,6 @@ class Batch:
         parts: `PART`, one for each partition that has something to do.
         ids: int64 `[n]`, those of partition 0 first.
         positions: int64 `[n]`: the record of `ids[i]` is `rows[positions[i]]`.
-        framed: uint8 `[n, 14]`, of a read: the ids by `framed_ids`.
         gone: int64: ids to delete, in the same order.
         rows: uint8 `[n, w]`: whole records to write; or, to be read, their first bytes.
         missing: uint8 `[n]`, of a read: becomes 1 where there is no record.
@@ -362,7 +361,6 @@ class Batch:
     parts: Parts
     ids: Int64
     positions: Int64
-    framed: memoryview
     gone: Int64
     rows: UInt8
     missing: UInt8
@@ -400,8 +398,7 @@ class Batch:
         parts["row_at"] = np.cumsum(parts["rows"]) - parts["rows"]
         parts["gone_at"] = np.cumsum(parts["gone"]) - parts["gone"]
         missing = np.zeros(0 if whole else len(ids), np.uint8)
-        framed = framed_ids(grouped[:0] if whole else grouped)
-        return cls(table, parts, grouped, positions, framed, gone_ids, rows, missing, known.copy())
+        return cls(table, parts, grouped, positions, gone_ids, rows, missing, known.copy())
 
 
 # Every record of a table in Redis, a bounded piece at a time

@@ -2,9 +2,12 @@
 
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import redis
@@ -67,3 +70,21 @@ def test_a_server_that_answers_byte_by_byte_does_not_stretch_the_deadline(login:
             Connection(RedisUrl.parse(f"redis://{login}{address}"), address, Deadline(0.5))
         assert time.monotonic() - began < 30
         answering.join()  # nobody listens any more
+
+
+def test_a_process_that_ends_connects_once_more(redis_node: Server) -> None:
+    """A store that is closed at exit may have lost its connection, and no thread starts any more then."""
+    code = f"""
+        import atexit
+        from elastable.embedding_store.support.address import Address
+        from elastable.embedding_store.tiers.redis.connection import Connection, Deadline
+        from elastable.embedding_store.tiers.redis.url import RedisUrl
+
+        address = Address("127.0.0.1", {redis_node.port})
+        url = RedisUrl.parse(f"redis://{{address}}")
+        atexit.register(lambda: print("connected to", Connection(url, address, Deadline(60)).address))
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert ended.stdout == f"connected to 127.0.0.1:{redis_node.port}\n", ended.stderr

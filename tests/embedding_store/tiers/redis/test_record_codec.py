@@ -16,13 +16,13 @@ from elastable.embedding_store.tiers.redis.record_codec import (
     PART,
     Awaited,
     Parts,
+    ReadWords,
     RecordReplies,
     WriteReplies,
     encoded_reads,
     encoded_write,
     framed_ids,
     framed_records,
-    words_of_read,
 )
 
 KEYS = [b"{n:t:0}:rows", b"{n:t:1}:rows", b"k" * 123]
@@ -81,15 +81,17 @@ def joined(pieces: Sequence[object]) -> bytes:
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12).map(lambda ids: np.array(ids, np.int64))
 
 
-@given(st.lists(IDS, max_size=3), st.booleans())
+LONG = st.integers(90, 1_100).map(np.arange)  # their counts have more digits
+
+
+@given(st.lists(IDS | LONG, max_size=3), st.booleans())
 def test_reads_are_hmgets(ids: list[Int64], asking: bool) -> None:
     expected = b""
     for key, its in zip(KEYS, ids, strict=False):
         expected += packed("ASKING") if asking else b""
         expected += packed("HMGET", key, "stamp", *(id_bytes(one) for one in its))
-    framed = framed_ids(np.concatenate([np.empty(0, np.int64), *ids]))
-    parts = parts_of([len(its) for its in ids])
-    assert encoded_reads(parts, [words_of_read(key) for key in KEYS], framed, asking) == expected
+    parts, all_ids = parts_of([len(its) for its in ids]), np.concatenate([np.empty(0, np.int64), *ids])
+    assert encoded_reads(parts, ReadWords.of(KEYS), all_ids, asking) == expected
 
 
 @given(IDS, IDS, st.sampled_from(KEYS), st.booleans(), WIDTHS, st.sampled_from([0, 2**62]))
