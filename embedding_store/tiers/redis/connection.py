@@ -243,7 +243,7 @@ def _connected(url: RedisUrl, address: Address, deadline: Deadline) -> redis.Con
         try:
             connected = connecting.submit(made.connect)
         except RuntimeError:  # the interpreter is ending, and starts no thread any more: a store is closed
-            connected = at_once(made.connect())
+            connected = at_once(made.connect())  # type: ignore[no-untyped-call]
         connected.result(deadline.left(address))
     except (TimeoutError, redis.TimeoutError) as error:
         made.disconnect()  # type: ignore[no-untyped-call]  # the thread waits no longer
