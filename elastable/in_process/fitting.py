@@ -3,10 +3,9 @@
 import json
 import os
 import socket
-import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import keras
@@ -19,7 +18,7 @@ from elastable.callbacks.final_weights import finalize_averages
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
+from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.in_process.fit_data import FitArguments, FitData, fit_data
@@ -37,7 +36,7 @@ from elastable.master.tasks.schedule import Schedule
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
 from elastable.worker.keras.same_optimizer import kept_traces
-from elastable.worker.keras.seeds import layers_of, same_keras_state
+from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.runtime.compute import MicroBatchComputer
@@ -274,10 +273,12 @@ def _run(
     try:
         with ExitStack() as held:
             held.enter_context(progress)
-            held.enter_context(_worker_beside(master, computer, store, joined.sees_versions))
+            worker = _worker_here(master, computer, store, joined.sees_versions)
+            held.enter_context(worker.working())
             if settings.verbose == 1:
                 held.enter_context(repeating(lambda: progress.show(master.status()), _SHOW_EVERY_S, "elastable-watch"))
-            master.run(hooks)
+            # Twice: the first call may find out that the master has a task that comes before those which it has.
+            master.run(hooks, lambda: worker.work() or worker.work())
     except BaseException:
         dense.rewind()
         raise
@@ -290,32 +291,12 @@ def _run(
     return joined.history
 
 
-@contextmanager
-def _worker_beside(
-    master: Master, computer: MicroBatchComputer, store: EmbeddingStore, rows_change: bool
-) -> Iterator[None]:
-    """A worker in a thread; callbacks stay in the caller's."""
+def _worker_here(master: Master, computer: MicroBatchComputer, store: EmbeddingStore, rows_change: bool) -> Worker:
+    """The worker of this process, whom its master calls."""
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
     servers = store if isinstance(store, ShardStore) else None
     session = master.join(identity)
-    worker = Worker(master, computer, store, session, identity, rows_to=servers, rows_change=rows_change)
-
-    def work() -> None:
-        try:
-            worker.run()
-        except ElastableError:
-            # The worker has reported it to the master, whose run() raises it in the caller's thread.
-            return
-        except Exception as error:  # noqa: BLE001 - whatever it is, run() must raise it and not wait
-            master.report_failure(identity.incarnation, error, fatal=True)
-
-    thread = threading.Thread(target=same_keras_state(work), name="elastable-worker", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join(timeout=30.0)
+    return Worker(master, computer, store, session, identity, rows_to=servers, rows_change=rows_change, direct=True)
 
 
 # `keras.callbacks.BackupAndRestore` in `et.fit`: where a fit that was interrupted goes on

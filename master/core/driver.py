@@ -119,17 +119,22 @@ class Driver:
         self._options = options
         self._hooks = Hooks()
         self._evaluations = Evaluations(state, waits, store, metrics, options, self._next_work)
+        self._work_here: Callable[[], bool] | None = None
 
     def _ends_replay_epoch(self, version: int) -> bool:
         return self._state.schedule.ends_epoch(version) or is_due(version, self._options.checkpoint_every)
 
-    def run(self, hooks: Hooks) -> None:
+    def run(self, hooks: Hooks, work_here: Callable[[], bool] | None = None) -> None:
         """Until the last version is committed and evaluated, the job is stopped, or fails.
+
+        Args:
+            work_here: As of `Master.run`.
 
         Raises:
             ElastableError: the error that made it fail; also whatever a hook raised.
         """
         self._hooks = self._evaluations.hooks = hooks
+        self._work_here = work_here
         try:
             self._begin()
             while not (work := self._next_work()).over:
@@ -280,6 +285,7 @@ class Driver:
             JobFailed: there was no worker for longer than the options allow.
         """
         alone_since, limit = time.monotonic(), self._options.no_worker_timeout_s
+        idle = self._work_here is None
         while True:
             self._evaluations.give_up_unreadable()
             self._committer.settle(wait=False)  # nobody reads a store that could not log: workers wait for this
@@ -290,7 +296,9 @@ class Driver:
                     alone_since = time.monotonic()
                 if limit is not None and time.monotonic() - alone_since > limit:
                     raise JobFailed(f"no worker for {limit} s while work remains")
-                self._changed.wait(_LONGEST_WAIT_S)
+                if idle:
+                    self._changed.wait(_LONGEST_WAIT_S)
+            idle = self._work_here is None or not self._work_here()
 
 
 # Versions that are evaluated concurrently with training. Training waits before another one starts, so that every

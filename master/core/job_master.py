@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
@@ -92,15 +92,20 @@ class Master(ServedMaster):
         )
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 
-    def run(self, hooks: Hooks | None = None) -> JobStatus:
+    def run(self, hooks: Hooks | None = None, work_here: Callable[[], bool] | None = None) -> JobStatus:
         """Drives the job in this thread until it ends; returns its last status.
+
+        Args:
+            hooks: Called between versions.
+            work_here: Computes a micro-batch in this thread, where nothing else is to be done; False: there is none
+                now. None: all workers are in other threads or processes.
 
         Raises:
             ElastableError: why the job failed (`JobFailed` for a worker's error of another kind, or when none came).
         """
         self._begun = True
         try:
-            self._driver.run(hooks or Hooks())
+            self._driver.run(hooks or Hooks(), work_here)
         finally:
             settle(self._ended, self.status())
         return self.status()

@@ -3,9 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from queue import Empty, SimpleQueue
 
@@ -283,6 +283,52 @@ class TaskFeed:
             self._changed.notify_all()
 
 
+class DirectFeed(TaskFeed):
+    """Of a worker in its master's thread: tasks are leased by direct calls, for which nobody waits.
+
+    Data and ids of the next tasks are prepared in another thread while the worker computes.
+    """
+
+    def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
+        super().__init__(master, incarnation, prepare, ahead)
+        self._preparing: dict[Task, Future[Prepared]] = {}
+        self._preparer = ThreadPoolExecutor(1, "elastable-task-feed")
+
+    def start(self) -> None:
+        """The thread starts with the first task."""
+
+    def head(self, wait_s: float) -> Prepared | None:
+        """The earliest task, once it is prepared; None: there is none now."""
+        if self._idle or 4 * len(self._preparing) <= self._ahead:
+            self._idle = False
+            want = max(0, self._ahead - len(self._preparing))
+            lease = self._master.lease_tasks(self._incarnation, want, wait_s, tuple(self._preparing))
+            for task in lease.revoked:
+                self._preparing.pop(task, None)
+            for task in lease.tasks:
+                if task not in self._preparing:
+                    self._preparing[task] = self._preparer.submit(self._prepare, task)
+        return self._preparing[min(self._preparing)].result() if self._preparing else None
+
+    def following(self, prepared: Prepared) -> Prepared | None:
+        """The earliest task after `prepared`, if it is prepared."""
+        later = min((task for task in self._preparing if task > prepared.task), default=None)
+        return self._preparing[later].result() if later is not None and self._preparing[later].done() else None
+
+    def idle(self) -> None:
+        """The next call of `head` asks for tasks that come before those which are here."""
+        self._idle = True
+
+    def done(self, prepared: Prepared) -> None:
+        """Removes a task that was computed or dropped."""
+        self._preparing.pop(prepared.task, None)
+        self._idle = prepared.task.kind is TaskKind.EVALUATE  # there may be more
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._preparer.shutdown(wait=True, cancel_futures=True)
+
+
 _log = logging.getLogger(__name__)
 
 #: How long one wait for a version lasts before the earliest task is looked at
@@ -302,9 +348,11 @@ class Worker:
         measures: Counts what it does; None: not read by others.
         rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
         rows_change: Whether callbacks may write rows of a version that is committed: none are looked up ahead.
+        direct: Whether it works in its master's thread, by calls of `work`, and not by `run` in a thread of its own.
 
     Attributes:
         job_ended: After `run`: the last status of the job; None: its master is gone, or this worker left before.
+        counted: Micro-batches that counted.
     """
 
     def __init__(
@@ -318,6 +366,7 @@ class Worker:
         measures: WorkerMeasures | None = None,
         rows_to: ShardStore | None = None,
         rows_change: bool = False,
+        direct: bool = False,
     ) -> None:
         self._measures = measures or WorkerMeasures()
         self._measures.sessions.add(1)
@@ -333,7 +382,11 @@ class Worker:
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
         self.job_ended: JobStatus | None = None
-        self._feed = TaskFeed(master, identity.incarnation, computer.prepare, _AHEAD)
+        self._direct, self._version_wait_s = direct, 0.0 if direct else _VERSION_WAIT_S
+        self._feed: TaskFeed = (DirectFeed if direct else TaskFeed)(
+            master, identity.incarnation, computer.prepare, _AHEAD
+        )
+        self.counted = 0
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._rows_to = rows_to
 
@@ -343,21 +396,24 @@ class Worker:
         Raises:
             ElastableError: what stopped it; also reported to the master.
         """
-        counted = 0
-        self._feed.start()
-        self._rows_ahead.start()
-        try:
+        with self.working():
             while not self._feed.finished() and not self._stopped:
-                prepared = self._feed.head(wait_s=0.5)
-                if not self._session.alive() or self._feed.outside:
-                    self._rejoin()
-                elif prepared is not None:
-                    counted += self._attempt(prepared)
+                self.work(wait_s=0.5)
             if not self._stopped and self._session.alive():
                 with suppress(ElastableError):  # it waits for open sessions before it goes, and so answers
                     self.job_ended = self._master.status()
+        return self.counted
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around its work: what stops it is reported to the master, if that is not its caller, and its session ends."""
+        self._feed.start()
+        self._rows_ahead.start()
+        try:
+            yield
         except Exception as error:
-            self._report(error)
+            if not self._direct:
+                self._report(error)
             raise
         finally:
             self._feed.stop()
@@ -365,7 +421,19 @@ class Worker:
             self._session.close()
             self._feed.join()
             self._measures.close()
-        return counted
+
+    def work(self, wait_s: float = 0.0) -> bool:
+        """Computes the earliest task that it has; False: there is none that can be computed now.
+
+        Args:
+            wait_s: Seconds to wait for a task.
+        """
+        prepared = self._feed.head(wait_s)
+        if not self._session.alive() or self._feed.outside:
+            self._rejoin()
+        elif prepared is not None:
+            return self._attempt(prepared)
+        return False
 
     def not_ready(self) -> dict[str, str]:
         """Why it cannot work now, for health checks; empty: it can."""
@@ -375,14 +443,14 @@ class Worker:
         """Makes `run` return after the current micro-batch."""
         self._stopped = True
 
-    def _attempt(self, prepared: Prepared) -> int:
-        """Computes the task if its version is committed; 1 if the result counted."""
+    def _attempt(self, prepared: Prepared) -> bool:
+        """Computes the task; False: its version is not committed."""
         try:
             with self._measures.phase("wait"):
                 held = self._hold(prepared.task)
             if not held:
                 self._feed.idle()
-                return 0
+                return False
             task = prepared.task
             job, computed_on = self._session.job.job, self._snapshots[task.kind].version
             with self._measures.micro_batch(job, task, computed_on, self._identity.incarnation):
@@ -393,16 +461,17 @@ class Worker:
             counted = 0
         except FutureVersion as ahead:
             self._go_back(ahead)
-            return 0
+            return False
         except NotJoined:
             # The master restarted during the computation and does not know this session.
             self._rejoin()
-            return 0
+            return False
         self._feed.done(prepared)
         self._measures.note(prepared.task.kind.value, bool(counted), prepared.records)
         if counted:
             self._ahead_since = None
-        return counted
+            self.counted += 1
+        return True
 
     def _hold(self, task: Task) -> bool:
         """Gets the dense part of the task's version; False if it is not committed yet."""
@@ -410,7 +479,7 @@ class Worker:
         held = self._snapshots.get(task.kind)
         if wanted is None or held is None or held.version != wanted:
             # One for each kind: the version evaluated is not the version trained on.
-            held = self._master.pull_dense(self._identity.incarnation, wanted, _VERSION_WAIT_S)
+            held = self._master.pull_dense(self._identity.incarnation, wanted, self._version_wait_s)
             if held is None:
                 return False
             self._snapshots[task.kind] = held
@@ -482,8 +551,12 @@ class Worker:
 
     def _look_ahead(self, prepared: Prepared) -> None:
         """Starts the lookup of the next micro-batch, where its rows are already determined."""
-        if self._looks_ahead:
-            self._rows_ahead.begin(self._feed.following(prepared))
+        if not self._looks_ahead:
+            return
+        following = self._feed.following(prepared)
+        # In its master's thread, which commits meanwhile, rows of the next version would only be waited for.
+        if not self._direct or (following is not None and following.task.version == prepared.task.version):
+            self._rows_ahead.begin(following)
 
     def _go_back(self, ahead: FutureVersion) -> None:
         """Starts again with a restarted master, which is at an earlier version, unless it stays behind: no restart."""

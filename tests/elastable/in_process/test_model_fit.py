@@ -1,5 +1,6 @@
 """`model.fit` and `et.fit` take what Keras' own takes, with Keras' numbers: each compared with plain Keras."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,6 +69,50 @@ def assert_same(
 
 X, Y = records()
 HELD_OUT = records(40, seed=1)
+
+
+class Batches(keras.utils.PyDataset):
+    """Five batches, of which the fourth cannot be read."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        if number == 3:
+            raise LookupError("the fourth")
+        return X[:BATCH], Y[:BATCH]
+
+
+class Stumbling(keras.layers.Layer):
+    """Names the thread that it is called by, and cannot go on in the fourth call that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[str] = []
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if training and isinstance(inputs, tf.__internal__.EagerTensor):
+            self.threads.append(threading.current_thread().name)
+            if len(self.threads) > 3:
+                raise ZeroDivisionError("mine")
+        return inputs
+
+
+def test_an_error_of_the_data_is_raised_as_it_is() -> None:
+    with pytest.raises(LookupError, match="the fourth"):
+        program(et.Embedding).fit(Batches(workers=0), verbose=0)
+
+
+def test_steps_run_in_the_thread_that_calls_fit_and_their_errors_are_raised_as_they_are() -> None:
+    stumbling = Stumbling()
+    flat, dense = keras.layers.Flatten(), keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM), stumbling, flat, dense])
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+    assert stumbling.threads == [threading.current_thread().name] * 4
+
+
 WEIGHTS = np.random.default_rng(5).random(len(Y)).astype(np.float32)
 
 
