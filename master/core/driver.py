@@ -287,7 +287,8 @@ class Driver:
         alone_since, limit = time.monotonic(), self._options.no_worker_timeout_s
         idle = self._work_here is None
         while True:
-            self._evaluations.give_up_unreadable()
+            if self._evaluations.give_up_unreadable():
+                return Work()  # whoever waits for fewer evaluations need not wait any longer
             self._committer.settle(wait=False)  # nobody reads a store that could not log: workers wait for this
             with self._waits.changing:
                 if (work := self._state.next_work()) is not None:
@@ -354,6 +355,8 @@ class Evaluations:
             self._state.begin_evaluation(version)
             self._waits.tasks_free()
         while (work := self._next_work()).evaluated != version:
+            if work == Work():
+                continue
             if work.over or work.evaluated is None:
                 return None
             self.end_concurrent(work.evaluated)
@@ -368,18 +371,22 @@ class Evaluations:
         evaluation.end()
         self.hooks.on_evaluation(version, self._metrics.results(total, "val_"))
 
-    def give_up_unreadable(self) -> None:
-        """Ends the concurrent evaluations whose version can no longer be read."""
-        for version, evaluation in tuple(self._state.concurrent.items()):
+    def give_up_unreadable(self) -> bool:
+        """Ends the concurrent evaluations whose version can no longer be read; whether there were any."""
+        before = tuple(self._state.concurrent.items())
+        for version, evaluation in before:
             if not evaluation.readable():
                 with self._waits.changing:
                     self._state.take_evaluation_total(version)
                     del self._state.concurrent[version]
                 evaluation.end()
+        return len(self._state.concurrent) < len(before)
 
     def _begin_concurrent(self, snapshot: DenseSnapshot) -> None:
         while len(self._state.concurrent) >= _MOST_CONCURRENT:
             work = self._next_work()
+            if work == Work():
+                continue
             if work.over or work.evaluated is None:
                 return
             self.end_concurrent(work.evaluated)

@@ -37,7 +37,7 @@ _PROTOCOLS: Mapping[str, type[PushProtocol]] = {"sync": SyncPushes, "async": Asy
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the driving thread does next: one of the three.
+    """What the driving thread does next: one of the three, or nothing, as an evaluation was given up.
 
     Attributes:
         tickets: The pushes of the next version; None: no version is ready.

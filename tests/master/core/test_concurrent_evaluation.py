@@ -2,13 +2,16 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
 from elastable.master.api import DenseSnapshot, EvaluationReport, PushOutcome, Task, TaskKind
+from elastable.master.core import driver
 from elastable.master.core.hooks import Hooks
 from elastable.master.core.job_state import ConcurrentEvaluation
 from elastable.master.master_options import MasterOptions
@@ -139,6 +142,36 @@ class TrainOnly(FakeWorker):
             super().work(task)
         else:
             self.tasks.discard(task)
+
+
+def test_all_that_are_given_up_at_once_make_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store server that was started again has no pin of before, and training waits for fewer evaluations."""
+    monkeypatch.setattr(driver, "ConcurrentEvaluation", partial(ConcurrentEvaluation, renew_every_s=0.01))
+    bench = Bench(job_of(epochs=1), options=MasterOptions(evaluate_every=1))
+    pin, pins = bench.store.pin, list[Snapshot]()
+
+    def kept(version: int | None = None, lease_s: float = 60.0) -> Snapshot:
+        pins.append(pin(version, lease_s))
+        return pins[-1]
+
+    monkeypatch.setattr(bench.store, "pin", kept)
+
+    class Lose(Hooks):
+        def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+            if version == 3:
+                for each in pins:
+                    each.close()
+                until(lambda: not any(each.readable() for each in bench.master._state.concurrent.values()))
+
+    class Trains(TrainOnly):
+        def work(self, task: Task) -> None:
+            if task.version >= 3:  # evaluations after the loss
+                FakeWorker.work(self, task)
+            else:
+                super().work(task)
+
+    drive(bench, [Trains(bench)], Lose())
+    assert bench.master.progress().version == 4
 
 
 def test_it_needs_nobody_to_renew_its_pin() -> None:
