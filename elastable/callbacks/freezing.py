@@ -54,6 +54,8 @@ class Freezing:
             except ValueError as error:
                 raise ModelError(f"{state[:40]!r} does not say which layers of a model are trained") from error
             self._model.make_train_function(force=True)
+            # As if it were traced: also where no epoch is left, and where a callback changes it before the next one.
+            setattr(self._model.train_function, _KEPT, {self._of: bytes.fromhex(state)})
         self._model.make_train_function()
 
     def state(self) -> str:

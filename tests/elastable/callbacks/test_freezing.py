@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.model.dense import dense_part
 from tests.untyped import Keyword, Keywords, Parsed
 
 ROWS, DIM, BATCH, EPOCHS = 30, 3, 16, 4
@@ -157,6 +159,25 @@ def test_as_in_keras(name: str) -> None:
     _, theirs = run(PROGRAMS[name], by_keras=True)
     _, ours = run(PROGRAMS[name], by_keras=False)
     assert_equal(ours, theirs)
+
+
+def test_what_is_trained_is_kept_where_no_epoch_is_left_and_whatever_a_callback_says_before_the_next() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.layers[0].trainable = False
+    before = Freezing(model, dense_part(model, None))
+    before.begin()
+    before.look()
+    state = before.state()
+    assert "00" in state
+    model.layers[0].trainable = True
+    after = Freezing(model, dense_part(model, None))
+    after.begin(state)
+    assert after.state() == state
+    model.layers[0].trainable = True  # as a callback may, when an epoch begins: without effect, as in Keras
+    after.look()
+    assert after.state() == state
 
 
 def test_frozen_rows_keep_every_bit() -> None:
