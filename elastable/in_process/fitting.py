@@ -1,4 +1,4 @@
-"""`et.fit`: a whole job in the current process: its master in the caller's thread, its worker in another one."""
+"""`et.fit`: a whole job in the current process and thread: its master calls its worker."""
 
 import json
 import os
@@ -282,9 +282,6 @@ def _run(
     except BaseException:
         dense.rewind()
         raise
-    if master.stop_reason is not None:
-        # It may find the worker within a micro-batch, which moves the states of the model that both share.
-        dense.rewind()
     finalize_averages(dense, store, parts.tables)
     joined.end(hooks.logs)
     joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])

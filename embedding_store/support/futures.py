@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -30,6 +31,50 @@ def settle_error(future: Future[T], error: BaseException) -> None:
     """Gives a future its error, unless it has a result, or was cancelled."""
     with suppress(InvalidStateError):
         future.set_exception(error)
+
+
+class DaemonExecutor:
+    """Makes calls one after the other in a thread of its own, which starts with the first.
+
+    The thread is a daemon: a call that never ends, as of a reader or of a server that is lost, keeps no process alive,
+    where an executor of `concurrent.futures` would. Used by one thread at a time.
+
+    Args:
+        name: Of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[tuple[Callable[[], object], Future[Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """What the call returns or raises, once it is made; cancelled where `close` comes first."""
+        made: Future[T] = Future()
+        self._calls.put((call, made))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        return made
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Makes no further call, and waits that many seconds for the one under way."""
+        self._closed = True
+        self._calls.put(None)
+        if self._thread is not None:
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            call, made = asked
+            if self._closed:
+                made.cancel()
+            elif made.set_running_or_notify_cancel():
+                try:
+                    made.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+                    made.set_exception(error)
 
 
 # Actions at given times, by one thread however many there are

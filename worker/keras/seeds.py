@@ -1,7 +1,7 @@
 """Random numbers that depend on the micro-batch, not on the process."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import keras
@@ -12,8 +12,6 @@ from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
 _GENERATOR = seed_generator.GLOBAL_SEED_GENERATOR
-_SEED = rng_utils.GLOBAL_RANDOM_SEED
-_OF_A_THREAD = (_SEED, _GENERATOR, "dtype_policy")
 
 
 def global_seed() -> int:
@@ -56,35 +54,11 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
 def seed_states(model: keras.Model, job_seed: int | None = None) -> list[keras.Variable]:
     """State variables (uint32 `[2]`) of the seed generators that `set_seeds` sets, in model order.
 
-    The last one is that of Keras' global generator, which belongs to the calling thread and to threads that share it by
-    `same_keras_state`. Without a job seed it is not created: Keras creates it on first use.
+    The last one is that of Keras' global generator, which belongs to the calling thread. Without a job seed it is not
+    created: Keras creates it on first use.
     """
     states = [variable for variable in model.variables if variable.name == "seed_generator_state"]
     return states if job_seed is None else [*states, seed_generator.global_seed_generator().state]
-
-
-def same_keras_state(work: Callable[[], None]) -> Callable[[], None]:
-    """Makes `work`, run in another thread, use and update the global Keras state of this thread.
-
-    Keras keeps its global seed, seed generator and dtype policy per thread. A generator that `work` creates becomes
-    this thread's generator, unless this thread has been seeded again.
-    """
-    ours = vars(global_state.GLOBAL_STATE_TRACKER)
-    kept = {}
-    for name in _OF_A_THREAD:
-        if ours.get(name) is not None:
-            kept[name] = ours[name]
-
-    def working() -> None:
-        theirs = vars(global_state.GLOBAL_STATE_TRACKER)
-        theirs.update(kept)
-        try:
-            work()
-        finally:
-            if ours.get(_SEED) == kept.get(_SEED) and ours.get(_GENERATOR) is None:
-                ours[_GENERATOR] = theirs.get(_GENERATOR)
-
-    return working
 
 
 def set_seeds(states: list[keras.Variable], job_seed: int | None, micro_batch: tf.Tensor) -> None:

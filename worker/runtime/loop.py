@@ -4,10 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
-from queue import Empty, SimpleQueue
+from functools import partial
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_source import RowSource
@@ -26,6 +26,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.measures import span
 from elastable.embedding_store.shards.server_contract import RowPush, RowPushOutcome, ShardStore
+from elastable.embedding_store.support.futures import DaemonExecutor, at_once
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import (
     AsyncPushId,
@@ -48,7 +49,6 @@ from elastable.worker.runtime.worker_measures import WorkerMeasures, trace_of
 
 #: Seconds a lookup waits for its version at the source; the worker itself retries for longer.
 _WAIT_S = 1.0
-_IDLE_S = 1.0
 
 Rows = dict[str, Float32]
 
@@ -69,23 +69,14 @@ class RowsAhead:
         self._source = source
         self._deadline_s = deadline_s
         self._asked: Prepared | None = None
-        self._rows: Future[Rows] = Future()
-        self._rows.set_result({})
-        self._waiting: SimpleQueue[tuple[Prepared, Future[Rows]]] = SimpleQueue()
-        self._closed = False
-        # A daemon: a lookup that waits for a lost master must not keep the process alive.
-        self._thread = threading.Thread(target=self._run, name="elastable-rows-ahead", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
+        self._rows: Future[Rows] = at_once({})
+        self._thread = DaemonExecutor("elastable-rows-ahead")
 
     def begin(self, following: Prepared | None) -> None:
         """Starts the lookup of a micro-batch, unless one is still running."""
         if following is None or following is self._asked or not following.ids.unique or not self._rows.done():
             return
-        self._asked, self._rows = following, Future()
-        self._waiting.put((following, self._rows))
+        self._asked, self._rows = following, self._thread.submit(partial(self._look_up, following))
 
     def take(self, prepared: Prepared) -> Rows | None:
         """The rows of a micro-batch whose version is committed; None: look them up.
@@ -107,26 +98,18 @@ class RowsAhead:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._closed = True
+        self._thread.close()
 
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                prepared, rows = self._waiting.get(timeout=_IDLE_S)
-            except Empty:
-                continue
-            task = prepared.task
-            try:
-                with span("lookup ahead", trace_of(self._job, task, task.version), {"micro_batch": task.micro_batch}):
-                    found = self._source.lookup_when(prepared.ids.unique, task.version, _WAIT_S)
-                rows.set_result(found)
-            except Exception as error:  # noqa: BLE001 - whoever takes the rows gets it
-                rows.set_exception(error)
+    def _look_up(self, prepared: Prepared) -> Rows:
+        task = prepared.task
+        with span("lookup ahead", trace_of(self._job, task, task.version), {"micro_batch": task.micro_batch}):
+            return self._source.lookup_when(prepared.ids.unique, task.version, _WAIT_S)
 
 
 _LOOK_EVERY_S = 0.25
 _LEASE_WAIT_S = 20.0  # at the master, where waiting costs nothing, and asking does
 _IDLE_WAIT_S = 0.1
+_JOIN_S = 5.0
 _FEW = 3  # with fewer prepared evaluations the master is asked for more
 
 
@@ -230,7 +213,7 @@ class TaskFeed:
     def join(self) -> None:
         """Waits a few seconds for the thread, which was stopped."""
         if self._thread.is_alive():
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=_JOIN_S)
 
     def _run(self) -> None:
         try:
@@ -292,10 +275,10 @@ class DirectFeed(TaskFeed):
     def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
         super().__init__(master, incarnation, prepare, ahead)
         self._preparing: dict[Task, Future[Prepared]] = {}
-        self._preparer = ThreadPoolExecutor(1, "elastable-task-feed")
+        self._preparer = DaemonExecutor("elastable-task-feed")
 
     def start(self) -> None:
-        """The thread starts with the first task."""
+        """Nothing: the master is asked by `head`."""
 
     def head(self, wait_s: float) -> Prepared | None:
         """The earliest task, once it is prepared; None: there is none now."""
@@ -307,7 +290,7 @@ class DirectFeed(TaskFeed):
                 self._preparing.pop(task, None)
             for task in lease.tasks:
                 if task not in self._preparing:
-                    self._preparing[task] = self._preparer.submit(self._prepare, task)
+                    self._preparing[task] = self._preparer.submit(partial(self._prepare, task))
         return self._preparing[min(self._preparing)].result() if self._preparing else None
 
     def following(self, prepared: Prepared) -> Prepared | None:
@@ -325,8 +308,8 @@ class DirectFeed(TaskFeed):
         self._idle = prepared.task.kind is TaskKind.EVALUATE  # there may be more
 
     def stop(self) -> None:
-        """Ends the thread."""
-        self._preparer.shutdown(wait=True, cancel_futures=True)
+        """Ends the thread; waits a few seconds for what it reads now."""
+        self._preparer.close(_JOIN_S)
 
 
 _log = logging.getLogger(__name__)
@@ -408,7 +391,6 @@ class Worker:
     def working(self) -> Iterator[None]:
         """Around its work: what stops it is reported to the master, if that is not its caller, and its session ends."""
         self._feed.start()
-        self._rows_ahead.start()
         try:
             yield
         except Exception as error:

@@ -27,7 +27,6 @@ from elastable.embedding_store.errors import BadInput, DeadlineExceeded, Elastab
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.compile_clock import compile_seconds
-from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.tiers.redis.reply_shapes import (
     Command,
     Reply,
@@ -243,8 +242,9 @@ def _connected(url: RedisUrl, address: Address, deadline: Deadline) -> redis.Con
         try:
             connected = connecting.submit(made.connect)
         except RuntimeError:  # the interpreter is ending, and starts no thread any more: a store is closed
-            connected = at_once(made.connect())  # type: ignore[no-untyped-call]
-        connected.result(deadline.left(address))
+            made.connect()  # type: ignore[no-untyped-call]
+        else:
+            connected.result(deadline.left(address))
     except (TimeoutError, redis.TimeoutError) as error:
         made.disconnect()  # type: ignore[no-untyped-call]  # the thread waits no longer
         raise deadline.exceeded(address) from error

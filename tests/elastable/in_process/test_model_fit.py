@@ -91,7 +91,7 @@ class Stumbling(keras.layers.Layer):
         self.threads: list[str] = []
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        if training and isinstance(inputs, tf.__internal__.EagerTensor):
+        if training and tf.executing_eagerly():
             self.threads.append(threading.current_thread().name)
             if len(self.threads) > 3:
                 raise ZeroDivisionError("mine")

@@ -39,7 +39,6 @@ def store() -> Iterator[MemoryStore]:
 @pytest.fixture
 def ahead(store: MemoryStore) -> Iterator[RowsAhead]:
     ahead = RowsAhead(store, deadline_s=30.0)
-    ahead.start()
     yield ahead
     ahead.close()
 
@@ -88,7 +87,6 @@ class _Away(MemoryStore):
 def test_a_source_that_is_away_is_left_to_the_workers_patience() -> None:
     with _Away() as store:
         ahead = RowsAhead(store, deadline_s=30.0)
-        ahead.start()
         following = prepared(0)
         ahead.begin(following)
         assert ahead.take(following) is None

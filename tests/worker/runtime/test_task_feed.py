@@ -10,7 +10,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.master.api import Lease, MasterApi, Task, TaskKind
 from elastable.worker.runtime import loop
 from elastable.worker.runtime.compute import Prepared
-from elastable.worker.runtime.loop import TaskFeed
+from elastable.worker.runtime.loop import DirectFeed, TaskFeed
 from elastable.worker.step.id_set import IdSets
 
 _WAIT_S = 60.0
@@ -70,3 +70,28 @@ def test_a_feed_that_failed_is_not_finished() -> None:
     assert not feed.finished()
     with pytest.raises(BadInput, match="the file is gone"):
         feed.head(_WAIT_S)
+
+
+def test_a_reader_that_hangs_does_not_keep_who_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of Ctrl-C in `et.fit`: neither the caller nor the end of the process waits for it."""
+    monkeypatch.setattr(loop, "_JOIN_S", 0.0)
+    hanging, end = threading.Event(), threading.Event()
+
+    def prepare(task: Task) -> Prepared:
+        if task.version > 5:
+            hanging.set()
+            end.wait()
+        return Prepared(task, (), cast(IdSets, None), 1)
+
+    feed = DirectFeed(cast(MasterApi, Asked()), "w", prepare, ahead=4)
+    try:
+        head = feed.head(0.0)
+        assert head is not None
+        assert head.task.version == 5
+        assert feed.following(head) is None
+        assert hanging.wait(_WAIT_S)
+        feed.stop()
+        (reading,) = (thread for thread in threading.enumerate() if thread.name == "elastable-task-feed")
+        assert reading.daemon
+    finally:
+        end.set()
