@@ -25,7 +25,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from elastable.embedding_store.support.extras import needs
-from elastable.worker.keras.keras_backend import register_trainers, require_tensorflow, when_keras_is_imported
+from elastable.worker.keras.keras_backend import register_trainers, require_backend, when_keras_is_imported
 
 if TYPE_CHECKING:
     __version__: str
@@ -113,6 +113,11 @@ _WITHOUT_KERAS = (
     "elastable.embedding_store", "elastable.monitoring", "elastable.replicas.groups", "elastable.worker.readers"
 )  # fmt: skip
 
+_ON_TENSORFLOW = (
+    "elastable.in_process.tape_step", "elastable.replicas", "elastable.worker.layers.distributed_embedding",
+    "elastable.worker.losses",
+)  # fmt: skip
+
 
 # What keras.Model's own methods do for models with tables in a store.
 register_trainers(
@@ -133,7 +138,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES[name]
     with needs(f"elastable.{name}", "replicas" if home.startswith("elastable.replicas") else None):
         if not home.startswith(_WITHOUT_KERAS):
-            require_tensorflow()
+            require_backend(f"elastable.{name}", on_any=not home.startswith(_ON_TENSORFLOW))
         value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -26,7 +26,7 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.model.dense import DenseModel
 from elastable.master.model.wrapping_optimizers import rows_become_averages
 from elastable.master.tasks.progress import Progress
-from elastable.worker.rows.saved_rows import rows_unlisted
+from elastable.worker.keras.keras_methods import rows_unlisted
 
 RowsChanged = Callable[[Mapping[str, TableUpdate]], None]
 """Called with rows that were written."""

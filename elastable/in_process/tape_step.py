@@ -4,6 +4,8 @@ In this process a step applies a gradient at once: variables by the Keras optimi
 the same optimizer's numbers.
 """
 
+from __future__ import annotations
+
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +13,6 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.assembly import Assembly
 from elastable.embedding_store.contract.row_source import variables_of
@@ -19,6 +20,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
+from elastable.master.backend.lazy import tf
 from elastable.master.commits.committer import Committer
 from elastable.master.model.dense import DenseState, ModelPart
 from elastable.master.model.keras_optimizer import inner_optimizer

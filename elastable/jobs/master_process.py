@@ -40,6 +40,7 @@ from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobStatus, Tensor
+from elastable.master.backend.contract import backend
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints, require_writable_checkpoints
 from elastable.master.core.job_master import Master
@@ -68,7 +69,6 @@ from elastable.process.logs import describe_process
 from elastable.process.repeating import repeating
 from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS, stopping_on_signals
 from elastable.worker.keras.same_optimizer import note_training
-from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 from elastable.worker.user_model.export import export_keras
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def run_job(options: JobOptions, console: Console) -> int:
     started = time.monotonic()
     # Now, and not when hours of training are to be saved.
     require_watchable(options.http, options.insecure)
-    set_intra_op_threads(options.intra_op_threads)
+    backend().set_threads(options.intra_op_threads)
     require_writable(options.run_dir)
     if options.checkpoint_dir is not None:
         require_writable_checkpoints(options.checkpoint_dir)

@@ -33,13 +33,13 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
 from elastable.master.api import JobSpec, JobStatus, TaskKind, WorkerIdentity
+from elastable.master.backend.contract import backend
 from elastable.master.rpc.client import MasterClient
 from elastable.monitoring.metrics import Source, lookups_source, process_source, shard_lookups_source, worker_source
 from elastable.monitoring.page.views import Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
 from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
-from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
 from elastable.worker.layers.model_tables import forget_rows, store_layers
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
@@ -79,7 +79,7 @@ def run_worker(options: WorkerOptions) -> int:
     describe_process(role="worker", job=job.job, worker=identity.incarnation)
     everywhere = False
     try:
-        set_intra_op_threads(job.intra_op_threads)
+        backend().set_threads(job.intra_op_threads)
         source, servers = _source(job, client, options.transport, deadline_s)
         file = load_model_file(options.model or job.model_file, job.model_sha256)
         readers = _readers(job, file)

@@ -1,5 +1,7 @@
 """What a run leaves behind: results, metrics, a picture of its curves, checkpoint, exported model."""
 
+from __future__ import annotations
+
 import json
 import logging
 import tempfile
@@ -8,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tensorflow as tf
+from tensorboard.summary import Writer
 
 from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
@@ -51,9 +53,9 @@ class RunDirectory:
         self.path, self.curves = path, Curves()
         try:
             path.mkdir(parents=True)
-            self._events = tf.summary.create_file_writer(str(path / "tensorboard"))
+            self._events = Writer(str(path / "tensorboard"))
             self._metrics = (path / _METRICS).open("a", buffering=1)
-        except (OSError, tf.errors.OpError) as error:
+        except OSError as error:
             raise BadInput(f"run directory {path} cannot be written: {error}") from error
         self._closed = False
         self._warned = False
@@ -61,7 +63,7 @@ class RunDirectory:
         self._started = time.time()
 
     @classmethod
-    def create(cls, home: Path) -> "RunDirectory":
+    def create(cls, home: Path) -> RunDirectory:
         """A new directory in `home`, named after the time."""
         name = time.strftime("%Y%m%d-%H%M%S")
         try:
@@ -113,10 +115,9 @@ class RunDirectory:
         self.curves.note(kind, version, values)
         try:
             self._metrics.write(json.dumps(line) + "\n")
-            with self._events.as_default(step=version):
-                for name, value in values.items():
-                    tf.summary.scalar(f"{kind}/{name}", value)
-        except (OSError, tf.errors.OpError) as error:
+            for name, value in values.items():
+                self._events.add_scalar(f"{kind}/{name}", value, version)
+        except OSError as error:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
@@ -146,7 +147,7 @@ class RunDirectory:
             for file in (self._metrics, self._events):
                 try:
                     file.close()
-                except (OSError, tf.errors.OpError) as error:
+                except OSError as error:
                     self._warn(error)
 
 
@@ -194,7 +195,7 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
 
 
 def _plot(
-    panel: "Axes", lines: Sequence[Mapping[str, object]], kinds: Sequence[str], name: str, style: str, label: str
+    panel: Axes, lines: Sequence[Mapping[str, object]], kinds: Sequence[str], name: str, style: str, label: str
 ) -> None:
     # Sorted: an evaluation during training ends when later versions have been noted.
     points = sorted((line["version"], line[name]) for line in lines if line["kind"] in kinds and name in line)

@@ -1,5 +1,7 @@
 """The dense part of the one authoritative model: variables, states, and one or several Keras optimizers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,11 +10,11 @@ from typing import Protocol
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.backend.contract import BackendTensor, backend
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.model.discovery import store_backed_layers, table_optimizers
 from elastable.master.model.keras_optimizer import (
@@ -137,7 +139,7 @@ class DenseTensors(DensePart):
                     "the model"
                 )
         for key, variable in targets.items():
-            variable.value.assign(tensors[key])  # not as a program does, which must not assign slots
+            backend().assign(variable, tensors[key])
         self._snapshot_states = None
 
     def _by_key(self) -> dict[str, keras.Variable]:
@@ -173,12 +175,7 @@ def tensor_specs(variables: Sequence[keras.Variable]) -> tuple[TensorSpec, ...]:
 
 def copied(variable: keras.Variable) -> Tensor:
     """A read-only copy of its value."""
-    # Raw, as every version is read while workers wait. Nothing is copied yet: TensorFlow copies a
-    # variable's buffer when it is changed while anybody holds it.
-    value = variable.value
-    copy: Tensor = np.asarray(tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype))
-    copy.setflags(write=False)
-    return copy
+    return backend().copied(variable)
 
 
 class DenseState(DenseTensors):
@@ -198,7 +195,7 @@ class DenseState(DenseTensors):
     def __init__(self, model: keras.Model) -> None:
         self._optimizer = optimizer_of(model)
         self._update = KerasUpdate(self._optimizer)
-        self._traces: dict[object, Callable[..., None]] = {}
+        self._traces: dict[object, Callable[..., object]] = {}
         trainable = variables_of(model.trainable_weights)
         if not self._optimizer.built:
             self._optimizer.build(model.trainable_weights)  # tables are left out, and noted
@@ -260,7 +257,7 @@ class DenseState(DenseTensors):
         if form not in self._traces:
             self._traces[form] = self._compiled(whole)
         share = () if whole else (np.float32(rate_share),)
-        self._traces[form](*map(tf.constant, (*gradients, *states, *share)))
+        self._traces[form](*gradients, *states, *share)
         self._snapshot_states = None
 
     def overflow(self, states: Sequence[Tensor]) -> None:
@@ -276,13 +273,11 @@ class DenseState(DenseTensors):
     def finalize_averages(self) -> None:
         self._update.finalize_averages([self.trained[number] for number in self._active])
 
-    def _compiled(self, whole: bool) -> Callable[..., None]:
+    def _compiled(self, whole: bool) -> Callable[..., object]:
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
-        specs = (*self.variables, *self.states)
-        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in specs]
         variables, active, counts = len(self.trained), self._active, self._counts
 
-        def apply(*tensors: tf.Tensor) -> None:
+        def apply(*tensors: BackendTensor) -> None:
             if active:
                 self._update.apply([tensors[at] for at in active], [self.trained[at] for at in active])
             elif counts:
@@ -291,14 +286,13 @@ class DenseState(DenseTensors):
             for state, value in zip(self._states, values, strict=True):
                 state.assign(value)
 
-        def traced(*tensors: tf.Tensor) -> None:
+        def traced(*tensors: BackendTensor) -> None:
             with self._update.as_traced(None if whole else tensors[-1]):
                 apply(*tensors)
 
-        share = [] if whole else [tf.TensorSpec((), tf.float32)]
-        compiled = tf.function(traced, autograph=False, input_signature=[*signature, *share])
-        step: Callable[..., None] = compiled.get_concrete_function()
-        return step
+        like = [np.empty(spec.shape, spec.dtype) for spec in (*self.variables, *self.states)]
+        changed = (*self._optimizer.variables, *self._update.variables, *self.trained, *self._states)
+        return backend().update(traced, like if whole else [*like, np.empty((), np.float32)], changed)
 
 
 def _refuse_accumulated(optimizer: keras.Optimizer, trained: Sequence[keras.Variable]) -> None:
@@ -330,19 +324,24 @@ class KerasUpdate:
         self._batches = accumulation_of(self._optimizer) or 1
 
     @property
+    def variables(self) -> list[keras.Variable]:
+        """What an update changes besides the variables that it is for."""
+        return list(self._optimizer.variables)
+
+    @property
     def scale(self) -> keras.Variable | None:
         """The variable of a loss scale that changes; None: there is none."""
         return None if self._scaling is None else self._scaling.dynamic_scale
 
     def number(self) -> int:
         """Updates made so far."""
-        return int(self._optimizer._iterations.value.numpy()) // self._batches
+        return int(copied(self._optimizer._iterations)) // self._batches
 
     def learning_rate(self) -> float:
         """Of the next update: a schedule's at its last batch, or what was last assigned, also by a callback."""
         rate = self._optimizer._learning_rate
         if self._batches > 1 and isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            last = tf.constant(self._optimizer._iterations.value + (self._batches - 1))
+            last = keras.ops.convert_to_tensor(self._optimizer._iterations.value + (self._batches - 1))
             return float(keras.ops.convert_to_tensor(rate(last)))
         return learning_rate_of(self._optimizer)
 
@@ -375,7 +374,7 @@ class KerasUpdate:
             if averages[id(variable)] is not None:
                 variable.assign(averages[id(variable)])
 
-    def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
+    def apply(self, gradients: Sequence[BackendTensor], variables: Sequence[keras.Variable]) -> None:
         """One update; to be traced within `as_traced`."""
         if self._batches > 1:
             # Keras takes this for the last batch: it adds nothing to it, and divides by their number.
@@ -394,12 +393,12 @@ class KerasUpdate:
         if self._scaling is None:
             return
         scale, counter = self._scaling.dynamic_scale, self._scaling.step_counter
-        due = tf.equal(counter.value, self._scaling.dynamic_growth_steps - 1)
-        scale.assign(tf.where(due, scale.value * 2.0, scale.value))
-        counter.assign(tf.where(due, tf.zeros_like(counter.value), counter.value + 1))
+        due = keras.ops.equal(counter.value, self._scaling.dynamic_growth_steps - 1)
+        scale.assign(keras.ops.where(due, scale.value * 2.0, scale.value))
+        counter.assign(keras.ops.where(due, keras.ops.zeros_like(counter.value), counter.value + 1))
 
     @contextmanager
-    def as_traced(self, rate_share: tf.Tensor | None = None) -> Iterator[None]:
+    def as_traced(self, rate_share: BackendTensor | None = None) -> Iterator[None]:
         """While a step is traced: no clipping, no unscaling; the learning rate is that share of itself (None: all)."""
         optimizer = self._optimizer
         names = ("clipnorm", "global_clipnorm", "clipvalue", "loss_scale_factor")

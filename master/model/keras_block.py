@@ -1,19 +1,22 @@
 """Any Keras optimizer as a row optimizer: Keras itself, run on the gathered block."""
 
+from __future__ import annotations
+
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Array, Float32
 from elastable.embedding_store.contract.row_data import UpdateBatch
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec, ElastableError, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK, RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
+from elastable.master.backend.contract import BackendTensor, backend
 
 # Rows that one call of Keras updates. Always as many, the last block padded: one compiled function a
 # dim, and every element takes the same vectorised path wherever its row is.
@@ -21,6 +24,9 @@ _BLOCK_ROWS = 1024
 
 # Keras' name of the variable that a table replaces; patterns of exclude_from_weight_decay are matched with it.
 TABLE_VARIABLE = "embeddings"
+
+#: Where PyTorch's own versions of Keras' optimizers are, which take the same steps.
+OF_TORCH = "keras.src.backend.torch."
 
 _UNDECAYED = "excluded_from_weight_decay"  # next to the config, of tables that are
 
@@ -42,7 +48,9 @@ def canonical_config(
         Unsupported: Keras cannot make the optimizer from its config again.
     """
     kind = type(optimizer).__name__
-    config: dict[str, dict[str, object]] = keras.saving.serialize_keras_object(optimizer)
+    config: dict[str, Any] = keras.saving.serialize_keras_object(optimizer)
+    if config["module"].startswith(OF_TORCH):
+        config |= {"module": "keras.optimizers", "registered_name": None}
     config["config"] |= {
         "name": kind.lower(),
         "learning_rate": learning_rate,
@@ -83,7 +91,7 @@ class KerasBlockOptimizer(RowOptimizer):
             self.whole_rows = self._joins_columns()
         except ElastableError:
             raise
-        except Exception as error:  # TensorFlow's, Keras' or anybody's: a config may say anything
+        except Exception as error:  # of Keras, its backend or anybody: a config may say anything
             message = f"{type(error).__name__}: {error}"
             raise BadSpec(f"optimizer {self._kind} fails in its first steps: {message}") from error
 
@@ -129,7 +137,7 @@ class KerasBlockOptimizer(RowOptimizer):
                     f"optimizer {self._kind}: its variable {name!r} of shape {tuple(variable.shape)} for a table of "
                     "shape (rows, dim) cannot be split by row, so tables in a store cannot use it"
                 )
-            values = np.unique(variable.numpy())
+            values = np.unique(backend().copied(variable))
             if len(values) != 1:
                 raise Unsupported(
                     f"optimizer {self._kind}: its variable {name!r} does not start from a constant, so the rows of "
@@ -187,7 +195,7 @@ class _Block:
         own = {id(optimizer.iterations), id(optimizer.learning_rate)}
         self.slots = [variable for variable in optimizer.variables if id(variable) not in own]
         self._rows = rows
-        self._step = tf.function(self._traced, autograph=False)
+        self._step: Callable[..., list[Array]] | None = None
 
     def run(
         self, weights: Float32, slots: Float32, gradients: Float32, step: int, learning_rate: float
@@ -196,23 +204,29 @@ class _Block:
         count = len(gradients)
         padding = ((0, self._rows - count), (0, 0))
         parts = [weights, gradients, *np.split(slots, max(1, len(self.slots)), axis=1)[: len(self.slots)]]
-        blocks = [tf.constant(np.pad(part, padding)) for part in parts]
-        after = self._step(
-            blocks[0], blocks[1], blocks[2:], tf.constant(step, tf.int64), tf.constant(learning_rate, tf.float32)
-        )
-        arrays = [tensor.numpy()[:count] for tensor in after]
+        blocks = [np.pad(part, padding).astype(np.float32, copy=False) for part in parts]
+        given = (np.int64(step), np.float32(learning_rate), *blocks)
+        if self._step is None:
+            self._step = backend().update(self._traced, given, (self._variable, *self._optimizer.variables))
+        after = self._step(*given)
+        arrays = [array[:count] for array in after]
         return arrays[0], np.concatenate([np.empty((count, 0), np.float32), *arrays[1:]], axis=1)
 
     def _traced(
-        self, weights: tf.Tensor, gradients: tf.Tensor, slots: Sequence[tf.Tensor], step: tf.Tensor, rate: tf.Tensor
-    ) -> list[tf.Tensor]:
+        self,
+        step: BackendTensor,
+        rate: BackendTensor,
+        weights: BackendTensor,
+        gradients: BackendTensor,
+        *slots: BackendTensor,
+    ) -> list[BackendTensor]:
         self._variable.assign(weights)
         for variable, values in zip(self.slots, slots, strict=True):
             variable.assign(values)
         self._optimizer.iterations.assign(step)
         self._optimizer.learning_rate.assign(rate)
         self._optimizer.apply([gradients], [self._variable])
-        return [tf.identity(variable.value) for variable in (self._variable, *self.slots)]
+        return [keras.ops.copy(variable.value) for variable in (self._variable, *self.slots)]
 
 
 register_row_optimizer(KERAS_BLOCK, KerasBlockOptimizer)

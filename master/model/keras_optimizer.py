@@ -13,7 +13,7 @@ from elastable.embedding_store.optimizers.base import KERAS_BLOCK
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.master.commits.clipping import Clipping
-from elastable.master.model.keras_block import TABLE_VARIABLE, canonical_config
+from elastable.master.model.keras_block import OF_TORCH, TABLE_VARIABLE, canonical_config
 from elastable.master.model.wrapping_optimizers import with_averages
 
 FUSED_CLASSES: Mapping[Callable[..., keras.Optimizer], str] = {
@@ -65,11 +65,17 @@ def sees_occurrences(optimizer: keras.Optimizer | None, of_model: keras.Optimize
 
 def _squares_gradients(optimizer: keras.Optimizer) -> bool:
     """Whether it is not known to be linear in the gradient of an id."""
-    name = FUSED_CLASSES.get(type(optimizer))
+    name = FUSED_CLASSES.get(keras_class(optimizer))
     return name is None or any(slot.squares for slot in row_optimizer(OptimizerSpec(name, ())).slots)
 
 
 _UNCALLED = ("apply_gradients", "scale_loss", "finalize_variable_values")  # by anybody but Keras' own training loop
+
+
+def keras_class(optimizer: keras.Optimizer) -> type[keras.Optimizer]:
+    """Its class; of PyTorch's own version of one of Keras' optimizers that one, whose steps it takes."""
+    kind: type[keras.Optimizer] = type(optimizer)
+    return getattr(keras.optimizers, kind.__name__) if kind.__module__.startswith(OF_TORCH) else kind  # type: ignore[no-any-return]
 
 
 def learning_rate_of(optimizer: keras.Optimizer) -> float:
@@ -254,7 +260,7 @@ def _stepped_by(optimizer: keras.Optimizer, lazy: bool, undecayed: bool) -> Opti
     rate = learning_rate_of(optimizer)
     decay = None if undecayed or optimizer.weight_decay is None else float(optimizer.weight_decay)
     config = optimizer.get_config()
-    name = FUSED_CLASSES.get(type(optimizer), "")
+    name = FUSED_CLASSES.get(keras_class(optimizer), "")
     hyperparameters = FUSED[name].defaults.keys() - _COMMON if name else set()
     if name and set(config) <= _COMMON | hyperparameters:
         values = {key: float(config[key]) for key in hyperparameters}

@@ -1,15 +1,17 @@
 """The model's metrics, from summed metric state: an AUC is merged as counts, never as an average."""
 
+from __future__ import annotations
+
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import Tensor
+from elastable.master.backend.contract import BackendTensor, backend
 from elastable.master.model.dense import tensor_specs
 
 
@@ -30,7 +32,7 @@ class ModelMetrics:
         for metric in model.metrics if model is not None else ():
             metric.reset_state()
             for variable in metric.variables:
-                if np.any(variable.value.numpy()):
+                if np.any(backend().copied(variable)):
                     raise Unsupported(
                         f"metric {metric.name!r}: its state {variable.path!r} does not begin at zero, so it cannot be "
                         "summed over micro-batches"
@@ -59,7 +61,7 @@ class ModelMetrics:
             return {}
         values = []
         for variable, value, spec in zip(self._variables, total, self.specs, strict=True):
-            values.append((variable, tf.constant(value.astype(spec.dtype))))
+            values.append((variable, keras.ops.convert_to_tensor(value.astype(spec.dtype))))
         # The variables themselves are left alone: any thread may ask, and a worker in this process may be using them.
         with keras.StatelessScope(state_mapping=values):
             named = self._model.get_metrics_result()
@@ -83,11 +85,11 @@ class LazyLogs(UserDict[str, float]):
         return self._compute()
 
 
-def _scalars(name: str, result: tf.Tensor | float | Mapping[str, tf.Tensor]) -> Iterator[tuple[str, float]]:
+def _scalars(name: str, result: BackendTensor) -> Iterator[tuple[str, float]]:
     if isinstance(result, Mapping):  # of one metric, by names of its own
         yield from (pair for key, value in result.items() for pair in _scalars(key, value))
         return
-    values = np.asarray(result.numpy() if hasattr(result, "numpy") else result)
+    values = keras.ops.convert_to_numpy(result)
     if values.size == 1:
         yield name, float(values.item())
     else:

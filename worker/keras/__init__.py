@@ -8,5 +8,4 @@ __all__ = [
     "same_optimizer",
     "seeds",
     "structures",
-    "tensorflow_threads",
 ]

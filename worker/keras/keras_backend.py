@@ -29,36 +29,43 @@ def keras_backend() -> str:
     return str(found or "tensorflow")
 
 
-def require_tensorflow() -> None:
-    """Refuses any backend but TensorFlow.
+_BACKENDS = ("tensorflow", "jax", "torch")
+
+
+def require_backend(name: str = "Elastable's layers", on_any: bool = True) -> None:
+    """Refuses a backend that something does not run on.
+
+    Args:
+        name: What it is, for the message.
+        on_any: Whether it runs on JAX and PyTorch, too.
 
     Raises:
-        Unsupported: Keras runs on JAX, PyTorch or another backend.
+        Unsupported: Keras runs on another backend.
     """
-    backend = keras_backend()
-    if backend != "tensorflow":
+    backend, able = keras_backend(), _BACKENDS if on_any else _BACKENDS[:1]
+    if backend not in able:
         raise Unsupported(
-            f"Elastable's layers run on Keras' TensorFlow backend, and Keras is set to {backend!r}: set "
-            "KERAS_BACKEND=tensorflow before anything imports Keras"
+            f"{name}: runs on Keras' backend {' or '.join(able)}, and Keras is set to {backend!r}: set "
+            f"KERAS_BACKEND={able[0]} before anything imports Keras"
         )
 
 
 def when_keras_is_imported(run: Callable[[], object]) -> None:
-    """Calls `run` once Keras is imported on the TensorFlow backend: now, if it is; with another backend never."""
+    """Calls `run` once Keras is imported: now, if it is; with a backend that nothing here runs on never."""
     keras = sys.modules.get("keras")
     if keras is None:
 
         def load_and_run(load: Callable[[ModuleType], None], module: ModuleType) -> None:
             load(module)
-            _run_on_tensorflow(run)
+            _run_on_known(run)
 
         sys.meta_path.insert(0, ImportHook("keras", load_and_run))
     elif hasattr(keras, "config"):  # else it is being imported now, and imports this package
-        _run_on_tensorflow(run)
+        _run_on_known(run)
 
 
-def _run_on_tensorflow(run: Callable[[], object]) -> None:
-    if keras_backend() == "tensorflow":
+def _run_on_known(run: Callable[[], object]) -> None:
+    if keras_backend() in _BACKENDS:
         with suppress(ImportError):  # the error of what is missing says which extra brings it
             run()
 

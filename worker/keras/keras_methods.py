@@ -1,16 +1,21 @@
 """`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers."""
 
+from __future__ import annotations
+
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
+from elastable.master.backend.contract import backend
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.keras_backend import trainer
 from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.keras.seeds import layers_of
@@ -21,7 +26,7 @@ _MARK = "_elastable_wraps"
 _BUILT_WITH = "_elastable_built_with"
 _SLOT_OF = "_elastable_slot_of"
 _OF_KERAS = ("gradient_accumulator", "average")  # which its optimizers assign as a program would
-_loading = threading.local()
+_loading, _unlisted = threading.local(), threading.local()
 
 
 def has_tables_in_store(model: keras.Model) -> bool:
@@ -129,7 +134,7 @@ def _load(plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, sto
 
 def _assign(plain: Callable[..., object], variable: keras.Variable, value: npt.ArrayLike) -> object:
     of = getattr(variable, _SLOT_OF, None)
-    by_hand = of is not None and tf.executing_eagerly() and not getattr(_loading, "is_on", False)
+    by_hand = of is not None and _is_eager() and not getattr(_loading, "is_on", False)
     if by_hand and not np.array_equal(value, variable):
         raise Unsupported(
             f"{variable.path} of the optimizer {of!r} is assigned, and the slots of the tables that it trains, which "
@@ -138,6 +143,10 @@ def _assign(plain: Callable[..., object], variable: keras.Variable, value: npt.A
             "tf.train.Checkpoint(model)"
         )
     return plain(variable, value)
+
+
+def _is_eager() -> bool:
+    return bool(tf.executing_eagerly()) if backend().has_graphs else not in_stateless_scope()
 
 
 def wrap_method(name: str, replacement: Callable[..., object], owner: type = keras.Model) -> None:
@@ -158,3 +167,18 @@ def wrap_method(name: str, replacement: Callable[..., object], owner: type = ker
 
     setattr(method, _MARK, by)
     setattr(owner, name, method)
+
+
+@contextmanager
+def rows_unlisted() -> Iterator[None]:
+    """Within the block, in this thread, `layer.weights` and `model.weights` hold no rows of tables."""
+    _unlisted.depth = getattr(_unlisted, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _unlisted.depth -= 1
+
+
+def are_unlisted() -> bool:
+    """Whether this thread is within `rows_unlisted`."""
+    return bool(getattr(_unlisted, "depth", 0))

@@ -5,6 +5,8 @@ again. Here a table's spec holds them too, and traces are kept like Keras' own (
 but for that of a learning rate, which is a variable, and, of eager models, for what their layers read.
 """
 
+from __future__ import annotations
+
 import enum
 import functools
 import types
@@ -15,7 +17,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import global_generator, layers_of
@@ -24,7 +25,6 @@ _LIBRARIES = ("keras", "tensorflow", "elastable", "numpy")
 _SKIPPED = (
     keras.Layer,
     keras.Variable,
-    tf.Variable,
     keras.Optimizer,
     keras.KerasTensor,
     keras.Initializer,
@@ -98,10 +98,10 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
     if isinstance(value, _SCALARS):
         found[name] = repr(value)
         return
-    if isinstance(value, _SKIPPED) or id(value) in seen:
+    if isinstance(value, _SKIPPED) or id(value) in seen or _is_tf_variable(value):
         return
     seen.add(id(value))
-    if isinstance(value, np.ndarray) or tf.is_tensor(value):
+    if isinstance(value, np.ndarray) or keras.ops.is_tensor(value):
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
             array = np.asarray(value)
             found[name] = f"an array {array.shape} of checksum {_checksum(array)}"
@@ -128,6 +128,10 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
             for attribute, part in sorted(getattr(value, "__dict__", {}).items()):
                 if not attribute.endswith(("built", "_build_input_shape", "_variables")):
                     _read(f"{name}.{attribute}", part, found, seen)
+
+
+def _is_tf_variable(value: object) -> bool:
+    return type(value).__module__ == "tensorflow.python.ops.resource_variable_ops"
 
 
 def _checksum(array: np.ndarray) -> int:

@@ -1,15 +1,19 @@
 """Random numbers that depend on the micro-batch, not on the process."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
+
+from elastable.embedding_store.contract.arrays import Array
+from elastable.master.backend.lazy import tf
 
 _GENERATOR = seed_generator.GLOBAL_SEED_GENERATOR
 
@@ -71,10 +75,28 @@ def set_seeds(states: list[keras.Variable], job_seed: int | None, micro_batch: t
     """
     if job_seed is None:
         return
-    # A generator's second half counts its draws: leave room for 1,024 of them.
+    # As of `seed_values`. A generator's second half counts its draws: leave room for 1,024 of them.
     first_draw = micro_batch * 1024
     low = tf.cast(tf.bitwise.bitwise_and(first_draw, 0xFFFFFFFF), tf.uint32)
     high = tf.cast(tf.bitwise.right_shift(first_draw, tf.constant(32, tf.int64)), tf.uint32)
     for number, state in enumerate(states):
-        key = int(np.random.SeedSequence([job_seed & (2**64 - 1), number]).generate_state(1)[0])
+        key = _key(job_seed, number)
         state.assign(tf.stack([tf.bitwise.bitwise_xor(tf.constant(key, tf.uint32), high), low]))
+
+
+def seed_values(
+    states: list[keras.Variable], job_seed: int | None, micro_batch: int
+) -> list[tuple[keras.Variable, Array]]:
+    """What `set_seeds` sets the generators to."""
+    found: list[tuple[keras.Variable, Array]] = []
+    if job_seed is None:
+        return found
+    first_draw = micro_batch * 1024
+    for number, state in enumerate(states):
+        words = [_key(job_seed, number) ^ (first_draw >> 32 & 0xFFFFFFFF), first_draw & 0xFFFFFFFF]
+        found.append((state, np.array(words, np.uint32).view(keras.backend.standardize_dtype(state.dtype))))
+    return found
+
+
+def _key(job_seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([job_seed & (2**64 - 1), number]).generate_state(1)[0])

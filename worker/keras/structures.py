@@ -1,9 +1,10 @@
 """Names for the values that Keras and TensorFlow pass around: tensors of every kind, and structures of them."""
 
+from __future__ import annotations
+
 from typing import TypeAlias
 
-import tensorflow as tf
-
+from elastable.master.backend.lazy import tf
 from elastable.worker.readers.batch.pytrees import Structure
 
 TensorLike: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"

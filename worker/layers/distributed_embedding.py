@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import keras
-import tensorflow as tf
 
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsupported
 from elastable.embedding_store.native.row_fold import COMBINERS
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.readers.batch.pytrees import Structure

@@ -10,16 +10,19 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
+from elastable.master.backend.contract import BackendTensor, backend
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import TensorLike
+from elastable.worker.rows.array_calls import ArrayScope
 from elastable.worker.rows.id_values import plain_ids
 from elastable.worker.rows.saved_rows import SavedArrays, load_table, refuse_legacy_file, save_table
+from elastable.worker.rows.scope import current_scope
 from elastable.worker.rows.store_backed import StoreBacked
 
 _OBJECTS = np.dtype(object)
@@ -130,10 +133,20 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     def __call__(self, inputs: TensorLike, *args: object, **kwargs: object) -> tf.Tensor | tf.RaggedTensor:
         """Calls the layer, also on lists and objects; a Sequential model that starts with it takes integer ids."""
         _take_integer_ids(inputs)
+        if not backend().has_graphs:
+            return self._call_exactly(inputs, *args, **kwargs)
         masked_or_objects = isinstance(inputs, np.ma.MaskedArray) or getattr(inputs, "dtype", None) is _OBJECTS
         if masked_or_objects or isinstance(inputs, list | tuple | int | float):
             inputs = plain_ids(self.name, inputs)
         return super().__call__(inputs, *args, **kwargs)
+
+    def _call_exactly(self, inputs: object, *args: object, **kwargs: object) -> BackendTensor:
+        """A call on JAX or PyTorch: arrays and lists as int64, which JAX would cut to 32 bits."""
+        outermost = current_scope() is None and isinstance(inputs, np.ndarray | np.generic | list | tuple | int | float)
+        if not outermost:
+            return super().__call__(inputs, *args, **kwargs)
+        with backend().exact_ids():
+            return super().__call__(self.ids_of(inputs), *args, **kwargs)
 
     def call(
         self, inputs: TensorLike, weights: TensorLike | None = None, training: bool | None = None
@@ -145,6 +158,9 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         """True where ids are not 0, and strings not empty, under `mask_zero` and without a combiner."""
         if not self.mask_zero or self.combiner is not None:
             return None
+        scope = current_scope()
+        if isinstance(scope, ArrayScope) and scope.mask is not None:
+            return scope.mask
         return keras.ops.not_equal(inputs, "" if inputs.dtype == "string" else 0)
 
     def compute_output_spec(

@@ -1,15 +1,17 @@
 """The parts of a micro-batch's loss that a version combines differently, and metrics that are means of such parts."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DivisorKind
+from elastable.master.backend.lazy import tf
 from elastable.worker.losses.loss_terms import LossTerm, LossTerms
 from elastable.worker.losses.origin_rules import Holds
 from elastable.worker.losses.origins import Origins, changes_of, operation_named

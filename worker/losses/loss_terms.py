@@ -1,12 +1,13 @@
 """Splits a traced loss into terms, and finds what each was divided by."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-import tensorflow as tf
-
 from elastable.master.api import DivisorKind
+from elastable.master.backend.lazy import tf
 from elastable.worker.losses.origin_rules import Holds, reduced_axes
 from elastable.worker.losses.origins import Origins, ancestors, operation_named
 from elastable.worker.losses.recording import RecordedLoss
@@ -16,7 +17,7 @@ _THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Snapshot", 
 _READS = ("ReadVariable", "ResourceGather", "EagerPyFunc", "PyFunc")
 
 
-_Factors: TypeAlias = tuple[tf.Tensor | float, ...]
+_Factors: TypeAlias = "tuple[tf.Tensor | float, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class LossTerm:
     where: str = ""
     mixes: bool = False
 
-    def scaled(self, factor: float) -> "LossTerm":
+    def scaled(self, factor: float) -> LossTerm:
         """The term times a constant."""
         return self if factor == 1 else replace(self, value=self.value * factor)
 
@@ -68,7 +69,7 @@ def _settled(loss: RecordedLoss, origins: Origins) -> RecordedLoss:
     return loss
 
 
-def _term(leaf: "_Leaf", loss: tf.Tensor, origins: Origins) -> LossTerm:
+def _term(leaf: _Leaf, loss: tf.Tensor, origins: Origins) -> LossTerm:
     value = leaf.tensor if leaf.tensor.shape.rank == 0 else tf.reduce_sum(leaf.tensor)
     # A scalar added to a value per record would count once per record.
     known = leaf.kind is not None and (loss.shape.rank == 0 or leaf.tensor.shape.rank == loss.shape.rank)

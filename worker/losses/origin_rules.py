@@ -1,13 +1,15 @@
 """What operations make of tensors that hold values of a batch record by record: the rules of `Origins`."""
 
+from __future__ import annotations
+
 import math
 import string
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 
-import tensorflow as tf
+from elastable.master.backend.lazy import tf
 
 #: The layout of an axis with one entry for each record.
 RECORD: Hashable = "record"
@@ -87,7 +89,7 @@ _TOTAL = Origin(Holds.TOTAL)
 
 
 _Found = Sequence[Origin]
-Rule = Callable[[tf.Tensor, _Found], Origin | None]
+Rule: TypeAlias = "Callable[[tf.Tensor, _Found], Origin | None]"
 """(a tensor, the origins of its operation's inputs) -> its origin; None: it mixes records, as without a rule."""
 
 

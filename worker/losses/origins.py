@@ -1,18 +1,21 @@
 """What a tensor of a traced step holds of its batch: nothing, how many records there are, or values of each record."""
 
+from __future__ import annotations
+
 import sysconfig
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import keras
-import tensorflow as tf
-from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 
+from elastable.master.backend.lazy import LazyModule, tf
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.losses.origin_rules import CONSTANT, RECORD, Holds, Origin, rule_of
 from elastable.worker.losses.recording import LayerCall
 from elastable.worker.rows.scope import ALL_ROWS
+
+_utils = LazyModule("tensorflow.python.framework.auto_control_deps_utils")
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -50,7 +53,7 @@ def changes_of(graph: tf.Graph) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
     """(operation, handle outside the graph) of each change of a variable, also within loops and functions."""
     outside = {inner.ref(): outer for outer, inner in graph.captures}
     for operation in graph.get_operations():
-        for inner in get_read_write_resource_inputs(operation)[1]:
+        for inner in _utils.get_read_write_resource_inputs(operation)[1]:
             handle = outside.get(inner.ref())
             if handle is not None and dtype_of(handle) is not None:
                 yield operation, handle

@@ -1,5 +1,7 @@
 """Records what Keras does while a step is traced: reductions of its losses, calls of its layers, updates of metrics."""
 
+from __future__ import annotations
+
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import keras
-import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from elastable.master.api import DivisorKind
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
@@ -61,7 +63,7 @@ class LayerCall:
     inputs: tuple[tf.Tensor, ...]
     outputs: tuple[tuple[tf.Tensor, str], ...]
     since: int
-    inside: "tuple[LayerCall, ...]" = ()
+    inside: tuple[LayerCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,4 +254,5 @@ def _divisor(
 # Every `keras.losses.Loss` ends in this function. Only there is it visible whether the loss is a sum, a mean over
 # records, or divided by weights or by the size of a mask. In a thread that records nothing it is Keras' own.
 # Within a tf.function of the user AutoGraph would convert it, as it converts everything that is called there.
-keras_loss.reduce_weighted_values = tf.autograph.experimental.do_not_convert(_reduce)
+if keras.config.backend() == "tensorflow":
+    keras_loss.reduce_weighted_values = tf.autograph.experimental.do_not_convert(_reduce)

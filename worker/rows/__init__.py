@@ -1,6 +1,7 @@
 """Rows of a layer: their source, initial values, combination and saving."""
 
 __all__ = [
+    "array_calls",
     "export_rows",
     "id_values",
     "initializers",

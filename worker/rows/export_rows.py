@@ -1,9 +1,10 @@
 """Rows of a store as constants of an exported graph, which runs without a store."""
 
+from __future__ import annotations
+
 import sys
 
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
@@ -11,6 +12,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.tables.initial_values import table_key
 from elastable.embedding_store.tables.row_blocks import joined_rows
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.saved_rows import all_rows
 from elastable.worker.rows.scope import export_format
@@ -24,7 +26,7 @@ _WORD, _SHIFT = 0xFFFFFFFF, 32
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _SHARE_BELOW = 0.02275013194817921
-_HALVES = {"float16": tf.float16, "bfloat16": tf.bfloat16}
+_HALVES = ("float16", "bfloat16")
 
 
 def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
@@ -134,7 +136,7 @@ def _initial_values(spec: TableSpec, ids: tf.Tensor) -> tf.Tensor:
         p = (tf.cast(words, tf.float64) + 0.5) * 2.0**-32
         p = _SHARE_BELOW + p * (1.0 - 2.0 * _SHARE_BELOW) if kind == "truncated_normal" else p
         values = tf.cast(a + b * tf.math.ndtri(p), tf.float32)
-    half = _HALVES.get(spec.dtype)
+    half = tf.as_dtype(spec.dtype) if spec.dtype in _HALVES else None
     return values if half is None else tf.cast(tf.cast(values, half), tf.float32)
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange
 from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.tables.checks import as_ids
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import TensorLike
 
 BELONGS = "the input takes {}"

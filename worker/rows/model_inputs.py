@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array, Int64
-from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange
+from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange, Unsupported
 from elastable.embedding_store.tables.checks import first_inexact, refuse_masked, why_no_id
-from elastable.worker.keras.keras_methods import wrap_method
+from elastable.master.backend.contract import backend
+from elastable.master.backend.lazy import tf
+from elastable.worker.keras.keras_methods import rows_unlisted, wrap_method
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.readers.batch.pytrees import Structure
 from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, SparseArray, map_values, other_length
@@ -93,7 +94,7 @@ def _mapped(x: object, inputs: Structure[_Input | keras.KerasTensor], function: 
             return found if isinstance(x, list) else tuple(found)
         return x
     if isinstance(inputs, _Input) and isinstance(x, np.ndarray) and is_text(x):
-        return tf.constant(x)
+        return _as_strings(x)
     return x if isinstance(inputs, Sequence | Mapping) else function(x, inputs)
 
 
@@ -118,11 +119,14 @@ def exact_inputs(model: keras.Model, x: object) -> object:
 
 def _exact(value: object, given: _Input | keras.KerasTensor) -> object:
     name, dtype = given.name, given.dtype
-    if isinstance(value, tf.RaggedTensor) and tf.executing_eagerly():
-        _require_length(np.asarray(value.row_lengths()), "x", given, None)
     if isinstance(value, keras.KerasTensor) or value is None:
         return value
-    if isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
+    graphs = backend().has_graphs
+    if graphs and isinstance(value, tf.RaggedTensor) and tf.executing_eagerly():
+        _require_length(np.asarray(value.row_lengths()), "x", given, None)
+    if not graphs and keras.ops.is_tensor(value):
+        return value
+    if graphs and isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
         return exact_tensor(value, name, dtype) if "int" in dtype else value
     if not hasattr(value, "__array__"):
         return value
@@ -133,7 +137,17 @@ def _exact(value: object, given: _Input | keras.KerasTensor) -> object:
     if dtype == "string" and array.dtype.kind == "O" and array.size and not is_text(array):
         place = next(place for place, each in enumerate(array.flat) if not isinstance(each, str | bytes))
         raise BadIds(f"x: {called(name)}: record {_record_of(array, place)}: {array.flat[place]!r} is no string")
-    return tf.constant(array) if is_text(array) else value
+    return _as_strings(array) if is_text(array) else value
+
+
+def _as_strings(array: Array) -> tf.Tensor:
+    """Raises `Unsupported` on another backend than TensorFlow."""
+    if backend().has_graphs:
+        return tf.constant(array)
+    raise Unsupported(
+        f"an input of strings on Keras' {backend().name} backend, which has none: hash them before, in the reader or "
+        "by et.hash_ids, and give the model a keras.Input of int64"
+    )
 
 
 def _require_length(
@@ -246,6 +260,9 @@ def _read(
 ) -> object:
     if not _takes_ids(model):
         return plain(model, x, *args, **kwargs)
+    if not backend().has_graphs:
+        with backend().exact_ids(), rows_unlisted():
+            return plain(model, exact_inputs(model, x), *args, **kwargs)
     try:
         return plain(model, exact_inputs(model, x), *args, **kwargs)
     except tf.errors.InvalidArgumentError as error:
@@ -258,4 +275,7 @@ def _read(
 def _call(plain: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
     if args and not isinstance(args[0], keras.KerasTensor) and _takes_ids(model):
         args = (exact_inputs(model, args[0]), *args[1:])
+        if not backend().has_graphs and any(isinstance(each, np.ndarray) for each in keras.tree.flatten(args[0])):
+            with backend().exact_ids():
+                return plain(model, *args, **kwargs)
     return plain(model, *args, **kwargs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import operator
 import os
-import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +14,6 @@ from typing import NoReturn, TypeAlias
 import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
@@ -27,6 +25,9 @@ from elastable.embedding_store.optimizers.registry import same_slots
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_blocks import joined_rows, put_weights
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
+from elastable.master.backend.contract import backend
+from elastable.master.backend.lazy import tf
+from elastable.worker.keras.keras_methods import are_unlisted
 from elastable.worker.keras.seeds import writes_legacy_file
 from elastable.worker.rows.scope import StepScope, current_scope, export_format
 from elastable.worker.rows.store_layer import StoreLayer, first_rows
@@ -371,25 +372,12 @@ def _refuse_large(layer: StoreLayer, size: int) -> None:
 # All rows as the one weight that `keras.layers.Embedding` has
 
 
-_unlisted = threading.local()
-
-
 def rows_listed() -> bool:
     """Whether layers list their rows among their weights.
 
     Not within `rows_unlisted`, nor in a SavedModel, whose graph holds the rows as constants.
     """
-    return not getattr(_unlisted, "depth", 0) and export_format() is None
-
-
-@contextmanager
-def rows_unlisted() -> Iterator[None]:
-    """Within the block, in this thread, `layer.weights` and `model.weights` hold no rows of tables."""
-    _unlisted.depth = getattr(_unlisted, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _unlisted.depth -= 1
+    return not are_unlisted() and export_format() is None
 
 
 def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
@@ -401,7 +389,11 @@ def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     return method
 
 
-class WholeTable(tf.train.experimental.PythonState):  # type: ignore[misc]
+# What `tf.train.Checkpoint` finds on a model.
+_Tracked: type = tf.train.experimental.PythonState if keras.config.backend() == "tensorflow" else object
+
+
+class WholeTable(_Tracked):  # type: ignore[misc]
     """All rows of a table as a weight of its layer: `layer.embeddings`, listed in `weights`.
 
     Each reading is a lookup of every id at the current version. In a step that trains, gradients reach every row, e.g.
@@ -437,9 +429,10 @@ class WholeTable(tf.train.experimental.PythonState):  # type: ignore[misc]
         return self.layer.table_name
 
     @property
-    def shape(self) -> tf.TensorShape:
+    def shape(self) -> tf.TensorShape | tuple[int, int]:
         """`(vocabulary, dim)`; of a table of any id the number of its rows now."""
-        return tf.TensorShape((self.layer.row_count(), self.layer.output_dim))
+        shape = (self.layer.row_count(), self.layer.output_dim)
+        return tf.TensorShape(shape) if backend().has_graphs else shape
 
     @property
     def trainable(self) -> bool:
@@ -516,14 +509,15 @@ class WholeTable(tf.train.experimental.PythonState):  # type: ignore[misc]
             ModelError: within a step, or in a graph.
             BadInput: rows of another shape.
         """
-        if current_scope() is not None or not tf.executing_eagerly() or isinstance(value, keras.KerasTensor):
+        traced = backend().has_graphs and not tf.executing_eagerly()
+        if current_scope() is not None or traced or isinstance(value, keras.KerasTensor):
             raise ModelError(
                 f"embedding layer {self.layer.name!r}: its rows are assigned within a step or a compiled function, "
                 "which cannot write to a store; assign them outside, as in a callback's on_epoch_end"
             )
         rows = np.asarray(value, np.float32)
         load_all_rows(self.layer, rows)
-        return tf.convert_to_tensor(rows)
+        return keras.ops.convert_to_tensor(rows)
 
     def assign_add(self, value: npt.ArrayLike) -> tf.Tensor:
         """Adds `[vocabulary, dim]` to the rows; see `assign`."""
@@ -564,7 +558,7 @@ class WholeTable(tf.train.experimental.PythonState):  # type: ignore[misc]
     __abs__ = _on_rows(operator.abs)
 
 
-class TableInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc]
+class TableInCheckpoint(_Tracked):  # type: ignore[misc]
     """A layer's table in a `tf.train.Checkpoint`: what a Keras file holds of it, rows and slots.
 
     Args:

@@ -1,5 +1,7 @@
 """The current scope decides where an embedding call reads its rows."""
 
+from __future__ import annotations
+
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -8,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.shards.server_contract import Slices
+from elastable.master.backend.lazy import LazyModule, tf
 from elastable.worker.keras.structures import Gradient
 from elastable.worker.rows.store_layer import StoreLayer
 
@@ -21,6 +22,8 @@ from elastable.worker.rows.store_layer import StoreLayer
 PLANNED_ROWS = "elastable_planned_rows"
 #: Marks all rows of a table, read as a weight: they are the same in every micro-batch, as a variable is.
 ALL_ROWS = "elastable_all_rows"
+#: Of TensorFlow; tells whether a tape records.
+record = LazyModule("tensorflow.python.eager.record")
 _FORMATS = {
     "keras/src/export/onnx": "onnx",
     "keras/src/export/openvino": "openvino",

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 
 import keras
 import numpy.typing as npt
-import tensorflow as tf
-from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadIds, ModelError, Unsupported
+from elastable.master.backend.contract import BackendTensor, backend
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.keras_methods import wrap_model_methods
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorLike
+from elastable.worker.rows import array_calls
 from elastable.worker.rows.export_rows import exported_rows, integer_ids_in_export
 from elastable.worker.rows.id_values import flatten_ids, require_id_dtype, shape_rows
 from elastable.worker.rows.model_inputs import wrap_reading_methods
@@ -26,7 +27,7 @@ from elastable.worker.rows.saved_rows import (
     require_matrix,
     rows_listed,
 )
-from elastable.worker.rows.scope import ALL_ROWS, current_scope, export_format
+from elastable.worker.rows.scope import ALL_ROWS, current_scope, export_format, record
 from elastable.worker.rows.store_layer import StoreLayer
 
 
@@ -43,8 +44,7 @@ class StoreBacked(StoreLayer):
     mask_zero: bool
     compute_dtype: str
     _whole: WholeTable | None = None
-    _penalised: tf.Tensor | None = None
-    """Unique ids of this forward pass whose rows' penalty is among the layer's losses."""
+    _penalised: BackendTensor | None = None
     built: bool
     losses: list[tf.Tensor]
     add_loss: Callable[[tf.Tensor], None]
@@ -108,12 +108,16 @@ class StoreBacked(StoreLayer):
     def all_rows_tensor(self) -> tf.Tensor:
         """Every row, looked up as in any other call; raises `Unsupported` as of `require_matrix`."""
         require_matrix(self)
+        if not backend().has_graphs:
+            return array_calls.rows_of(self, keras.ops.arange(self.input_dim, dtype="int32"))
         return tf.identity(self.rows_of(tf.range(self.input_dim, dtype=tf.int64), None), name=ALL_ROWS)
 
     def embed(
         self, inputs: TensorLike, weights: TensorLike | None, training: bool | None
     ) -> tf.Tensor | tf.RaggedTensor:
         """The forward pass of one call."""
+        if not backend().has_graphs:
+            return array_calls.embed(self, inputs, weights, training)
         inputs = integer_ids_in_export(self, inputs)
         self.note_ids(inputs.dtype.name)
         flat = flatten_ids(
@@ -137,7 +141,16 @@ class StoreBacked(StoreLayer):
         shape = tf.stack([tf.shape(unique)[0], self.output_dim])
         once = tf.tensor_scatter_nd_update(tf.zeros(shape, rows.dtype), places[count:, tf.newaxis], rows)
         self.add_loss(self.embeddings_regularizer(once[count:]))
-        object.__setattr__(self, "_penalised", unique)  # past Keras' tracking
+        self.see_ids(unique)
+
+    @property
+    def seen_ids(self) -> BackendTensor | None:
+        """Ids of this forward pass whose rows' penalty is among the layer's losses."""
+        return self._penalised
+
+    def see_ids(self, ids: BackendTensor) -> None:
+        """Notes these."""
+        object.__setattr__(self, "_penalised", ids)  # past Keras' tracking
 
     def vocabulary_here(self) -> int | None:
         """The vocabulary to hold ids against in this call; None: any id, or a step looks at its ids by itself."""
@@ -177,7 +190,8 @@ class StoreBacked(StoreLayer):
             return self._read_in_graph(ids, training and scope is None)
         return scope.rows(self, ids)
 
-    def _read_in_graph(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
+    def refuse_untrained(self, training: bool | None) -> None:
+        """Raises `ModelError` for a call that trains, outside of the steps that train tables."""
         if training:
             raise ModelError(
                 f"embedding layer {self.name!r}: its table lives in a store, which Keras' own train step cannot "
@@ -186,6 +200,9 @@ class StoreBacked(StoreLayer):
                 "did, the model does not know the layer, because a Lambda or a function calls it: make it an attribute "
                 "of the layer that calls it"
             )
+
+    def _read_in_graph(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
+        self.refuse_untrained(training)
         if getattr(self, "trainable", True) and record.could_possibly_record():
             # Its rows would be constants to the tape, and the table would never learn.
             raise ModelError(

@@ -12,7 +12,6 @@ from dataclasses import replace
 import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
@@ -24,6 +23,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer, same_sl
 from elastable.embedding_store.tables.checks import as_ids, require_ids
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.keras_methods import guard_slots
 from elastable.worker.rows.initializers import initializer_spec, seed_of, was_seeded
 from elastable.worker.rows.model_inputs import is_text

@@ -1,5 +1,7 @@
 """Computes one micro-batch, from its task to its gradients."""
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
@@ -15,15 +16,18 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
+from elastable.master.backend.contract import backend
 from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.same_optimizer import kept_traces
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.readers.batch.reader import Reader, source_of
+from elastable.worker.step.array_step import ArrayEvaluateStep, ArrayIdPlan, ArrayTrainStep, plan_array_ids
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
 from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import IdSets, make_id_sets
+from elastable.worker.step.step_result import StepResult, dense_parts
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
-from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, StepResult, TrainStep, dense_parts
+from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, TrainStep
 from elastable.worker.user_model.build import as_tensors, for_model, sample_batch
 
 _log = logging.getLogger(__name__)
@@ -221,18 +225,20 @@ class TracedSteps:
         forms = {kind: (kind, repr(like), sizes[kind], functions[kind], seed, average) for kind, like in likes.items()}
         self.rows: _UnplannedRows = kept.get("rows") or _UnplannedRows()
         self.mirror: DenseMirror = kept.get("mirror") or DenseMirror(*dense_parts(model, own))
-        self.plans, self.steps = dict[TaskKind, IdPlan](), dict[TaskKind, Any]()
+        self.plans, self.steps = dict[TaskKind, IdPlan | ArrayIdPlan](), dict[TaskKind, Any]()
         for kind, form in forms.items():
             if form in kept:
                 self.plans[kind], self.steps[kind] = kept[form]
                 continue
             like, training = likes[kind], kind is TaskKind.TRAIN
-            plan = self.plans[kind] = plan_ids(model, like, training=training)
+            graphs = backend().has_graphs
+            plan = self.plans[kind] = (plan_ids if graphs else plan_array_ids)(model, like, training=training)
             if training:
-                made = TrainStep if own is None else OwnTrainStep
+                made = (TrainStep if own is None else OwnTrainStep) if graphs else ArrayTrainStep
                 self.steps[kind] = made(model, like, plan, self.rows.look_up, seed, average, own)
             else:
-                self.steps[kind] = EvaluateStep(model, like, plan, self.rows.look_up)
+                made = EvaluateStep if graphs else ArrayEvaluateStep
+                self.steps[kind] = made(model, like, plan, self.rows.look_up)
         if own is None:  # asked again: planning may have made Keras' global generator
             now = kept_traces(model)
             now["rows"], now["mirror"] = self.rows, self.mirror
@@ -264,9 +270,9 @@ class DenseMirror:
 
     def __init__(self, variables: Sequence[keras.Variable], states: Sequence[keras.Variable]) -> None:
         variables = [*variables, *states]
-        self._targets = [variable.value for variable in variables]
+        self._targets = variables
         self._paths = [variable.path for variable in variables]
-        self._shapes = [tuple(target.shape) for target in self._targets]
+        self._shapes = [tuple(variable.shape) for variable in variables]
 
     def assign(self, snapshot: DenseSnapshot) -> None:
         """Writes the snapshot into the model.
@@ -281,6 +287,6 @@ class DenseMirror:
                 f"the master's model differs from this worker's: its dense variables have shapes {theirs}, "
                 f"here {dict(zip(self._paths, self._shapes, strict=True))}; run the same model file everywhere"
             )
+        assign = backend().assign
         for target, value in zip(self._targets, values, strict=True):
-            # A raw operation: all workers of a version wait for this, and the shapes are known to match.
-            tf.raw_ops.AssignVariableOp(resource=target.handle, value=tf.convert_to_tensor(value, target.dtype))
+            assign(target, value)

@@ -1,19 +1,20 @@
 """What a worker counts and profiles, and which trace its work belongs to."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import tensorflow as tf
-
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import Counts, Durations, LookupCounts, Total, VersionTrace, span
 from elastable.master.api import Task, TaskKind
+from elastable.master.backend.lazy import tf
 
 _log = logging.getLogger(__name__)
 
-_FAILURES = (tf.errors.OpError, RuntimeError, OSError)
+_FAILURES = (RuntimeError, OSError)  # and those of TensorFlow
 _BEFORE, _PROFILED = 5, 10  # micro-batches; the first ones trace the model and open connections
 
 
@@ -70,7 +71,10 @@ class StepProfile:
         self._running = False
         try:
             tf.profiler.experimental.stop()
-        except _FAILURES as error:  # a profile that cannot be written is no reason to leave the job
+        except (
+            tf.errors.OpError,
+            *_FAILURES,
+        ) as error:  # a profile that cannot be written is no reason to leave the job
             _log.warning("the profile was not written to %s: %s", self._folder, error)
         else:
             _log.info("a profile of %d micro-batches is in %s", self._trained - _BEFORE, self._folder)
@@ -78,7 +82,7 @@ class StepProfile:
     def _start(self) -> None:
         try:
             tf.profiler.experimental.start(str(self._folder))
-        except _FAILURES as error:  # such as a profiler that the program has started itself
+        except (tf.errors.OpError, *_FAILURES) as error:  # such as a profiler that the program has started itself
             _log.warning("nothing is profiled: %s", error)
         else:
             self._running = True

@@ -1,12 +1,17 @@
 """Signatures of batches, and checks: structure, dtypes, shapes, NaN and Inf; errors name the column."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+import keras
 import numpy as np
-import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
+from elastable.master.backend.contract import backend
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import BatchSpec, TensorBatch, TensorLike, TensorStructure
 from elastable.worker.readers.batch.pytrees import named_parts
 from elastable.worker.readers.batch.reader import Batch
@@ -51,7 +56,7 @@ def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str)
         if not wanted[name].is_compatible_with(value):  # also if only one of them is ragged
             message, first = (_described(part) for part in (batch_spec(value), wanted[name]))
             raise BadInput(f"{source}: {name} is {message}, and {first} in the first records of the training data")
-        if value.shape.rank == 0:
+        if len(value.shape) == 0:
             raise BadInput(f"{source}: {name} is a single value; the first axis must be the records")
         found = int(records_in(value))
         if found != records:
@@ -62,20 +67,34 @@ def not_finite_columns(batch: Sequence[TensorStructure]) -> dict[str, Int64]:
     """Name of each column with NaN or Inf -> the records (positions in the batch, ascending) that hold them."""
     found = {}
     for name, value in _named(batch).items():
-        if not value.dtype.is_floating:
+        if "float" not in np.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype)).name:
             continue
-        flat = value.flat_values if isinstance(value, tf.RaggedTensor) else getattr(value, "values", value)
+        graphs = backend().has_graphs
+        flat = value.flat_values if graphs and isinstance(value, tf.RaggedTensor) else getattr(value, "values", value)
         bad = ~np.isfinite(np.asarray(flat))
         if not bad.any():
             continue
         records = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))  # of a ragged or sparse column: elements
-        if isinstance(value, tf.RaggedTensor):
+        if graphs and isinstance(value, tf.RaggedTensor):
             for rows in reversed(value.nested_value_rowids()):
                 records = np.unique(rows.numpy()[records])
-        elif isinstance(value, tf.SparseTensor):
+        elif graphs and isinstance(value, tf.SparseTensor):
             records = np.unique(value.indices.numpy()[records, 0])
         found[name] = records
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """The dtype and shape of an array of any number of records."""
+
+    dtype: np.dtype
+    shape: tuple[int | None, ...]
+
+    def is_compatible_with(self, value: Array) -> bool:
+        """Whether an array is of this dtype and shape."""
+        alike = value.dtype == self.dtype and value.ndim == len(self.shape)
+        return alike and all(size in (None, found) for size, found in zip(self.shape, value.shape, strict=True))
 
 
 def _named(batch: Sequence[TensorStructure] | BatchSpec) -> dict[str, TensorLike]:
@@ -92,7 +111,9 @@ def _described(spec: tf.TypeSpec) -> str:
 
 
 def batch_spec(batch: TensorBatch) -> BatchSpec:
-    """The TypeSpecs of a batch, with an open first axis."""
+    """The TypeSpecs of a batch, or of arrays `ArraySpec`s, with an open first axis."""
+    if not backend().has_graphs:
+        return keras.tree.map_structure(lambda leaf: ArraySpec(leaf.dtype, (None, *leaf.shape[1:])), batch)
 
     def open_first_axis(value: TensorLike) -> tf.TypeSpec:
         if isinstance(value, tf.RaggedTensor):
@@ -120,6 +141,8 @@ def pack_flat(spec: BatchSpec, tensors: Iterable[tf.Tensor]) -> TensorBatch:
 
 def records_in(structure: TensorStructure) -> tf.Tensor:
     """int32 scalar: the length of the first axis of a structure of dense, ragged or sparse tensors."""
+    if not backend().has_graphs:
+        return keras.tree.flatten(structure)[0].shape[0]
     first = tf.nest.flatten(structure)[0]
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int32)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import linecache
 import logging
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from types import ModuleType
 
 import keras
-import tensorflow as tf
-from tensorflow.python.autograph.pyct import loader
 
+from elastable.master.backend.contract import backend
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import TensorBatch, TensorStructure
 from elastable.worker.step.batch_checks import records_in
 
 _log = logging.getLogger(__name__)
+backend()  # from now on a killed process leaves no files of AutoGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ def update_metrics(model: keras.Model, done: Forward, loss: tf.Tensor) -> object
     tracker = getattr(model, "_loss_tracker", None)
     # A model may leave Keras' tracker out of `metrics` and use its own.
     if tracker is not None and any(metric is tracker for metric in model.metrics):
-        tracker.update_state(loss, sample_weight=tf.cast(records, tf.float32))
+        tracker.update_state(loss, sample_weight=keras.ops.cast(records, "float32"))
     return model.compute_metrics(done.x, done.y, done.predicted, done.weight)
 
 
@@ -74,23 +71,3 @@ def warn_of_values(model: keras.Model, method: str, returned: object) -> None:
             method,
             ", ".join(map(repr, unknown)),
         )
-
-
-# AutoGraph writes every function that it converts to a file, and removes the files when the process exits: those of a
-# killed process would stay for ever. So a file is removed as soon as it has been read, from the import of this module
-# on. Its source is kept in `linecache`, for tracebacks and `inspect.getsource`.
-
-_load_source = loader.load_source
-
-
-def _load_and_remove(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
-    """AutoGraph's `load_source`, without leaving the file."""
-    module, file = _load_source(source, delete_on_exit)
-    if delete_on_exit:
-        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-        with suppress(OSError):  # already gone, removed by a clean-up of the machine
-            os.remove(file)
-    return module, file
-
-
-loader.load_source = _load_and_remove

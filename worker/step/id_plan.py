@@ -1,5 +1,7 @@
 """The id plan: the part of a step that computes ids from a batch, as a separate compiled function."""
 
+from __future__ import annotations
+
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -8,11 +10,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.errors import BadIds, ModelError
-from elastable.worker.keras.seeds import draws_kept, layers_of
+from elastable.embedding_store.errors import BadIds
+from elastable.master.backend.lazy import tf
+from elastable.worker.keras.seeds import draws_kept
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.losses.origins import ancestors
 from elastable.worker.readers.batch.pytrees import named_parts
@@ -22,6 +24,7 @@ from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.batch_checks import flat_spec, pack_flat
 from elastable.worker.step.forward import forward, update_metrics
 from elastable.worker.step.traced.step_plan import overrides, rehearse
+from elastable.worker.step.trainable import is_constant
 
 _log = logging.getLogger(__name__)
 #: Operations that keep state and yet give the same answer for the same input.
@@ -91,7 +94,7 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     for layer, ids in scope.calls:
         if ids.graph is not wrapped.graph:
             refuse_inner_call(layer)
-    calls = [(layer, ids) for layer, ids in scope.calls if not _is_constant(model, layer)]
+    calls = [(layer, ids) for layer, ids in scope.calls if not is_constant(model, layer)]
     layers = tuple(layer for layer, _ in calls)
     planned = tuple(_is_plannable(ids) for _, ids in calls)
     for layer, known in zip(layers, planned, strict=True):
@@ -129,21 +132,6 @@ def _traced(model: keras.Model, spec: BatchSpec, training: bool) -> tuple[PlanSc
 
     with draws_kept():
         return scope, tf.compat.v1.wrap_function(trace, flat_spec(spec))
-
-
-def _is_constant(model: keras.Model, layer: StoreLayer) -> bool:
-    """Whether a layer is a frozen one of another model, as a teacher's is: its rows are constants."""
-    of_model = [each for each in layers_of(model) if hasattr(each, "table_spec")]
-    shares = layer.table_is_explicit and any(each.table_name == layer.table_name for each in of_model)
-    if shares or any(each is layer for each in of_model):
-        return False
-    if not layer.trainable:
-        return True
-    raise ModelError(
-        f"embedding layer {layer.name!r}: the model does not know the layer, because a Lambda or a function calls it, "
-        "so it would not be trained: make it an attribute of the layer that calls it, or set trainable=False on it if "
-        "its rows are meant to be constants"
-    )
 
 
 def _is_plannable(ids: tf.Tensor) -> bool:

@@ -21,10 +21,12 @@ class IdSets:
         unique: Table name -> int64 `[u]`, sorted by first appearance.
         inverses: For every planned embedding call, in call order, int32 `[n]`: position i of the call reads row
             `inverses[call][i]` of its table's BET.
+        shapes: For every planned call the shape of its ids.
     """
 
     unique: Mapping[str, Int64]
     inverses: Sequence[npt.NDArray[np.int32]]
+    shapes: Sequence[tuple[int, ...]] = ()
 
 
 def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[str, TableSpec]) -> IdSets:
@@ -32,13 +34,15 @@ def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[s
 
     Args:
         tables: The table of every planned call, in call order.
-        calls: int64 `[n]` ids of every planned call.
+        calls: int64 ids of every planned call, of any shape.
 
     Raises:
         TableNotFound: the store does not contain it, or lost it.
         IdOutOfRange: an id outside a fixed table; names table, id and position.
     """
     unique: dict[str, Int64] = {}
+    shapes = [ids.shape for ids in calls]
+    calls = [ids.reshape(-1) for ids in calls]
     inverses: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(calls)
     for table in dict.fromkeys(tables):
         if table not in specs:
@@ -49,4 +53,4 @@ def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[s
         unique[table], inverse = unique_ids(ids)
         for call in of_table:
             inverses[call], inverse = np.split(inverse, [len(calls[call])])
-    return IdSets(unique, inverses)
+    return IdSets(unique, inverses, shapes)

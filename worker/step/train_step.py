@@ -1,22 +1,22 @@
 """The compiled steps: evaluation, training with the loss of `compile()`, and a model's own `train_step`."""
 
+from __future__ import annotations
+
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Tensor
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import (
@@ -38,6 +38,7 @@ from elastable.worker.step.batch_checks import flat_spec, pack_flat, records_in
 from elastable.worker.step.forward import forward, update_metrics, warn_of_values
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
+from elastable.worker.step.step_result import StepResult, dense_parts, scale_variables
 from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope
 from elastable.worker.step.traced.step_plan import StepPlan, collecting, overrides
 from elastable.worker.step.trainable import frozen_tables, imposed, is_trained
@@ -192,22 +193,6 @@ def _arrays(tensors: Iterable[tf.Tensor]) -> tuple[Tensor, ...]:
 
 
 # Training
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The result of one micro-batch; see `elastable.master.api.Push` for the shapes."""
-
-    loss: float
-    dense: tuple[Tensor, ...]
-    slices: Mapping[str, Slices]
-    states: tuple[Tensor, ...]
-    metrics: tuple[Tensor, ...]
-    divisor: Divisor | None = None
-    losses: Mapping[int, float] = field(default_factory=dict)
-    once: tuple[int, ...] = ()
-    parts: tuple[GradientPart, ...] = ()
-    not_finite: str = ""
 
 
 class _StepTensors(NamedTuple):
@@ -463,25 +448,6 @@ class TrainStep(ModelStep):
             )
 
 
-def dense_parts(model: keras.Model, steps: StepPlan | None = None) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """The weights of a model in model order: those its optimizer trains, or will train, and all others.
-
-    The others include a dynamic loss scale (`loss_scale`).
-
-    Args:
-        model: A built model.
-        steps: The plan of its own `train_step`; the first list then has the weights that its updates change.
-    """
-    if steps is not None and steps.several:
-        return list(steps.variables), list(steps.states)
-    optimizer: keras.optimizers.Optimizer = getattr(model, "optimizer", None)
-    weights = variables_of(model.weights)
-    variables = optimizer._trainable_variables if getattr(optimizer, "built", False) else model.trainable_weights
-    known = {id(variable) for variable in variables}
-    others = [each for each in weights if id(each) not in known]
-    return [each for each in weights if id(each) in known], [*others, *scale_variables(optimizer)]
-
-
 def _amount(amount: tf.Tensor | None) -> tf.Tensor:
     return tf.constant(0.0, tf.float64) if amount is None else amount
 
@@ -513,22 +479,6 @@ def _joined(one: Slices, other: Slices) -> Slices:
 
 
 # Loss scaling: the gradient of the scaled loss, divided by the scale, so that float16 does not lose small gradients
-
-
-_KEPT = "_elastable_loss_scale"
-
-
-def scale_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The variable of a dynamic loss scale as a list; empty if the optimizer has none."""
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return []
-    if optimizer.built:
-        return [optimizer.dynamic_scale]
-    if not hasattr(optimizer, _KEPT):
-        # A worker's optimizer makes no steps: it is not built, so it allocates no moments.
-        scale = keras.Variable(optimizer.initial_scale, dtype="float32", trainable=False, name="dynamic_scale")
-        object.__setattr__(optimizer, _KEPT, scale)
-    return [getattr(optimizer, _KEPT)]
 
 
 def _scaled_gradient(

@@ -82,3 +82,18 @@ def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str
         if not is_trained(model, layer):
             frozen.append(name)
     return tuple(sorted(frozen))
+
+
+def is_constant(model: keras.Model, layer: StoreLayer) -> bool:
+    """Whether a layer is a frozen one of another model, as a teacher's is: its rows are constants."""
+    of_model = [each for each in layers_of(model) if hasattr(each, "table_spec")]
+    shares = layer.table_is_explicit and any(each.table_name == layer.table_name for each in of_model)
+    if shares or any(each is layer for each in of_model):
+        return False
+    if not layer.trainable:
+        return True
+    raise ModelError(
+        f"embedding layer {layer.name!r}: the model does not know the layer, because a Lambda or a function calls it, "
+        "so it would not be trained: make it an attribute of the layer that calls it, or set trainable=False on it if "
+        "its rows are meant to be constants"
+    )

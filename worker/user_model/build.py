@@ -1,5 +1,7 @@
 """Builds a model and checks that it can be trained."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,12 +10,13 @@ from operator import attrgetter
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadIds, BadInput, ElastableError, ModelError, Unsupported
 from elastable.master.api import JobSpec
+from elastable.master.backend.contract import backend
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.same_optimizer import changed_value, traced_values
 from elastable.worker.keras.seeds import draws_kept, layers_of
 from elastable.worker.keras.structures import TensorBatch, TensorLike
@@ -22,6 +25,7 @@ from elastable.worker.losses.loss_parts import all_metrics
 from elastable.worker.losses.origins import changes_of, dtype_of
 from elastable.worker.readers.batch.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.batch.reader import ModelInputs, Reader, source_of
+from elastable.worker.rows.array_calls import ArrayPlanScope
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
 from elastable.worker.rows.scope import PlanScope, entered
@@ -55,8 +59,28 @@ def as_tensors(
     if model is not None:
         x = map_inputs(model, parts[0], lambda leaf, given: exact_leaf(leaf, source, given, numbers))
         parts = (x, *parts[1:])
+    if not backend().has_graphs:
+        arrays: TensorBatch = keras.tree.map_structure(lambda leaf: _as_dense(leaf, source, model is not None), parts)
+        return arrays
     tensors: TensorBatch = tf.nest.map_structure(_as_tensor, parts)
     return tensors if model is None else tf.nest.map_structure(_as_single, tensors, expand_composites=True)
+
+
+def _as_dense(value: object, source: str, single: bool) -> Array:
+    """A column as an array, on a backend without ragged tensors, sparse ones and strings; raises `Unsupported`."""
+    name = backend().name
+    if isinstance(value, RaggedArray | SparseArray):
+        raise Unsupported(
+            f"{source}: a column of lists of different lengths, or a sparse one, on Keras' {name} backend, which has "
+            "no such tensors: pad the lists to one length (with 0, and mask_zero=True in the layer), or use TensorFlow"
+        )
+    array = keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else np.asarray(value)
+    if array.dtype.kind in "OSU":
+        raise Unsupported(
+            f"{source}: a column of strings on Keras' {name} backend, which has none: hash them before, in the reader "
+            "or by et.hash_ids, and give the model a keras.Input of int64"
+        )
+    return array.astype(np.float32) if single and array.dtype in (np.float64, np.float16) else array
 
 
 def _as_tensor(value: object) -> TensorLike:
@@ -144,6 +168,9 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
         ModelError, Unsupported: a model that is not compiled, fails on its own data, or uses unsupported features.
     """
     _refuse_unsupported(model)
+    if not backend().has_graphs:
+        _build_on_arrays(model, sample)
+        return
     x = exact_inputs(model, sample[0])
     sample = tf.nest.map_structure(_as_single, (x, *sample[1:]), expand_composites=True)
 
@@ -183,6 +210,28 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
             model.name,
             name,
         )
+
+
+def _build_on_arrays(model: keras.Model, sample: TensorBatch) -> None:
+    """`build_model` where the model runs eagerly."""
+    held = [(each, backend().copied(each)) for each in variables_of(model.variables)]
+    try:
+        with entered(ArrayPlanScope()), draws_kept():
+            done = forward(model, sample, training=False)
+            warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
+            states = _states_of_updates(model, _own_metrics(model), done)
+        _require_sums(_own_metrics(model), states)
+    except ElastableError:
+        raise
+    except Exception as error:
+        hint = " (its data has no labels)" if len(sample) < 2 else ""
+        raise ModelError(
+            f"model {model.name!r} fails on the first records of its data{hint}: {type(error).__name__}: {error}"
+        ) from error
+    for variable, value in held:
+        if not np.array_equal(backend().copied(variable), value):
+            backend().assign(variable, value)
+    model.reset_metrics()
 
 
 def _as_single(tensor: tf.Tensor) -> tf.Tensor:
@@ -260,13 +309,25 @@ def _refuse_unsupported(model: keras.Model) -> None:
             "itself: create it outside the strategy's scope; for several workers use elastable train --workers, for "
             "replicas with separate variables et.ReplicaTrainer"
         )
-    if model.jit_compile is True:
+    if not backend().has_graphs:
+        _refuse_on_arrays(model)
+    elif model.jit_compile is True:
         # Keras does the same for a model that XLA cannot compile; the numbers differ only by rounding.
         _log.warning(
             "model %r: compile(jit_compile=True) has no effect: its steps run without XLA, because the number of "
             "unique ids differs from batch to batch",
             model.name,
         )
+
+
+def _refuse_on_arrays(model: keras.Model) -> None:
+    """Refuses what is written for TensorFlow's graphs and tapes."""
+    for name in ("train_step", "test_step"):
+        if overrides(model, name):
+            raise Unsupported(
+                f"model {model.name!r} overrides {name}, which works on Keras' TensorFlow backend alone: override "
+                "compute_loss, or set KERAS_BACKEND=tensorflow"
+            )
 
 
 @contextmanager
@@ -303,12 +364,12 @@ def _states_of_updates(model: keras.Model, own: Sequence[keras.metrics.Metric], 
     if not own:
         return []
     # An untrained model may predict zeros, for which every state looks like a sum.
-    seen = replace(done, predicted=tf.nest.map_structure(_between_zero_and_one, done.predicted))
+    seen = replace(done, predicted=keras.tree.map_structure(_between_zero_and_one, done.predicted))
     model.reset_metrics()
     states = []
     for _ in range(2):
         update_metrics(model, seen, seen.loss)
-        states.append([tf.identity(variable.value) for metric in own for variable in metric.variables])
+        states.append([keras.ops.copy(variable.value) for metric in own for variable in metric.variables])
     return states
 
 
@@ -316,7 +377,7 @@ def _require_sums(own: Sequence[keras.metrics.Metric], states: Sequence[Sequence
     """Refuses a user's metric whose state is not a sum over records, because micro-batches could not be merged."""
     variables = [(metric, variable) for metric in own for variable in metric.variables]
     for (metric, variable), *values in zip(variables, *states, strict=True) if own else ():
-        once, twice = map(np.array, values)
+        once, twice = map(keras.ops.convert_to_numpy, values)
         if not np.allclose(twice, 2 * once, rtol=1e-3, atol=1e-6):
             raise Unsupported(
                 f"metric {metric.name!r} ({type(metric).__name__}): its state {variable.path!r} is no sum over "
@@ -326,6 +387,8 @@ def _require_sums(own: Sequence[keras.metrics.Metric], states: Sequence[Sequence
 
 
 def _between_zero_and_one(value: TensorLike) -> TensorLike:
+    if not backend().has_graphs:
+        return 0.1 + 0.8 * keras.ops.sigmoid(value) if keras.backend.is_float_dtype(value.dtype) else value
     if not tf.is_tensor(value) or isinstance(value, tf.RaggedTensor) or not value.dtype.is_floating:
         return value
     return tf.cast(0.1 + 0.8 * tf.random.stateless_uniform(tf.shape(value), (0, 0)), value.dtype)

@@ -1,18 +1,20 @@
 """Moves the tables of plain Keras embeddings to the store, and small tables of a store to the workers."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike

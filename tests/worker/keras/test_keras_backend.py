@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
+from elastable.master.backend.contract import backend
 
 PROGRAM = """
 import sys
@@ -48,4 +48,4 @@ def test_the_file_of_keras_counts_where_the_environment_says_nothing(tmp_path: P
 
 def test_more_threads_than_tensorflow_can_count() -> None:
     with pytest.raises(BadInput, match="intra_op_threads 2147483648: at most 2147483647"):
-        set_intra_op_threads(2**31)
+        backend().set_threads(2**31)

@@ -1,13 +1,15 @@
 """Runs a user's `train_step`, written with `et.step`: `step.apply` computes a gradient to push, not an update."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import keras
-import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import LossPart, loss_parts
 from elastable.worker.losses.loss_terms import LossTerms

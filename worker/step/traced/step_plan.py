@@ -1,5 +1,7 @@
 """The plan of a user's `train_step`: which gradients it applies, and to what."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
 import keras
-import tensorflow as tf
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
 from elastable.worker.rows.scope import RowScope, entered, refuse_inner_call, seen_by_tapes
@@ -21,7 +23,7 @@ from elastable.worker.step.trainable import is_trained
 Trained: TypeAlias = keras.Layer | Sequence[keras.Layer] | None
 """What a `step.apply` trains (`of=`): a layer or several; None: the whole model."""
 
-Collector: TypeAlias = Callable[[tf.GradientTape, tf.Tensor, Trained, "keras.optimizers.Optimizer | None"], None]
+Collector: TypeAlias = "Callable[[tf.GradientTape, tf.Tensor, Trained, keras.optimizers.Optimizer | None], None]"
 """Receives the arguments of `step.apply` when a worker runs the step; see `elastable.in_process.tape_step.TapeStep`."""
 
 Read: TypeAlias = tuple[Hashable, int]

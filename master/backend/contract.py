@@ -1,0 +1,151 @@
+"""The contract of a backend: variables read and written, and functions of a model's code that are compiled."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import keras
+
+from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.errors import Unsupported
+
+#: A tensor of the backend.
+BackendTensor: TypeAlias = Any
+
+#: Reads and assigns variables, and may return tensors.
+Update: TypeAlias = Callable[..., Sequence[BackendTensor] | None]
+
+#: (tensors to differentiate by, everything else) -> (loss, pytree of tensors).
+Body: TypeAlias = Callable[[Sequence[BackendTensor], Any], tuple[BackendTensor, Any]]
+
+#: (arrays to differentiate by, everything else, values of variables) -> (what `Body` returned, gradients of the
+#: variables, gradients of the arrays); a gradient is None where the loss does not depend on it.
+Gradients: TypeAlias = Callable[
+    [Sequence[Array], Any, Sequence[tuple[keras.Variable, Array]]],
+    tuple[Any, list[Array | None], list[Array | None]],
+]
+
+
+class Backend(ABC):
+    """A framework that Keras runs on.
+
+    Attributes:
+        name: As of `keras.config.backend()`.
+        has_graphs: Whether a traced function is a graph that can be read: which ids a step needs, and by what its loss
+            was divided. TensorFlow alone.
+    """
+
+    name: str
+    has_graphs = False
+
+    @abstractmethod
+    def copied(self, variable: keras.Variable) -> Array:
+        """A read-only copy of a variable's value."""
+
+    @abstractmethod
+    def assign(self, variable: keras.Variable, value: Array) -> None:
+        """Sets a variable, also slots, which a program must not assign; the value is known to be of its shape."""
+
+    @abstractmethod
+    def update(
+        self,
+        body: Update,
+        like: Sequence[Array],
+        variables: Sequence[keras.Variable],
+    ) -> Callable[..., list[Array]]:
+        """A function that changes variables, compiled.
+
+        Args:
+            body: Of tensors; reads and assigns Keras variables, and may return tensors.
+            like: An array of the shape and dtype of each argument; only these are read of it.
+            variables: All that `body` reads or assigns.
+
+        Returns:
+            A function of arrays that runs it and returns its tensors as arrays.
+        """
+
+    def exact_ids(self) -> AbstractContextManager[object]:
+        """Within the block, integers of 64 bits stay what they are."""
+        return nullcontext()
+
+    def set_threads(self, threads: int) -> None:  # noqa: B027
+        """Sets the number of threads within an operation, which is a part of the job because it affects rounding.
+
+        Raises:
+            ElastableError: it has started with another number.
+        """
+
+
+class ArrayBackend(Backend):
+    """A backend whose steps are functions of arrays.
+
+    Attributes:
+        compares_ids: Whether steps run eagerly, so that their ids can be looked at.
+    """
+
+    compares_ids = False
+
+    def holds(self, ids: BackendTensor, planned: Array) -> bool:
+        """Whether a tensor holds these integers; of a compiled step, which cannot be read: True."""
+        return True
+
+    @abstractmethod
+    def gradients(
+        self, body: Body, variables: Sequence[keras.Variable], trained: Sequence[keras.Variable]
+    ) -> Gradients:
+        """The gradient of a loss by variables and arrays, compiled.
+
+        Args:
+            body: Computes the loss; reads and assigns Keras variables.
+            variables: All that `body` reads or assigns; after each call they have their new values.
+            trained: Those of them by which the loss is differentiated.
+        """
+
+    @abstractmethod
+    def ids_of(self, body: Callable[[Any], Sequence[BackendTensor]], variables: Sequence[keras.Variable]) -> IdFunction:
+        """The part of a step that computes ids from a batch.
+
+        Args:
+            body: A batch -> the ids of every embedding call, in order.
+            variables: All that `body` reads or assigns; they do not change.
+        """
+
+    @abstractmethod
+    def rows_within(self, read: Callable[[Array], Array], ids: BackendTensor, dim: int) -> BackendTensor:
+        """float32 ids' shape + `[dim]`: the rows of ids, which `read` finds, wherever the call is: traced or not."""
+
+
+#: (a batch of arrays) -> ids of every embedding call, each an integer array of any shape.
+IdFunction: TypeAlias = Callable[[Any], list[Array]]
+
+_MODULES = {
+    "tensorflow": "elastable.master.backend.tensorflow_backend",
+    "jax": "elastable.master.backend.jax_backend",
+    "torch": "elastable.master.backend.torch_backend",
+}
+
+
+@functools.cache
+def backend() -> Backend:
+    """The one that Keras runs on in this process.
+
+    Raises:
+        Unsupported: Keras runs on another one.
+    """
+    name = keras.config.backend()
+    if name not in _MODULES:
+        raise Unsupported(f"Keras runs on the backend {name!r}; Elastable's layers on {', '.join(_MODULES)}")
+    made: Backend = import_module(_MODULES[name]).BACKEND
+    return made
+
+
+def array_backend() -> ArrayBackend:
+    """The one that Keras runs on, where it is not TensorFlow."""
+    made = backend()
+    assert isinstance(made, ArrayBackend)
+    return made

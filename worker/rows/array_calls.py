@@ -1,0 +1,175 @@
+"""Embedding calls on JAX and PyTorch: dense integer ids; rows come in the shape of the ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import keras
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.errors import BadIds, ModelError, Unsupported
+from elastable.embedding_store.native.row_fold import COMBINERS
+from elastable.master.backend.contract import BackendTensor, array_backend
+from elastable.worker.rows.scope import RowScope, current_scope
+from elastable.worker.rows.store_layer import StoreLayer
+
+if TYPE_CHECKING:
+    from elastable.worker.rows.store_backed import StoreBacked
+
+_Rows: TypeAlias = tuple[BackendTensor, BackendTensor | None]
+"""The rows of a call, ids' shape + `[dim]`, and under `mask_zero` which ids are no padding."""
+
+
+#: Regularizers to which rows of zeros add nothing.
+ZEROS_COUNT_NOTHING = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
+class ArrayScope(RowScope):
+    """A scope whose calls are given ids of any shape.
+
+    Attributes:
+        mask: Of the last call, for `compute_mask`.
+    """
+
+    mask: BackendTensor | None = None
+
+    def call(self, layer: StoreLayer, ids: BackendTensor) -> _Rows:
+        """The rows of a call."""
+        raise NotImplementedError
+
+
+class ArrayPlanScope(ArrayScope):
+    """Records the ids of every embedding call, and returns zeros as rows.
+
+    Attributes:
+        calls: (layer, ids) of every call.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[StoreLayer, BackendTensor]] = []
+
+    def call(self, layer: StoreLayer, ids: BackendTensor) -> _Rows:
+        self.calls.append((layer, ids))
+        self.mask = keras.ops.not_equal(ids, 0) if layer.mask_zero else None
+        return keras.ops.zeros((*ids.shape, layer.output_dim), "float32"), self.mask
+
+
+@dataclass(slots=True)
+class ArrayStepScope(ArrayScope):
+    """Hands out the rows that were gathered for each call of a step.
+
+    Attributes:
+        layers: The layer of every call that was planned, in call order.
+        gathered: For every call its rows.
+        masks: Number of a call -> which of its ids are no padding; of ids that a tensor of the backend may not hold.
+        planned: For every call the ids that its rows are of; () where the step is compiled.
+        losses_read: As of `elastable.worker.rows.scope.StepScope`.
+    """
+
+    layers: Sequence[StoreLayer]
+    gathered: Sequence[BackendTensor]
+    masks: Mapping[int, BackendTensor] = field(default_factory=dict)
+    planned: Sequence[Int64] = ()
+    losses_read: bool = False
+    mask: BackendTensor | None = None
+    _next: int = 0
+
+    def leaves_out(self, layer: StoreLayer) -> bool:
+        return not layer.trainable and not any(each is layer for each in self.layers)
+
+    def call(self, layer: StoreLayer, ids: BackendTensor) -> _Rows:
+        number = self._next
+        self._next += 1
+        if number >= len(self.layers) or self.layers[number] is not layer:
+            seen = "no call" if number >= len(self.layers) else f"layer {self.layers[number].name!r}"
+            raise ModelError(
+                f"embedding layer {layer.name!r}: call {number} of the step was planned as {seen}; "
+                "a step must make the same embedding calls every time"
+            )
+        rows = self.gathered[number]
+        if tuple(rows.shape[:-1]) != tuple(ids.shape) or not (
+            not self.planned or array_backend().holds(ids, self.planned[number])
+        ):
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: it is called with other ids than were planned for the batch: compute "
+                "ids from the batch alone, in the same way for every batch"
+            )
+        self.mask = self.masks.get(number)
+        return rows, self.mask
+
+
+def embed(
+    layer: StoreBacked, inputs: BackendTensor, weights: BackendTensor | None, training: bool | None
+) -> BackendTensor:
+    """The forward pass of one call; arguments as of `et.Embedding`."""
+    layer.note_ids(keras.backend.standardize_dtype(inputs.dtype))
+    if weights is not None and layer.combiner is None:
+        raise BadIds(f"embedding layer {layer.name!r}: weights need a combiner ({', '.join(COMBINERS)})")
+    if weights is not None and tuple(weights.shape) != tuple(inputs.shape):
+        raise BadIds(
+            f"embedding layer {layer.name!r}: weights must be shaped as the ids; ids are {tuple(inputs.shape)}, "
+            f"weights {tuple(weights.shape)}"
+        )
+    rows, kept = _rows_of(layer, inputs, training)
+    return keras.ops.cast(_combined(rows, weights, kept, layer.combiner), layer.compute_dtype)
+
+
+def rows_of(layer: StoreBacked, ids: BackendTensor) -> BackendTensor:
+    """float32 ids' shape + `[dim]`: the rows of a call that is none of the model's."""
+    return _rows_of(layer, ids, None)[0]
+
+
+def _rows_of(layer: StoreBacked, ids: BackendTensor, training: bool | None) -> _Rows:
+    scope = current_scope()
+    if not layer.on_worker and isinstance(scope, ArrayScope) and not scope.leaves_out(layer):
+        return scope.call(layer, ids)
+    kept = keras.ops.not_equal(ids, 0) if layer.mask_zero else None
+    if isinstance(scope, ArrayScope):
+        scope.mask = kept
+    if layer.on_worker:
+        return keras.ops.take(layer.embeddings, ids, axis=0), kept
+    layer.refuse_untrained(training and scope is None)
+    rows = array_backend().rows_within(layer.read_rows, ids, layer.output_dim)
+    if scope is None and layer.embeddings_regularizer is not None and layer.trainable:
+        _add_penalty(layer, ids, rows)
+    return rows, kept
+
+
+def _add_penalty(layer: StoreBacked, ids: BackendTensor, rows: BackendTensor) -> None:
+    """As of `StoreBacked.add_penalty`."""
+    if not isinstance(layer.embeddings_regularizer, ZEROS_COUNT_NOTHING):
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: outside of training Keras' {array_backend().name} backend adds only L1 "
+            "and L2 regularizers of the rows that a batch touches; leave embeddings_regularizer out of the layer, and "
+            "add it to the loss"
+        )
+    flat = keras.ops.reshape(ids, (-1,))
+    seen = flat[:0] if layer.seen_ids is None or not layer.losses else layer.seen_ids
+    every = keras.ops.concatenate([seen, flat])
+    order = keras.ops.argsort(every)  # stable: of equal ids the first is the first
+    in_order = keras.ops.take(every, order)
+    first = keras.ops.concatenate([keras.ops.ones((1,), "bool"), in_order[1:] != in_order[:-1]])[: every.shape[0]]
+    once = keras.ops.scatter(order[:, None], keras.ops.cast(first, rows.dtype), every.shape)[seen.shape[0] :]
+    layer.add_loss(layer.embeddings_regularizer(keras.ops.reshape(rows, (-1, layer.output_dim)) * once[:, None]))
+    layer.see_ids(every)
+
+
+def _combined(
+    rows: BackendTensor, weights: BackendTensor | None, kept: BackendTensor | None, combiner: str | None
+) -> BackendTensor:
+    if combiner is None:
+        return rows
+    scale = None if weights is None else keras.ops.cast(weights, "float32")
+    if kept is not None:
+        ones = keras.ops.cast(kept, "float32")
+        scale = ones if scale is None else scale * ones
+    total = keras.ops.sum(rows if scale is None else rows * keras.ops.expand_dims(scale, -1), axis=-2)
+    if combiner == "sum":
+        return total
+    if scale is None:
+        count = float(rows.shape[-2])
+        return total / (count if combiner == "mean" else count**0.5) if count else total
+    norm = keras.ops.sum(scale if combiner == "mean" else scale * scale, axis=-1, keepdims=True)
+    return keras.ops.divide_no_nan(total, norm if combiner == "mean" else keras.ops.sqrt(norm))

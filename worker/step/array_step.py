@@ -1,0 +1,328 @@
+"""The steps on JAX and PyTorch: pure functions of arrays, with ids planned and rows gathered in NumPy around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Array, Float32, Int64
+from elastable.embedding_store.contract.row_source import variables_of
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.tables.grouping import sum_by_position
+from elastable.master.api import Divisor, DivisorKind, Tensor
+from elastable.master.backend.contract import BackendTensor, Gradients, IdFunction, array_backend
+from elastable.worker.keras.seeds import draws_kept, seed_states, seed_values
+from elastable.worker.keras.structures import BatchSpec, TensorBatch
+from elastable.worker.losses.loss_parts import require_rowwise
+from elastable.worker.rows.array_calls import ZEROS_COUNT_NOTHING, ArrayPlanScope, ArrayStepScope
+from elastable.worker.rows.scope import entered
+from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.step.forward import forward, update_metrics
+from elastable.worker.step.id_set import IdSets
+from elastable.worker.step.step_result import StepResult, dense_parts, scale_variables
+from elastable.worker.step.trainable import frozen_tables, imposed, is_constant, is_trained
+
+# The ids of a step
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayIdPlan:
+    """Computes the ids of every embedding call from a batch; see `elastable.worker.step.id_plan.IdPlan`."""
+
+    layers: tuple[StoreLayer, ...]
+    tables: tuple[str, ...]
+    _function: IdFunction
+
+    def ids(self, batch: TensorBatch, numbers: Sequence[int] | Int64 | None = None) -> list[Int64]:
+        """int64 ids of every call, in the shape in which the layer is called; arguments as of `IdPlan.ids`."""
+        found = self._function(_without_none(batch)) if self.layers else []
+        return [layer.ids_of(ids) for layer, ids in zip(self.layers, found, strict=True)]
+
+
+def plan_array_ids(model: keras.Model, spec: BatchSpec, training: bool) -> ArrayIdPlan:
+    """The id plan of a step of `model` on batches of `spec`; arguments as of `elastable.worker.step.id_plan.plan_ids`.
+
+    Raises:
+        ModelError: an embedding that is not a layer of the model.
+        Unsupported: ids that depend on more than the batch.
+    """
+    layers: list[StoreLayer] = []
+
+    def body(batch: TensorBatch) -> list[BackendTensor]:
+        scope = ArrayPlanScope()
+        with entered(scope):
+            done = forward(model, batch, training)
+            update_metrics(model, done, done.loss)
+        calls = [(layer, ids) for layer, ids in scope.calls if not is_constant(model, layer)]
+        layers[:] = [layer for layer, _ in calls]
+        return [ids for _, ids in calls]
+
+    function = array_backend().ids_of(body, _variables_of(model))
+    with draws_kept():
+        function(_without_none(_example(spec)))
+    return ArrayIdPlan(tuple(layers), tuple(layer.table_name for layer in layers), function)
+
+
+def _example(spec: BatchSpec) -> TensorBatch:
+    """Two records of zeros."""
+    batch: TensorBatch = keras.tree.map_structure(
+        lambda each: np.zeros(tuple(2 if size is None else size for size in each.shape), each.dtype), spec
+    )
+    return batch
+
+
+def _without_none(batch: TensorBatch) -> TensorBatch:
+    return tuple(part for part in batch if part is not None)
+
+
+def _variables_of(model: keras.Model) -> list[keras.Variable]:
+    """Whatever a step of the model may read or assign."""
+    return [*variables_of(model.variables), *model.metrics_variables, *scale_variables(model.optimizer)]
+
+
+# One micro-batch
+
+
+class _Given(NamedTuple):
+    """What a step gets besides the rows: its batch, masks of its calls, and which of the touched rows are there."""
+
+    batch: TensorBatch
+    masks: dict[int, Any]
+    present: dict[str, Any]
+
+
+class _ArrayStep:
+    """A step of a model; arguments as of `elastable.worker.step.train_step.TrainStep`."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        spec: BatchSpec,
+        plan: ArrayIdPlan,
+        lookup: object,
+        seed: int | None = None,
+        average: str | None = None,
+        steps: object = None,
+    ) -> None:
+        self._model, self._spec, self._plan, self._seed, self._average = model, spec, plan, seed, average
+        self._calls = list(enumerate(plan.layers))
+        self._penalised = [layer for layer in dict.fromkeys(plan.layers) if layer.embeddings_regularizer is not None]
+        self._variables, self._states = dense_parts(model)
+        self._planned: list[Int64] = []
+
+    def _gather(self, bets: Mapping[str, Float32], ids: IdSets) -> tuple[list[Float32], dict[int, Array]]:
+        """The rows of every call, in its shape, and the masks of those with padding."""
+        rows, masks = [], {}
+        self._planned = []
+        for call, layer in self._calls:
+            table, inverse, shape = layer.table_name, ids.inverses[call], ids.shapes[call]
+            rows.append(bets[table].take(inverse, axis=0).reshape(*shape, layer.output_dim))
+            unique = ids.unique[table]
+            if array_backend().compares_ids:
+                self._planned.append(unique[inverse].reshape(shape))
+            if layer.mask_zero:
+                masks[call] = (unique != 0)[inverse].reshape(shape)
+        return rows, masks
+
+    def _forward(self, rows: Sequence[BackendTensor], touched: Sequence[BackendTensor], given: _Given, training: bool):  # type: ignore[no-untyped-def]
+        """(loss, of it the penalty on rows or None); metrics are reset and updated."""
+        scope = ArrayStepScope(self._plan.layers, rows, given.masks, self._planned)
+        self._model.reset_metrics()
+        with entered(scope):
+            done = forward(self._model, given.batch, training)
+            loss = keras.ops.cast(done.loss, "float32") if done.loss.dtype == "float64" else done.loss
+            penalty = None
+            for layer, part in zip(self._penalised, touched, strict=True):
+                if scope.losses_read and is_trained(self._model, layer):
+                    found = layer.embeddings_regularizer(part * given.present[layer.table_name])
+                    penalty = found if penalty is None else penalty + found
+            total = loss if penalty is None else loss + penalty
+            update_metrics(self._model, done, total)
+        if len(total.shape):
+            raise Unsupported(
+                f"model {self._model.name!r}: its loss has a value for each record (reduction 'none'), which Keras' "
+                "backends but TensorFlow cannot train: use reduction='sum', or 'sum_over_batch_size'"
+            )
+        return total, done
+
+    def _touched(self, bets: Mapping[str, Float32], ids: IdSets) -> tuple[list[Float32], dict[str, Array]]:
+        """For each layer with a regularizer the rows of its table that the batch touches, each once.
+
+        Their number is rounded up to that of all ids, so that a step is compiled once; the rows added are zeros, which
+        the regularizers of Keras do not count.
+        """
+        rows, present = [], {}
+        for layer in self._penalised:
+            table = layer.table_name
+            bet = bets[table]
+            size = sum(ids.inverses[call].size for call, each in self._calls if each.table_name == table)
+            if not isinstance(layer.embeddings_regularizer, ZEROS_COUNT_NOTHING):
+                size = len(bet)
+            rows.append(np.concatenate([bet, np.zeros((size - len(bet), bet.shape[1]), np.float32)]))
+            present[table] = (np.arange(size) < len(bet)).astype(np.float32)[:, np.newaxis]
+        return rows, present
+
+
+class ArrayEvaluateStep(_ArrayStep):
+    """Forward pass and metrics of one micro-batch, as in inference."""
+
+    def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
+        """Metric state of this micro-batch only."""
+        rows, masks = self._gather(bets, ids)
+        touched, present = self._touched(bets, ids)
+        given = (rows, touched, _Given(_without_none(batch), masks, present))
+        flat = keras.tree.flatten(given)
+
+        def body(*leaves: BackendTensor) -> None:
+            self._forward(*keras.tree.pack_sequence_as(given, leaves), training=False)
+
+        form = repr([(leaf.shape, leaf.dtype) for leaf in flat])
+        if form not in self._functions:
+            self._functions[form] = array_backend().update(body, flat, _variables_of(self._model))
+        self._functions[form](*flat)
+        return tuple(map(array_backend().copied, self._model.metrics_variables))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._functions: dict[str, Callable[..., object]] = {}
+
+
+class ArrayTrainStep(_ArrayStep):
+    """Forward, backward and metrics of one micro-batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._seed_states = seed_states(self._model, self._seed)
+        self._functions: dict[bytes, tuple[list[int], Gradients]] = {}
+        self._trainable = b""
+        self._kind = None if self._average is None else self._divisor_kind()
+
+    def hold(self, trainable: bytes) -> None:
+        """Trains what these flags (`read_trainable`) select from now on; b"": the model's current flags."""
+        self._trainable = trainable
+
+    def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int) -> StepResult:
+        """Computes one micro-batch; arguments as of `elastable.worker.step.train_step.TrainStep`."""
+        rows, masks = self._gather(bets, ids)
+        touched, present = self._touched(bets, ids)
+        given = _Given(_without_none(batch), masks, present)
+        preset = seed_values(self._seed_states, self._seed, micro_batch)
+        with imposed(self._model, self._trainable):  # it may be traced, or run, within this call
+            places, step = self._function()
+            (loss, scale), dense, of_rows = step([*rows, *touched], given, preset)
+            frozen = frozen_tables(self._model, list(self._plan.layers))
+        gradients: list[Tensor] = [np.zeros(tuple(each.shape), each.dtype) for each in self._variables]
+        for place, gradient in zip(places, dense, strict=True):
+            if gradient is not None:
+                gradients[place] = _unscaled(gradient, scale)
+        slices = self._slices([_unscaled(each, scale) for each in of_rows], ids, frozen)
+        copied = array_backend().copied
+        return StepResult(
+            loss=float(loss),
+            dense=tuple(gradients),
+            slices=slices,
+            states=tuple(map(copied, self._states)),
+            metrics=tuple(map(copied, self._model.metrics_variables)),
+            divisor=None if self._kind is None else Divisor(self._kind, 0.0),
+        )
+
+    def _function(self) -> tuple[list[int], Gradients]:
+        """(places of the trained variables, the gradient), for the flags that are imposed now."""
+        if self._trainable not in self._functions:
+            trainable = {id(each) for each in self._model.trainable_weights}
+            places = [place for place, each in enumerate(self._variables) if id(each) in trainable]
+            every = [*_variables_of(self._model), *self._seed_states]
+            made = array_backend().gradients(self._body, every, [self._variables[place] for place in places])
+            self._functions[self._trainable] = places, made
+        return self._functions[self._trainable]
+
+    def _body(self, arrays: Sequence[BackendTensor], given: _Given) -> tuple[BackendTensor, Any]:
+        calls = len(self._plan.layers)
+        loss, done = self._forward(arrays[:calls], arrays[calls:], given, training=True)
+        if self._kind is DivisorKind.RECORDS and self._average == "mean":
+            for predicted in keras.tree.flatten(done.predicted):
+                if getattr(predicted, "_keras_mask", None) is not None:
+                    self._refuse_mean("its output has a mask, and the loss is divided by what is left")
+        dynamic = scale_variables(self._model.optimizer)
+        scale = dynamic[0].value if dynamic else getattr(self._model.optimizer, "loss_scale_factor", None)
+        scale = keras.ops.cast(1.0 if scale is None else scale, "float32")
+        return loss * keras.ops.cast(scale, loss.dtype), (loss, scale)
+
+    def _slices(self, of_rows: Sequence[Float32 | None], ids: IdSets, frozen: Sequence[str]) -> dict[str, Slices]:
+        values: dict[str, list[Float32]] = {}
+        positions: dict[str, list[Any]] = {}
+        for call, layer in self._calls:
+            gradient = of_rows[call]
+            if gradient is not None and layer.table_name not in frozen:
+                values.setdefault(layer.table_name, []).append(gradient.reshape(-1, layer.output_dim))
+                positions.setdefault(layer.table_name, []).append(ids.inverses[call])
+        for layer, gradient in zip(self._penalised, of_rows[len(self._calls) :], strict=True):
+            if gradient is not None and layer.table_name not in frozen:
+                count = len(ids.unique[layer.table_name])
+                values.setdefault(layer.table_name, []).append(gradient[:count])
+                positions.setdefault(layer.table_name, []).append(np.arange(count, dtype=np.int32))
+        found = {}
+        for table in dict.fromkeys(self._plan.tables):
+            unique = ids.unique[table]
+            if table not in values:
+                found[table] = Slices(unique[:0], np.zeros((0, self._dim_of(table)), np.float32))
+                continue
+            at, gradients = positions[table], values[table]
+            one = len(at) == 1
+            present, sums = sum_by_position(
+                at[0] if one else np.concatenate(at), gradients[0] if one else np.concatenate(gradients), len(unique)
+            )
+            found[table] = Slices(unique if len(present) == len(unique) else unique[present], sums)
+        return found
+
+    def _dim_of(self, table: str) -> int:
+        return next(layer.output_dim for layer in self._plan.layers if layer.table_name == table)
+
+    def _divisor_kind(self) -> DivisorKind:
+        """What the loss is divided by, where several micro-batches are combined.
+
+        Raises:
+            Unsupported: it is not known without a graph.
+        """
+        if self._average == "records":
+            return DivisorKind.RECORDS
+        for layer in self._penalised:
+            require_rowwise(layer)
+            self._refuse_mean(f"embedding layer {layer.name!r} has a regularizer")
+        model = self._model
+        if type(model).compute_loss is not keras.Model.compute_loss:
+            self._refuse_mean("the model computes its loss itself")
+        if any(each.regularizer is not None for each in variables_of(model.trainable_weights)):
+            self._refuse_mean("weights have a regularizer")
+        kinds = {_reduction(loss) for loss in keras.tree.flatten(model.loss) if loss is not None}
+        if self._average == "sum":
+            return DivisorKind.NOTHING
+        if kinds == {"sum_over_batch_size"}:
+            return DivisorKind.RECORDS
+        if kinds == {"sum"}:
+            return DivisorKind.NOTHING
+        self._refuse_mean("its loss is none of Keras' own, or not all are reduced alike")
+        raise AssertionError
+
+    def _refuse_mean(self, why: str) -> None:
+        raise Unsupported(
+            f"model {self._model.name!r}: with grads_to_wait above 1 every term of the loss needs a known divisor, "
+            f"which Keras' {array_backend().name} backend shows of its own losses alone, and {why}: use "
+            "grads_to_wait=1 (--grads-to-wait 1), or average='records' (--average records)"
+        )
+
+
+def _reduction(loss: Any) -> str:
+    if isinstance(loss, str):
+        return "sum_over_batch_size"
+    own = str(getattr(loss, "__module__", type(loss).__module__)).startswith("keras.")
+    return str(getattr(loss, "reduction", "sum_over_batch_size" if callable(loss) else "")) if own else ""
+
+
+def _unscaled(gradient: Array | None, scale: Array) -> Array | None:
+    return gradient if gradient is None or scale == 1 else (gradient / scale).astype(gradient.dtype)
