@@ -12,7 +12,7 @@ from elastable.jobs.options import JobOptions, ServerOptions, TrainOptions, Work
 from elastable.output.progress_bars import JobConsole
 from elastable.process.child import when_parent_ends
 from elastable.process.exit_codes import ExitCode
-from elastable.process.quiet import import_tensorflow
+from elastable.process.quiet import import_backend
 
 
 @takes(TrainOptions)
@@ -28,7 +28,7 @@ def master(options: JobOptions) -> None:
 
 
 def _run(options: JobOptions) -> None:
-    import_tensorflow()
+    import_backend()
     from elastable.jobs.master_process import run_job
 
     raise typer.Exit(run_job(options, JobConsole()))
@@ -46,7 +46,7 @@ def serve(options: ServerOptions) -> None:
 def worker(options: WorkerOptions) -> None:
     """Join a job and compute micro-batches until it ends."""
     when_parent_ends(_leave_at_once)
-    import_tensorflow()
+    import_backend()
     from elastable.jobs.worker_process import run_worker
 
     counted = run_worker(options)

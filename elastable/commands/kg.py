@@ -17,7 +17,7 @@ from elastable.commands.kg_query import (
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, OptionField, option_fields, required, setting
 from elastable.embedding_store.support.extras import needs
-from elastable.process.quiet import import_tensorflow
+from elastable.process.quiet import import_backend
 from elastable.process.stopping import SIGNAL_REASONS, OutputConsole
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import HEADERS, GraphSource
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, default_settings
@@ -110,7 +110,7 @@ def train(
 ) -> None:  # fmt: skip
     """Train a model; the best one by validation is kept and tested. Ctrl-C saves, and says how to continue."""
     with needs("elastable kg", "replicas"):
-        import_tensorflow()
+        import_backend()
         from elastable.commands.kg_train import run_graph
         from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 

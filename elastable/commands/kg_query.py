@@ -18,7 +18,7 @@ from elastable.commands.command_line import AS_JSON, takes
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.support.extras import needs
-from elastable.process.quiet import import_tensorflow
+from elastable.process.quiet import import_backend
 from elastable.process.stopping import OutputConsole
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _among = partial(Option, group="Candidates")
 def open_run(run: Path, graph: str | None) -> TrainedGraph:
     """The best model of a run, on all cores of this process."""
     with needs("elastable kg", "replicas"):
-        import_tensorflow()
+        import_backend()
         from elastable.embedding_store.native.range_pool import RangePool, available_cores
         from elastable.replicas.knowledge_graphs.trained_graph import TrainedGraph
 

@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.option import Option, required, setting
 from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
-from elastable.process.quiet import import_tensorflow
+from elastable.process.quiet import import_backend
 
 CHECKPOINT = Option("A checkpoint, or a directory of checkpoints (the newest is taken).", metavar="DIR|URL")
 _SPLIT = Option("Which split to use.", choices=("train", "validation"))
@@ -40,7 +40,7 @@ class _EvaluateOptions(_ModelOptions):
 @takes(_EvaluateOptions)
 def evaluate(options: _EvaluateOptions) -> None:
     """Print the loss and metrics of a checkpoint, or of the model that model() loads, on a split, as JSON."""
-    import_tensorflow()
+    import_backend()
     from elastable.models.trained import evaluated, open_trained
 
     trained = open_trained(options.model_file, options.checkpoint, options.split, labels=True)
@@ -58,7 +58,7 @@ class _PredictOptions(_ModelOptions):
 @takes(_PredictOptions)
 def predict(options: _PredictOptions) -> None:
     """Write the predictions of a checkpoint, or of the model that model() loads, for a split as a .npy array."""
-    import_tensorflow()
+    import_backend()
     from elastable.models.trained import batches, open_trained
 
     _require_output(options.output, ".npy", "predictions")
@@ -82,7 +82,7 @@ class _ExportOptions(_ModelOptions):
 @takes(_ExportOptions)
 def export(options: _ExportOptions) -> None:
     """Write a checkpoint, or the model that model() loads, as a plain .keras model that needs no Elastable."""
-    import_tensorflow()
+    import_backend()
     from elastable.models.trained import open_trained
     from elastable.worker.user_model.export import export_keras
 
@@ -111,7 +111,7 @@ class _PlanOptions:
 @takes(_PlanOptions)
 def plan(options: _PlanOptions) -> None:
     """Show where the tensors of a model would live, with sizes and reasons; nothing is created."""
-    import_tensorflow()
+    import_backend()
     from elastable.assembly import locations_of
     from elastable.jobs.prepare import tables_of
 

@@ -26,10 +26,9 @@ from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.step.batch_checks import batch_spec
-from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
+from elastable.worker.step.steps import make_plan, make_train_step
 from elastable.worker.step.traced.step_plan import planned_optimizers
-from elastable.worker.step.train_step import OwnTrainStep, TrainStep
 from elastable.worker.user_model.build import as_tensors, build_model
 
 _DEADLINE_S = 30.0
@@ -84,9 +83,10 @@ class _BatchTrainer:
             self._dense.variables, self._dense.states, self._book.specs, self._specs, self._dense.may_overflow
         )
         self._committer = Committer(self._store, self._dense, JobSpec(job=uuid.uuid4().hex[:12]), _DEADLINE_S)
-        self._plan = plan_ids(model, spec, training=True)
-        given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None)
-        self._step = (TrainStep if parts.steps is None else OwnTrainStep)(*given, steps=parts.steps)
+        self._plan = make_plan(model, spec, training=True)
+        self._step = make_train_step(
+            model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None, own=parts.steps
+        )
 
     def is_current(self) -> bool:
         """Whether the model is still compiled and attached as it was, and nothing else has trained its tables since."""

@@ -33,7 +33,7 @@ from elastable.monitoring.watching import watched_over_http
 from elastable.process.exit_codes import ExitCode
 from elastable.process.heap import keep_collections_short
 from elastable.process.logs import describe_process
-from elastable.process.quiet import import_tensorflow
+from elastable.process.quiet import import_backend
 from elastable.process.stopping import stopping_on_signals
 
 
@@ -101,7 +101,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
         TakenOver, StoreBroken: its rows are another process's, or lost.
         ElastableError: the store cannot be opened, or the address not be used.
     """
-    register_job_optimizers(import_tensorflow)
+    register_job_optimizers(import_backend)
     describe_process(role="server")
     with ExitStack() as held:
         serving = _Serving(options, options.store, console, held, operation_deadline(options.deadline_s))
@@ -122,7 +122,7 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         TakenOver: another server has its number in the registry, or its rows are another process's, or gone.
         ElastableError: the store cannot be opened, or the address not be used.
     """
-    register_job_optimizers(import_tensorflow)
+    register_job_optimizers(import_backend)
     describe_process(role="store", shard=options.listen)
     with ExitStack() as held:
         registration, url = None, options.store

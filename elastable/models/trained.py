@@ -26,10 +26,9 @@ from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader, source_of
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
-from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
+from elastable.worker.step.steps import make_evaluate_step, make_plan
 from elastable.worker.step.traced.step_plan import plan_step
-from elastable.worker.step.train_step import EvaluateStep
 from elastable.worker.user_model.build import as_tensors, for_model, make_model, needs_sample, sample_batch
 from elastable.worker.user_model.model_file import ModelFile, load_model_file
 
@@ -149,8 +148,8 @@ def evaluated(trained: TrainedModel, batch_size: int | None = None) -> dict[str,
     job: DocumentFields = {"micro_batch_size": _BATCH} if trained.checkpoint is None else trained.checkpoint.job
     model, store = trained.model, trained.store
     spec = batch_spec(sample_batch(reader, model))
-    plan = plan_ids(model, spec, training=False)
-    step = EvaluateStep(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
+    plan = make_plan(model, spec, training=False)
+    step = make_evaluate_step(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
     book = ModelMetrics(model)
     total: tuple[Tensor, ...] = ()
     for batch in batches(model, reader, batch_size or int(job["micro_batch_size"])):

@@ -9,15 +9,24 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
 
 from elastable.process.heap import without_collections
-from elastable.worker.keras.keras_backend import ImportHook
+from elastable.worker.keras.keras_backend import ImportHook, keras_backend, require_backend
 
 
-def import_tensorflow() -> None:
-    """Imports TensorFlow; what it writes is shown only if it fails."""
+def import_backend() -> None:
+    """Imports what Keras runs on; what TensorFlow writes is shown only if it fails.
+
+    Raises:
+        Unsupported: Keras is set to a backend that nothing here runs on.
+    """
+    require_backend()
     with _shown_if_it_fails(), without_collections():
+        if keras_backend() != "tensorflow":
+            import_module("keras")
+            return
         import tensorflow as tf
 
         # Looking for devices is what it complains of most.

@@ -86,9 +86,11 @@ class ArrayBackend(Backend):
 
     Attributes:
         compares_ids: Whether steps run eagerly, so that their ids can be looked at.
+        metrics_see_masks: Whether Keras' own train step gives metrics the predictions with their masks.
     """
 
     compares_ids = False
+    metrics_see_masks = True
 
     def holds(self, ids: BackendTensor, planned: Array) -> bool:
         """Whether a tensor holds these integers; of a compiled step, which cannot be read: True."""

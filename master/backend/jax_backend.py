@@ -20,6 +20,7 @@ class JaxBackend(ArrayBackend):
     """Functions take the values of variables, and return their new ones, by Keras' `StatelessScope`."""
 
     name = "jax"
+    metrics_see_masks = False  # it updates them outside of what it differentiates
 
     def copied(self, variable: keras.Variable) -> Array:
         return np.asarray(variable.value)  # JAX never changes an array: the next value is another one

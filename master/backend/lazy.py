@@ -4,6 +4,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["LazyModule", "tf"]
+
 
 class LazyModule(ModuleType):
     """Stands for a module until a name of it is used."""

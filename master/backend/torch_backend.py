@@ -69,7 +69,7 @@ class TorchBackend(ArrayBackend):
             leaves = [_given(leaf) for leaf in keras.tree.flatten(batch)]
             if views is not None and all(view is not None for view in views):
                 return [_array(view.of(leaves)) for view in views if view is not None]
-            with torch.no_grad(), keras.StatelessScope(collect_losses=True):
+            with torch.no_grad(), keras.StatelessScope([(each, each.value) for each in variables], collect_losses=True):
                 found = list(body(keras.tree.pack_sequence_as(batch, leaves)))
             if views is None:
                 views = [_view_of(ids, leaves) for ids in found]

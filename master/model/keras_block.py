@@ -207,7 +207,9 @@ class _Block:
         blocks = [np.pad(part, padding).astype(np.float32, copy=False) for part in parts]
         given = (np.int64(step), np.float32(learning_rate), *blocks)
         if self._step is None:
-            self._step = backend().update(self._traced, given, (self._variable, *self._optimizer.variables))
+            self._step = backend().update(
+                self._traced, list(map(np.asarray, given)), (self._variable, *self._optimizer.variables)
+            )
         after = self._step(*given)
         arrays = [array[:count] for array in after]
         return arrays[0], np.concatenate([np.empty((count, 0), np.float32), *arrays[1:]], axis=1)

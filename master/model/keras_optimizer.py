@@ -75,7 +75,7 @@ _UNCALLED = ("apply_gradients", "scale_loss", "finalize_variable_values")  # by 
 def keras_class(optimizer: keras.Optimizer) -> type[keras.Optimizer]:
     """Its class; of PyTorch's own version of one of Keras' optimizers that one, whose steps it takes."""
     kind: type[keras.Optimizer] = type(optimizer)
-    return getattr(keras.optimizers, kind.__name__) if kind.__module__.startswith(OF_TORCH) else kind  # type: ignore[no-any-return]
+    return getattr(keras.optimizers, kind.__name__) if kind.__module__.startswith(OF_TORCH) else kind
 
 
 def learning_rate_of(optimizer: keras.Optimizer) -> float:
@@ -224,7 +224,7 @@ def _refuse_callable_rate(optimizer: keras.Optimizer, kind: str) -> None:
 
 
 def table_optimizer(
-    optimizer: keras.Optimizer | None, lazy: bool = True, variable: str = TABLE_VARIABLE, key: str | None = None
+    optimizer: keras.Optimizer | None, lazy: bool = True, variable: str = TABLE_VARIABLE, key: str | int | None = None
 ) -> OptimizerSpec:
     """The optimizer of a model's tables.
 
@@ -272,7 +272,7 @@ def _stepped_by(optimizer: keras.Optimizer, lazy: bool, undecayed: bool) -> Opti
     return spec
 
 
-def _leaves_undecayed(optimizer: keras.Optimizer, variable: str, key: str | None) -> bool:
+def _leaves_undecayed(optimizer: keras.Optimizer, variable: str, key: str | int | None) -> bool:
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     named = pattern is not None and re.search(pattern, variable) is not None
     return named or key in getattr(optimizer, "_exclude_from_weight_decay", ())

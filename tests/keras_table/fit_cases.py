@@ -1,12 +1,14 @@
 """What `Model.fit` takes, with `et.fit`."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from elastable.master.backend.lazy import tf
 from tests.keras_table.case import BATCH, RECORDS, Case, Side, small, trained
 from tests.keras_table.compile_cases import two_outputs
 
@@ -22,7 +24,7 @@ def _with(name: str, fit: Callable[..., object], *covers: str, meaning: str = ""
 
 
 def _fitted(
-    side: Side, data: "_Batches | tf.data.Dataset | Iterator[tuple[np.ndarray, np.ndarray]]", **options: object
+    side: Side, data: _Batches | tf.data.Dataset | Iterator[tuple[np.ndarray, np.ndarray]], **options: object
 ) -> object:
     model = small(side)
     model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=True)

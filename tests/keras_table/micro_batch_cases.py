@@ -1,19 +1,22 @@
 """What a program trains to when each of its batches is computed in two micro-batches (`grads_to_wait=2`)."""
 
+from __future__ import annotations
+
 import logging
 import logging.handlers
 from collections.abc import Callable
+from typing import TypeAlias
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from elastable.master.backend.lazy import tf
 from tests.keras_table.case import Case, Side, flat, small, trained
 from tests.keras_table.compile_cases import two_outputs
 from tests.untyped import Keyword
 
 ops = keras.ops
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Loss: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
 
 
 def _trained(

@@ -1,5 +1,7 @@
 """Kinds of models, their methods, and models that override parts of a step."""
 
+from __future__ import annotations
+
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -7,10 +9,10 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
+from elastable.master.backend.lazy import tf
 from tests.keras_table.case import BATCH, DIM, LENGTH, Case, MeanError, Outcome, Side, outcome, small, trained
 
 

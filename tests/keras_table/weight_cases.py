@@ -1,14 +1,16 @@
 """What programs do with a model's weights: its rows are one of them."""
 
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Array
+from elastable.master.backend.lazy import tf
 from tests.keras_table.case import BATCH, DIM, LENGTH, Case, Outcome, Side, around, outcome, small
 
 _SGD = 0.2

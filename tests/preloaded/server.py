@@ -68,9 +68,9 @@ def import_everything() -> None:
     Raises:
         RuntimeError: an import has started a thread, which a fork would not have.
     """
-    from elastable.process.quiet import import_tensorflow
+    from elastable.process.quiet import import_backend
 
-    import_tensorflow()
+    import_backend()
     import matplotlib
     import typer
 

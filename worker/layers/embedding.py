@@ -140,7 +140,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             inputs = plain_ids(self.name, inputs)
         return super().__call__(inputs, *args, **kwargs)
 
-    def _call_exactly(self, inputs: object, *args: object, **kwargs: object) -> BackendTensor:
+    def _call_exactly(self, inputs: npt.ArrayLike, *args: object, **kwargs: object) -> BackendTensor:
         """A call on JAX or PyTorch: arrays and lists as int64, which JAX would cut to 32 bits."""
         outermost = current_scope() is None and isinstance(inputs, np.ndarray | np.generic | list | tuple | int | float)
         if not outermost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 
@@ -14,9 +14,6 @@ from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.master.backend.contract import BackendTensor, array_backend
 from elastable.worker.rows.scope import RowScope, current_scope
 from elastable.worker.rows.store_layer import StoreLayer
-
-if TYPE_CHECKING:
-    from elastable.worker.rows.store_backed import StoreBacked
 
 _Rows: TypeAlias = tuple[BackendTensor, BackendTensor | None]
 """The rows of a call, ids' shape + `[dim]`, and under `mask_zero` which ids are no padding."""
@@ -65,7 +62,6 @@ class ArrayStepScope(ArrayScope):
         gathered: For every call its rows.
         masks: Number of a call -> which of its ids are no padding; of ids that a tensor of the backend may not hold.
         planned: For every call the ids that its rows are of; () where the step is compiled.
-        losses_read: As of `elastable.worker.rows.scope.StepScope`.
     """
 
     layers: Sequence[StoreLayer]
@@ -100,10 +96,13 @@ class ArrayStepScope(ArrayScope):
         return rows, self.mask
 
 
-def embed(
-    layer: StoreBacked, inputs: BackendTensor, weights: BackendTensor | None, training: bool | None
-) -> BackendTensor:
-    """The forward pass of one call; arguments as of `et.Embedding`."""
+def embed(layer: Any, inputs: BackendTensor, weights: BackendTensor | None, training: bool | None) -> BackendTensor:
+    """The forward pass of one call.
+
+    Args:
+        layer: A `elastable.worker.rows.store_backed.StoreBacked`, which imports this module.
+        inputs, weights, training: As of `et.Embedding`.
+    """
     layer.note_ids(keras.backend.standardize_dtype(inputs.dtype))
     if weights is not None and layer.combiner is None:
         raise BadIds(f"embedding layer {layer.name!r}: weights need a combiner ({', '.join(COMBINERS)})")
@@ -116,12 +115,12 @@ def embed(
     return keras.ops.cast(_combined(rows, weights, kept, layer.combiner), layer.compute_dtype)
 
 
-def rows_of(layer: StoreBacked, ids: BackendTensor) -> BackendTensor:
+def rows_of(layer: Any, ids: BackendTensor) -> BackendTensor:
     """float32 ids' shape + `[dim]`: the rows of a call that is none of the model's."""
     return _rows_of(layer, ids, None)[0]
 
 
-def _rows_of(layer: StoreBacked, ids: BackendTensor, training: bool | None) -> _Rows:
+def _rows_of(layer: Any, ids: BackendTensor, training: bool | None) -> _Rows:
     scope = current_scope()
     if not layer.on_worker and isinstance(scope, ArrayScope) and not scope.leaves_out(layer):
         return scope.call(layer, ids)
@@ -137,7 +136,7 @@ def _rows_of(layer: StoreBacked, ids: BackendTensor, training: bool | None) -> _
     return rows, kept
 
 
-def _add_penalty(layer: StoreBacked, ids: BackendTensor, rows: BackendTensor) -> None:
+def _add_penalty(layer: Any, ids: BackendTensor, rows: BackendTensor) -> None:
     """As of `StoreBacked.add_penalty`."""
     if not isinstance(layer.embeddings_regularizer, ZEROS_COUNT_NOTHING):
         raise Unsupported(

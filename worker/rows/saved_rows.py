@@ -25,11 +25,11 @@ from elastable.embedding_store.optimizers.registry import same_slots
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.row_blocks import joined_rows, put_weights
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
-from elastable.master.backend.contract import backend
+from elastable.master.backend.contract import BackendTensor, backend
 from elastable.master.backend.lazy import tf
 from elastable.worker.keras.keras_methods import are_unlisted
 from elastable.worker.keras.seeds import writes_legacy_file
-from elastable.worker.rows.scope import StepScope, current_scope, export_format
+from elastable.worker.rows.scope import current_scope, export_format
 from elastable.worker.rows.store_layer import StoreLayer, first_rows
 
 SavedArrays: TypeAlias = MutableMapping[str, npt.ArrayLike]
@@ -447,7 +447,7 @@ class WholeTable(_Tracked):  # type: ignore[misc]
     def regularizer(self) -> None:
         """None: a step applies the layer's to the rows that its batch touches, where Keras asks for it."""
         scope = current_scope()
-        if isinstance(scope, StepScope):
+        if scope is not None:
             scope.losses_read = True
 
     @regularizer.setter
@@ -478,7 +478,7 @@ class WholeTable(_Tracked):  # type: ignore[misc]
         return self.path
 
     @property
-    def _unique_id(self) -> str:
+    def _unique_id(self) -> str | int:
         # What `exclude_from_weight_decay(var_list=)` asks a variable for.
         return self.layer.variable_key
 
@@ -541,6 +541,9 @@ class WholeTable(_Tracked):  # type: ignore[misc]
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         return self.value if dtype is None else tf.cast(self.value, dtype)
+
+    def __jax_array__(self) -> BackendTensor:
+        return self.value
 
     def __len__(self) -> int:
         return require_all_rows(self.layer)

@@ -38,7 +38,13 @@ class RowScope:
     """Provides rows to the embedding calls of a whole step: the model, its loss and its metrics.
 
     Scopes are per thread, like tracing. Without one, a layer reads its source or initial values.
+
+    Attributes:
+        losses_read: Whether the model's losses were collected, as Keras' own `compute_loss` does; without that its
+            regularizers have no effect.
     """
+
+    losses_read: bool = False
 
     def leaves_out(self, layer: StoreLayer) -> bool:
         """Whether a layer reads its rows as outside of a step."""
@@ -77,8 +83,6 @@ class StepScope(RowScope):
         lookup: (table, ids) -> rows, for calls that could not be planned.
         tape: Watches the BETs of unplanned calls before they are used; a later watch would give no gradient.
         unplanned: (table, unique ids, BET) of every unplanned call.
-        losses_read: Whether the model's losses were collected, as Keras' own `compute_loss` does; without that its
-            regularizers have no effect.
     """
 
     layers: Sequence[StoreLayer]

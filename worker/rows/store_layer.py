@@ -23,6 +23,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer, same_sl
 from elastable.embedding_store.tables.checks import as_ids, require_ids
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.embedding_store.tables.row_dtypes import rounded_rows
+from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.worker.keras.keras_methods import guard_slots
 from elastable.worker.rows.initializers import initializer_spec, seed_of, was_seeded
@@ -42,6 +43,7 @@ class StoreLayer:
     embeddings_initializer: keras.Initializer
     embeddings_regularizer: keras.Regularizer | None
     embeddings_constraint: keras.constraints.Constraint | None
+    mask_zero: bool
     table: str | None
     table_dtype: str | None = None
     pretrained: Float32 | None = None
@@ -50,8 +52,8 @@ class StoreLayer:
     lazy: bool | None = None
     optimizer: keras.optimizers.Optimizer | None = None
     variable_dtype: str
-    _replaced: tuple[str, str] | None = None
-    """Name and key of the TensorFlow variable that the table has replaced."""
+    _replaced: tuple[str, str | keras.Variable] | None = None
+    """Name and key of the variable that the table has replaced; it is the key itself where there are no graphs."""
     _stand_in: keras.Variable | None = None
     _source: RowSource | None
     _seed: int | None
@@ -109,9 +111,11 @@ class StoreLayer:
         return "embeddings" if made is None else str(made.name)
 
     @property
-    def variable_key(self) -> str:
+    def variable_key(self) -> str | int:
         """What Keras optimizers keep of the variable that the table replaces, in lists of variables."""
-        return f"elastable_{id(self)}" if self._replaced is None else self._replaced[1]
+        if backend().has_graphs:
+            return f"elastable_{id(self)}" if self._replaced is None else str(self._replaced[1])
+        return id(self.embeddings if self._replaced is None else self._replaced[1])
 
     def begin_as_variable(self) -> None:
         """What `build` of a layer with a variable does: copies the rows that are given, and names it.

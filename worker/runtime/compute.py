@@ -21,13 +21,13 @@ from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.same_optimizer import kept_traces
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.readers.batch.reader import Reader, source_of
-from elastable.worker.step.array_step import ArrayEvaluateStep, ArrayIdPlan, ArrayTrainStep, plan_array_ids
+from elastable.worker.step.array_step import ArrayIdPlan
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
-from elastable.worker.step.id_plan import IdPlan, plan_ids
+from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets, make_id_sets
 from elastable.worker.step.step_result import StepResult, dense_parts
+from elastable.worker.step.steps import make_evaluate_step, make_plan, make_train_step
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
-from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, TrainStep
 from elastable.worker.user_model.build import as_tensors, for_model, sample_batch
 
 _log = logging.getLogger(__name__)
@@ -231,14 +231,11 @@ class TracedSteps:
                 self.plans[kind], self.steps[kind] = kept[form]
                 continue
             like, training = likes[kind], kind is TaskKind.TRAIN
-            graphs = backend().has_graphs
-            plan = self.plans[kind] = (plan_ids if graphs else plan_array_ids)(model, like, training=training)
+            plan = self.plans[kind] = make_plan(model, like, training)
             if training:
-                made = (TrainStep if own is None else OwnTrainStep) if graphs else ArrayTrainStep
-                self.steps[kind] = made(model, like, plan, self.rows.look_up, seed, average, own)
+                self.steps[kind] = make_train_step(model, like, plan, self.rows.look_up, seed, average, own)
             else:
-                made = EvaluateStep if graphs else ArrayEvaluateStep
-                self.steps[kind] = made(model, like, plan, self.rows.look_up)
+                self.steps[kind] = make_evaluate_step(model, like, plan, self.rows.look_up)
         if own is None:  # asked again: planning may have made Keras' global generator
             now = kept_traces(model)
             now["rows"], now["mirror"] = self.rows, self.mirror

@@ -1,3 +1,14 @@
 """One step: from a batch to ids, and from rows to loss and gradients."""
 
-__all__ = ["array_step", "batch_checks", "forward", "id_plan", "id_set", "step_result", "train_step", "trainable"]
+__all__ = [
+    "array_step",
+    "batch_checks",
+    "forward",
+    "id_plan",
+    "id_set",
+    "separable",
+    "step_result",
+    "steps",
+    "train_step",
+    "trainable",
+]

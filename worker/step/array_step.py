@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -18,12 +18,12 @@ from elastable.master.api import Divisor, DivisorKind, Tensor
 from elastable.master.backend.contract import BackendTensor, Gradients, IdFunction, array_backend
 from elastable.worker.keras.seeds import draws_kept, seed_states, seed_values
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
-from elastable.worker.losses.loss_parts import require_rowwise
 from elastable.worker.rows.array_calls import ZEROS_COUNT_NOTHING, ArrayPlanScope, ArrayStepScope
 from elastable.worker.rows.scope import entered
 from elastable.worker.rows.store_layer import StoreLayer
-from elastable.worker.step.forward import forward, update_metrics
+from elastable.worker.step.forward import Forward, forward, update_metrics
 from elastable.worker.step.id_set import IdSets
+from elastable.worker.step.separable import divisor_kind, refuse_average
 from elastable.worker.step.step_result import StepResult, dense_parts, scale_variables
 from elastable.worker.step.trainable import frozen_tables, imposed, is_constant, is_trained
 
@@ -100,16 +100,9 @@ class _ArrayStep:
     """A step of a model; arguments as of `elastable.worker.step.train_step.TrainStep`."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        spec: BatchSpec,
-        plan: ArrayIdPlan,
-        lookup: object,
-        seed: int | None = None,
-        average: str | None = None,
-        steps: object = None,
+        self, model: keras.Model, plan: ArrayIdPlan, seed: int | None = None, average: str | None = None
     ) -> None:
-        self._model, self._spec, self._plan, self._seed, self._average = model, spec, plan, seed, average
+        self._model, self._plan, self._seed, self._average = model, plan, seed, average
         self._calls = list(enumerate(plan.layers))
         self._penalised = [layer for layer in dict.fromkeys(plan.layers) if layer.embeddings_regularizer is not None]
         self._variables, self._states = dense_parts(model)
@@ -129,8 +122,10 @@ class _ArrayStep:
                 masks[call] = (unique != 0)[inverse].reshape(shape)
         return rows, masks
 
-    def _forward(self, rows: Sequence[BackendTensor], touched: Sequence[BackendTensor], given: _Given, training: bool):  # type: ignore[no-untyped-def]
-        """(loss, of it the penalty on rows or None); metrics are reset and updated."""
+    def _forward(
+        self, rows: Sequence[BackendTensor], touched: Sequence[BackendTensor], given: _Given, training: bool
+    ) -> tuple[BackendTensor, Forward]:
+        """The loss, and what it is of; metrics are reset and updated."""
         scope = ArrayStepScope(self._plan.layers, rows, given.masks, self._planned)
         self._model.reset_metrics()
         with entered(scope):
@@ -139,9 +134,12 @@ class _ArrayStep:
             penalty = None
             for layer, part in zip(self._penalised, touched, strict=True):
                 if scope.losses_read and is_trained(self._model, layer):
+                    assert layer.embeddings_regularizer is not None
                     found = layer.embeddings_regularizer(part * given.present[layer.table_name])
                     penalty = found if penalty is None else penalty + found
             total = loss if penalty is None else loss + penalty
+            if training and not array_backend().metrics_see_masks:
+                done = replace(done, predicted=keras.tree.map_structure(keras.ops.stop_gradient, done.predicted))
             update_metrics(self._model, done, total)
         if len(total.shape):
             raise Unsupported(
@@ -179,7 +177,8 @@ class ArrayEvaluateStep(_ArrayStep):
         flat = keras.tree.flatten(given)
 
         def body(*leaves: BackendTensor) -> None:
-            self._forward(*keras.tree.pack_sequence_as(given, leaves), training=False)
+            its_rows, its_touched, its_given = keras.tree.pack_sequence_as(given, leaves)
+            self._forward(its_rows, its_touched, its_given, training=False)
 
         form = repr([(leaf.shape, leaf.dtype) for leaf in flat])
         if form not in self._functions:
@@ -200,7 +199,7 @@ class ArrayTrainStep(_ArrayStep):
         self._seed_states = seed_states(self._model, self._seed)
         self._functions: dict[bytes, tuple[list[int], Gradients]] = {}
         self._trainable = b""
-        self._kind = None if self._average is None else self._divisor_kind()
+        self._kind = None if self._average is None else divisor_kind(self._model, self._average)
 
     def hold(self, trainable: bytes) -> None:
         """Trains what these flags (`read_trainable`) select from now on; b"": the model's current flags."""
@@ -218,8 +217,8 @@ class ArrayTrainStep(_ArrayStep):
             frozen = frozen_tables(self._model, list(self._plan.layers))
         gradients: list[Tensor] = [np.zeros(tuple(each.shape), each.dtype) for each in self._variables]
         for place, gradient in zip(places, dense, strict=True):
-            if gradient is not None:
-                gradients[place] = _unscaled(gradient, scale)
+            if (found := _unscaled(gradient, scale)) is not None:
+                gradients[place] = found
         slices = self._slices([_unscaled(each, scale) for each in of_rows], ids, frozen)
         copied = array_backend().copied
         return StepResult(
@@ -247,7 +246,7 @@ class ArrayTrainStep(_ArrayStep):
         if self._kind is DivisorKind.RECORDS and self._average == "mean":
             for predicted in keras.tree.flatten(done.predicted):
                 if getattr(predicted, "_keras_mask", None) is not None:
-                    self._refuse_mean("its output has a mask, and the loss is divided by what is left")
+                    refuse_average(self._model, "its output has a mask, and the loss is divided by what is left")
         dynamic = scale_variables(self._model.optimizer)
         scale = dynamic[0].value if dynamic else getattr(self._model.optimizer, "loss_scale_factor", None)
         scale = keras.ops.cast(1.0 if scale is None else scale, "float32")
@@ -282,46 +281,6 @@ class ArrayTrainStep(_ArrayStep):
 
     def _dim_of(self, table: str) -> int:
         return next(layer.output_dim for layer in self._plan.layers if layer.table_name == table)
-
-    def _divisor_kind(self) -> DivisorKind:
-        """What the loss is divided by, where several micro-batches are combined.
-
-        Raises:
-            Unsupported: it is not known without a graph.
-        """
-        if self._average == "records":
-            return DivisorKind.RECORDS
-        for layer in self._penalised:
-            require_rowwise(layer)
-            self._refuse_mean(f"embedding layer {layer.name!r} has a regularizer")
-        model = self._model
-        if type(model).compute_loss is not keras.Model.compute_loss:
-            self._refuse_mean("the model computes its loss itself")
-        if any(each.regularizer is not None for each in variables_of(model.trainable_weights)):
-            self._refuse_mean("weights have a regularizer")
-        kinds = {_reduction(loss) for loss in keras.tree.flatten(model.loss) if loss is not None}
-        if self._average == "sum":
-            return DivisorKind.NOTHING
-        if kinds == {"sum_over_batch_size"}:
-            return DivisorKind.RECORDS
-        if kinds == {"sum"}:
-            return DivisorKind.NOTHING
-        self._refuse_mean("its loss is none of Keras' own, or not all are reduced alike")
-        raise AssertionError
-
-    def _refuse_mean(self, why: str) -> None:
-        raise Unsupported(
-            f"model {self._model.name!r}: with grads_to_wait above 1 every term of the loss needs a known divisor, "
-            f"which Keras' {array_backend().name} backend shows of its own losses alone, and {why}: use "
-            "grads_to_wait=1 (--grads-to-wait 1), or average='records' (--average records)"
-        )
-
-
-def _reduction(loss: Any) -> str:
-    if isinstance(loss, str):
-        return "sum_over_batch_size"
-    own = str(getattr(loss, "__module__", type(loss).__module__)).startswith("keras.")
-    return str(getattr(loss, "reduction", "sum_over_batch_size" if callable(loss) else "")) if own else ""
 
 
 def _unscaled(gradient: Array | None, scale: Array) -> Array | None:

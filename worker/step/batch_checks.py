@@ -113,7 +113,8 @@ def _described(spec: tf.TypeSpec) -> str:
 def batch_spec(batch: TensorBatch) -> BatchSpec:
     """The TypeSpecs of a batch, or of arrays `ArraySpec`s, with an open first axis."""
     if not backend().has_graphs:
-        return keras.tree.map_structure(lambda leaf: ArraySpec(leaf.dtype, (None, *leaf.shape[1:])), batch)
+        made: BatchSpec = keras.tree.map_structure(lambda leaf: ArraySpec(leaf.dtype, (None, *leaf.shape[1:])), batch)
+        return made
 
     def open_first_axis(value: TensorLike) -> tf.TypeSpec:
         if isinstance(value, tf.RaggedTensor):

@@ -14,6 +14,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.tables.initial_values import initial_rows
+from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
@@ -161,13 +162,19 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
             layer._tracker.unlock()
             layer._trainable_variables.remove(layer._embeddings)
             layer._embeddings = None
-            layer._delete_tracking("_embeddings")  # of TensorFlow's checkpoints
+            if backend().has_graphs:
+                layer._delete_tracking("_embeddings")  # of TensorFlow's checkpoints
+            else:
+                layer._post_untrack_variable(variable)
             layer._tracker.lock()
             _offload(layer)
             layer.trainable = layer.trainable and variable.trainable
             layer.embeddings_regularizer, layer.embeddings_constraint = variable.regularizer, variable.constraint
             layer.variable_path = variable.path
-            object.__setattr__(layer, "_replaced", (variable.value.name, variable.value._unique_id))
+            key = (
+                (variable.value.name, variable.value._unique_id) if backend().has_graphs else (variable.name, variable)
+            )
+            object.__setattr__(layer, "_replaced", key)
             _tie(model, variable, layer.embeddings)
             # What was traced before, as a `tf.function` of the program, reads the variable on: no rows of old.
             variable.assign(np.full(tuple(variable.shape), np.nan))

@@ -95,7 +95,7 @@ def test_a_stream_is_read_only_where_a_person_says_so() -> None:
 # Files
 
 
-def test_readers_do_not_import_tensorflow() -> None:
+def test_readers_do_not_import_backend() -> None:
     code = "import sys, elastable.worker.readers; assert not {'tensorflow', 'keras'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

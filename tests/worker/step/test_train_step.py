@@ -15,7 +15,8 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.train_step import EvaluateStep, StepResult, TrainStep
+from elastable.worker.step.step_result import StepResult
+from elastable.worker.step.train_step import EvaluateStep, TrainStep
 from elastable.worker.user_model.build import build_model
 from tests.untyped import Keyword
 

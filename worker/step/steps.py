@@ -1,0 +1,50 @@
+"""The plan and the steps of a model, for the backend that Keras runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import keras
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.master.backend.contract import backend
+from elastable.worker.keras.structures import BatchSpec
+from elastable.worker.step.array_step import ArrayEvaluateStep, ArrayIdPlan, ArrayTrainStep, plan_array_ids
+from elastable.worker.step.id_plan import IdPlan, plan_ids
+from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, TrainStep
+
+if TYPE_CHECKING:
+    from elastable.worker.step.traced.step_plan import StepPlan
+
+Lookup: TypeAlias = Callable[[str, Int64], Float32]
+"""(table, int64 ids) -> float32 rows, for calls that could not be planned."""
+
+
+def make_plan(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan | ArrayIdPlan:
+    """The id plan of the model's step on batches of `spec`; see `elastable.worker.step.id_plan.plan_ids`."""
+    return plan_ids(model, spec, training) if backend().has_graphs else plan_array_ids(model, spec, training)
+
+
+def make_train_step(
+    model: keras.Model,
+    spec: BatchSpec,
+    plan: IdPlan | ArrayIdPlan,
+    lookup: Lookup,
+    seed: int | None,
+    average: str | None = None,
+    own: StepPlan | None = None,
+) -> TrainStep | ArrayTrainStep:
+    """The step that trains; arguments as of `elastable.worker.step.train_step.TrainStep`, `own` as its `steps`."""
+    if isinstance(plan, ArrayIdPlan):
+        return ArrayTrainStep(model, plan, seed, average)
+    return (TrainStep if own is None else OwnTrainStep)(model, spec, plan, lookup, seed, average, own)
+
+
+def make_evaluate_step(
+    model: keras.Model, spec: BatchSpec, plan: IdPlan | ArrayIdPlan, lookup: Lookup
+) -> EvaluateStep | ArrayEvaluateStep:
+    """The step that evaluates; arguments as of `make_train_step`."""
+    if isinstance(plan, ArrayIdPlan):
+        return ArrayEvaluateStep(model, plan)
+    return EvaluateStep(model, spec, plan, lookup)
