@@ -47,6 +47,8 @@ def wrap_model_methods() -> None:
         wrap_method(name, functools.partial(_refuse, name))
     optimizer = keras.optimizers.Optimizer
     wrap_method("assign", _assign, keras.Variable)
+    if hasattr(keras.Layer, "_track_variables"):  # of PyTorch, as parameters of its module
+        wrap_method("_track_variables", _track, keras.Layer)
     wrap_method("load_own_variables", _load, optimizer)
     for kind in optimizer.__mro__:
         _wrap_build(kind)
@@ -63,6 +65,11 @@ def built_with(optimizer: keras.optimizers.Optimizer) -> tuple[object, ...]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     weights: tuple[object, ...] = getattr(optimizer, _BUILT_WITH, getattr(inner, _BUILT_WITH, ()))
     return weights
+
+
+def _track(plain: Callable[..., None], layer: keras.Layer) -> None:
+    with rows_unlisted():
+        plain(layer)
 
 
 def _refuse(name: str, plain: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:

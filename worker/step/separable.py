@@ -21,10 +21,24 @@ _NOT_READ = (
     *("Circle", "Dice", "Tversky", "CTC"),
 )
 _ELEMENTWISE = (
-    *("Add", "Subtract", "Multiply", "TrueDivide", "Negative", "Absolute", "Square", "Sqrt", "Exp", "Log", "Tanh"),
-    *("Sigmoid", "Relu", "Maximum", "Minimum", "Cast"),
+    *(
+        "Absolute",
+        "Add",
+        "BitwiseAnd",
+        "BitwiseOr",
+        "BitwiseXor",
+        "Cast",
+        "Clip",
+        "Equal",
+        "Exp",
+        "FloorDivide",
+        "Floor",
+    ),
+    *("Greater", "GreaterEqual", "LeftShift", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot"),
+    *("LogicalOr", "Maximum", "Minimum", "Mod", "Multiply", "Negative", "NotEqual", "Power", "Relu", "RightShift"),
+    *("Sigmoid", "Softplus", "Sqrt", "Square", "Subtract", "Tanh", "TrueDivide", "Where"),
 )
-_ALONG_AN_AXIS = ("Sum", "Mean", "Max", "Min", "Concatenate", "Softmax", "ExpandDims", "Squeeze")
+_ALONG_AN_AXIS = ("Concatenate", "ExpandDims", "Max", "Mean", "Min", "Softmax", "Squeeze", "Stack", "Sum")
 
 
 def divisor_kind(model: keras.Model, average: str) -> DivisorKind:
@@ -49,7 +63,8 @@ def refuse_average(model: keras.Model, why: str) -> None:
     raise Unsupported(
         f"model {model.name!r}: with grads_to_wait above 1 every term of the loss needs a known divisor. On Keras' "
         f"{backend().name} backend only losses, metrics and layers of Keras that keep records apart have one, and "
-        f"{why}: use grads_to_wait=1 (--grads-to-wait 1), or average='records' (--average records), which trains it as it is"
+        f"{why}: use grads_to_wait=1 (--grads-to-wait 1), or average='records' (--average records), which trains it as "
+        "it is"
     )
 
 
@@ -105,11 +120,30 @@ def _of_losses(model: keras.Model) -> Iterator[str]:
 
 
 def _is_rowwise(operation: Any) -> bool:
+    """Whether an operation of a Functional model is known to keep records, on the first axis, apart."""
     name, axis = type(operation).__name__, getattr(operation, "axis", None)
     if not type(operation).__module__.startswith("keras."):
         return False
-    axes = axis if isinstance(axis, list | tuple) else (axis,)
-    return name in _ELEMENTWISE or (name in _ALONG_AN_AXIS and not {None, 0} & set(axes))
+    if name in _ALONG_AN_AXIS:
+        axes = axis if isinstance(axis, list | tuple) else (axis,)
+        return all(isinstance(each, int) and each != 0 for each in axes) and not _is_first(operation, axes)
+    if name == "GetItem":
+        keys = [node.arguments.args[1] for node in operation._inbound_nodes]
+        return all(isinstance(key, tuple) and key[0] == slice(None) for key in keys)
+    # [n, 1] - [n] is of every record with every other.
+    ranks = {
+        len(each.shape) for node in operation._inbound_nodes for each in (*node.input_tensors, *node.output_tensors)
+    }
+    return name in _ELEMENTWISE and len(ranks) == 1
+
+
+def _is_first(operation: Any, axes: Any) -> bool:
+    """Whether an axis that is counted from the end is that of the records."""
+    return any(axis + len(each.shape) == 0 for axis in axes for each in _tensors_of(operation))
+
+
+def _tensors_of(operation: Any) -> list[keras.KerasTensor]:
+    return [each for node in operation._inbound_nodes for each in (*node.input_tensors, *node.output_tensors)]
 
 
 def _is_of_keras(value: Any) -> bool:

@@ -12,6 +12,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.tables.row_blocks import fresh_rows
+from elastable.master.backend.contract import backend
 from elastable.worker.layers.distributed_embedding import DistributedEmbedding
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.rows.saved_rows import writing_tables_of
@@ -136,6 +137,12 @@ def _positions(ids: keras.KerasTensor, layer: keras.Layer, trained: Int64) -> ke
     if not len(trained):  # Keras has no empty vocabulary
         return keras.ops.zeros_like(ids)
     # Keras needs an "unknown" token that is not an id; it never reaches the model.
+    if not backend().has_graphs:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: a plain Keras model finds the rows of any int64 id by an IntegerLookup, "
+            f"which is TensorFlow's, and Keras runs on {backend().name}: give the layer input_dim, or export the "
+            "checkpoint with KERAS_BACKEND=tensorflow (elastable export MODEL.py --checkpoint ...)"
+        )
     known = set(trained.tolist())
     unused = next(token for token in range(-1, -2 - len(trained), -1) if token not in known)
     lookup = keras.layers.IntegerLookup(
