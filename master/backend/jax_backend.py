@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,6 +17,10 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdFunction, Update
 
+# Ids are kept in NumPy, and rows come by their exact values; what else a model does with the ids it does with 32 bits,
+# as in plain Keras.
+warnings.filterwarnings("ignore", "Explicitly requested dtype u?int64", UserWarning)
+
 
 class JaxBackend(ArrayBackend):
     """Functions take the values of variables, and return their new ones, by Keras' `StatelessScope`."""
@@ -22,10 +28,22 @@ class JaxBackend(ArrayBackend):
     name = "jax"
     metrics_see_masks = False  # it updates them outside of what it differentiates
 
+    def __init__(self) -> None:
+        self._copied: dict[int, tuple[weakref.ref[Array], BackendTensor]] = {}
+
     def copied(self, variable: keras.Variable) -> Array:
-        return np.asarray(variable.value)  # JAX never changes an array: the next value is another one
+        value = variable.value
+        copy: Array = np.asarray(value)  # JAX never changes an array: the next value is another one
+        key = id(copy)
+        self._copied[key] = weakref.ref(copy, lambda gone: self._copied.pop(key, None)), value
+        return copy
 
     def assign(self, variable: keras.Variable, value: Array) -> None:
+        # Where master and worker share a process, most values were copied from a variable just before.
+        known = self._copied.get(id(value))
+        if known is not None and known[0]() is value and known[1].dtype == variable.dtype:
+            variable._value = known[1]
+            return
         # Copied: JAX would alias the memory of an array, which its owner may change.
         variable._value = jax.numpy.array(value, variable.dtype)
 

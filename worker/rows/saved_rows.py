@@ -377,7 +377,7 @@ def rows_listed() -> bool:
 
     Not within `rows_unlisted`, nor in a SavedModel, whose graph holds the rows as constants.
     """
-    return not are_unlisted() and export_format() is None
+    return not are_unlisted() and (not backend().has_graphs or export_format() is None)
 
 
 def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
