@@ -114,8 +114,7 @@ _WITHOUT_KERAS = (
 )  # fmt: skip
 
 _ON_TENSORFLOW = (
-    "elastable.in_process.tape_step", "elastable.replicas", "elastable.worker.layers.distributed_embedding",
-    "elastable.worker.losses",
+    "elastable.in_process.tape_step", "elastable.replicas", "elastable.worker.losses",
 )  # fmt: skip
 
 

@@ -349,7 +349,7 @@ class JobSpec:
         epochs: Passes over the training records, or, with `steps_per_epoch`,
             parts of them; the epoch to end at, counted from 0.
         seed: Of the record order, dropout and initial values.
-        intra_op_threads: TensorFlow's, on every worker: it changes roundings,
+        intra_op_threads: Those of its backend, on every worker: it changes roundings,
             so it belongs to the job and not to the host.
         store_url: "master": rows are looked up at the master; or servers:host:port,... of the job's store servers.
         model_file: Path of the model file as the master knows it; "" in process.
@@ -371,6 +371,7 @@ class JobSpec:
             over the records (`elastable.master.tasks.schedule.Schedule`); 0: it is.
         initial_epoch: The epoch that the job begins at.
         evaluation_batch_size: Records evaluated together; 0: `micro_batch_size`.
+        backend: What Keras runs on, on every worker: backends round differently. "": any.
     """
 
     job: str = ""
@@ -395,6 +396,7 @@ class JobSpec:
     steps_per_epoch: int = 0
     initial_epoch: int = 0
     evaluation_batch_size: int = 0
+    backend: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_worker", tuple(self.on_worker))

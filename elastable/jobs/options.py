@@ -151,7 +151,7 @@ class JobOptions(ListeningOptions):
     not_finite: str = setting("refuse", _NOT_FINITE)
     seed: int = _of_job(0, "Seed of record order, initial values and dropout.")
     intra_op_threads: int = _of_job(
-        1, "TensorFlow threads of every worker; part of the job, since it changes roundings.", at_least=1
+        1, "Threads of an operation on every worker; part of the job, since it changes roundings.", at_least=1
     )
     evaluate_every: int = _of_job(
         0, "Evaluate every N versions during training; 0: only at the end of epochs.", at_least=0, metavar="VERSIONS"

@@ -21,6 +21,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
 from elastable.jobs.resuming.resume import Beginning, JobStart
 from elastable.master.api import JobSpec
+from elastable.master.backend.contract import backend
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import warm_start
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
@@ -144,6 +145,7 @@ def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assem
         train_records=len(train),
         validation_records=0 if validation is None else len(validation),
         average=average,
+        backend=backend().name,
         **{name: getattr(options, name) for name in _SAME_NAME},
     )
 

@@ -79,6 +79,7 @@ def run_worker(options: WorkerOptions) -> int:
     describe_process(role="worker", job=job.job, worker=identity.incarnation)
     everywhere = False
     try:
+        _require_backend(job)
         backend().set_threads(job.intra_op_threads)
         source, servers = _source(job, client, options.transport, deadline_s)
         file = load_model_file(options.model or job.model_file, job.model_sha256)
@@ -116,6 +117,16 @@ def run_worker(options: WorkerOptions) -> int:
         counted = worker.run()
     refuse_early_end(worker.job_ended)
     return counted
+
+
+def _require_backend(job: JobSpec) -> None:
+    """Raises `Unsupported` where Keras runs on another backend here than at the master, whose numbers are others."""
+    here = backend().name
+    if job.backend not in ("", here):
+        raise Unsupported(
+            f"the job computes on Keras' backend {job.backend}, and this worker on {here}: start it with "
+            f"KERAS_BACKEND={job.backend}"
+        )
 
 
 def refuse_early_end(ended: JobStatus | None) -> None:

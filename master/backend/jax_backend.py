@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +117,12 @@ class JaxBackend(ArrayBackend):
                 return list(map(np.asarray, compiled(values, batch)))
 
         return run
+
+    def set_threads(self, threads: int) -> None:
+        """Sets XLA's threads, of which it has those of one operation alone; only before its first operation."""
+        os.environ["NPROC"] = str(threads)
+        flag = f"--xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
     def exact_ids(self) -> AbstractContextManager[object]:
         context: AbstractContextManager[object] = jax.enable_x64(True)

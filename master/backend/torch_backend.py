@@ -120,9 +120,12 @@ def _array(tensor: Any) -> Array:
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    """On the CPU, of the same memory where PyTorch can."""
+    """Where Keras computes; on the CPU, of the same memory where PyTorch can."""
     array = np.asarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    made: torch.Tensor = keras.ops.convert_to_tensor(
+        torch.from_numpy(array if array.flags.writeable else array.copy()), dtype=str(array.dtype)
+    )
+    return made
 
 
 def _given(leaf: Any) -> Any:

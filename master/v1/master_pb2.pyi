@@ -129,6 +129,7 @@ class JobDescription(_message.Message):
     STEPS_PER_EPOCH_FIELD_NUMBER: _builtins.int
     INITIAL_EPOCH_FIELD_NUMBER: _builtins.int
     EVALUATION_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
     mode: _builtins.str
@@ -140,7 +141,7 @@ class JobDescription(_message.Message):
     epochs: _builtins.int
     seed: _builtins.int
     intra_op_threads: _builtins.int
-    """TensorFlow's; part of the job's numbers"""
+    """the backend's; part of the job's numbers"""
     store_url: _builtins.str
     """"master": look rows up here; or servers:host:port,..., the store servers"""
     model_file: _builtins.str
@@ -164,6 +165,8 @@ class JobDescription(_message.Message):
     initial_epoch: _builtins.int
     evaluation_batch_size: _builtins.int
     """records; 0: micro_batch_size"""
+    backend: _builtins.str
+    """that Keras runs on, on every worker; "": any"""
     @_builtins.property
     def on_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tables that are variables of the workers and in no store"""
@@ -193,10 +196,11 @@ class JobDescription(_message.Message):
         steps_per_epoch: _builtins.int = ...,
         initial_epoch: _builtins.int = ...,
         evaluation_batch_size: _builtins.int = ...,
+        backend: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "staleness_bound", b"staleness_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "backend", b"backend", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness_bound: _TypeAlias = _typing.Literal["staleness_bound"]  # noqa: Y015
     _WhichOneofArgType__staleness_bound: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound"]  # noqa: Y015

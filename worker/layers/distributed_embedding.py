@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 
 from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsupported
 from elastable.embedding_store.native.row_fold import COMBINERS
+from elastable.master.backend.contract import BackendTensor, backend
 from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.readers.batch.pytrees import Structure
+from elastable.worker.rows import array_calls
 from elastable.worker.rows.id_values import (
     as_int64,
     flatten_ids,
@@ -24,6 +28,7 @@ from elastable.worker.rows.id_values import (
     shape_rows,
 )
 from elastable.worker.rows.saved_rows import rows_in_memory
+from elastable.worker.rows.scope import current_scope
 
 _ByPart: TypeAlias = "dict[str, dict[str, TensorLike | None]]"
 _Packed: TypeAlias = dict[str, dict[str, _ByPart]]
@@ -114,6 +119,12 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             table.build()
         self.built = True
 
+    def __call__(self, inputs: TensorStructure, *args: object, **kwargs: object) -> TensorStructure:
+        """Calls the layer; on arrays, ids keep their 64 bits."""
+        outermost = current_scope() is None and any(isinstance(each, np.ndarray) for each in keras.tree.flatten(inputs))
+        with backend().exact_ids() if outermost else nullcontext():
+            return super().__call__(inputs, *args, **kwargs)
+
     def preprocess(
         self, inputs: TensorStructure, weights: TensorStructure | None = None, training: bool = False
     ) -> _Packed:
@@ -143,7 +154,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         Raises:
             Unsupported: a table of any int64 ids, or too large to be read in one go.
         """
-        return {table.name: tf.convert_to_tensor(rows_in_memory(table)) for table in self._tables}
+        return {table.name: keras.ops.convert_to_tensor(rows_in_memory(table)) for table in self._tables}
 
     def compute_output_spec(
         self, inputs: TensorStructure, weights: TensorStructure | None = None, training: bool | None = None
@@ -189,7 +200,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     def _by_path(self, what: str, structure: TensorStructure) -> dict[str, TensorLike | None]:
         """Path -> its tensor."""
         tensors = _leaves_of(structure, self._features.leaves, f"layer {self.name!r}: {what}")
-        made = plain_ids if what == "inputs" else lambda path, value: tf.convert_to_tensor(value)
+        made = plain_ids if what == "inputs" else lambda path, value: keras.ops.convert_to_tensor(value)
         return {
             feature.path: value if value is None or hasattr(value, "dtype") else made(feature.path, value)
             for feature, value in tensors
@@ -387,6 +398,8 @@ class TableFeatures(Embedding):
         Raises:
             BadIds: a sequence with weights, or with ids whose rank is not 2.
         """
+        if not backend().has_graphs:
+            return self._on_arrays(inputs, weights, training, length)
         if length:
             return self._sequence(inputs, weights, length, training)
         if inputs.shape.rank is not None and inputs.shape.rank < 2:
@@ -399,6 +412,30 @@ class TableFeatures(Embedding):
         shape = (*kept, length, self.output_dim) if length else (*kept, self.output_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
+    def _on_arrays(
+        self, ids: BackendTensor, weights: BackendTensor | None, training: bool | None, length: int
+    ) -> BackendTensor:
+        """`call` on JAX and PyTorch, of dense ids."""
+        if length:
+            self._require_sequence(ids, weights, length)
+            rows = array_calls.rows_of(self, ids[:, :length], training)
+            missing = length - rows.shape[1]
+            return keras.ops.cast(keras.ops.pad(rows, ((0, 0), (0, missing), (0, 0))), self.compute_dtype)
+        if len(ids.shape) >= 2:
+            return self.embed(ids, weights, training)
+        rows = array_calls.rows_of(self, ids, training)
+        if weights is not None and self.combiner == "sum":
+            rows = rows * keras.ops.cast(keras.ops.expand_dims(weights, -1), rows.dtype)
+        return keras.ops.cast(rows, self.compute_dtype)
+
+    def _require_sequence(self, ids: TensorLike, weights: TensorLike | None, length: int) -> None:
+        if weights is not None or len(ids.shape) != 2:
+            message = "weights" if weights is not None else f"ids of rank {len(ids.shape)}"
+            raise BadIds(
+                f"table {self.name!r}: a sequence (max_sequence_length={length}) takes ids of rank 2 and no weights, "
+                f"got {message}"
+            )
+
     def _single(self, ids: tf.Tensor, weights: TensorLike | None, training: bool | None) -> tf.Tensor:
         """The mean of one id is its row, whatever its weight; a sum applies the weight."""
         flat = flatten_ids(self.name, ids, None, None, False, self.input_dim, self.vocabulary_here())
@@ -410,12 +447,7 @@ class TableFeatures(Embedding):
         return tf.cast(rows, self.compute_dtype)
 
     def _sequence(self, ids: TensorLike, weights: TensorLike | None, length: int, training: bool | None) -> tf.Tensor:
-        if weights is not None or ids.shape.rank != 2:
-            message = "weights" if weights is not None else f"ids of rank {ids.shape.rank}"
-            raise BadIds(
-                f"table {self.name!r}: a sequence (max_sequence_length={length}) takes ids of rank 2 and no weights, "
-                f"got {message}"
-            )
+        self._require_sequence(ids, weights, length)
         sparse = _positions(ids, length)
         require_id_dtype(self.name, ids.dtype.name, self.input_dim)
         flat, vocabulary = as_int64(self.name, sparse.values, sparse), self.vocabulary_here()

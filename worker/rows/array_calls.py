@@ -115,9 +115,10 @@ def embed(layer: Any, inputs: BackendTensor, weights: BackendTensor | None, trai
     return keras.ops.cast(_combined(rows, weights, kept, layer.combiner), layer.compute_dtype)
 
 
-def rows_of(layer: Any, ids: BackendTensor) -> BackendTensor:
-    """float32 ids' shape + `[dim]`: the rows of a call that is none of the model's."""
-    return _rows_of(layer, ids, None)[0]
+def rows_of(layer: Any, ids: BackendTensor, training: bool | None = None) -> BackendTensor:
+    """float32 ids' shape + `[dim]`: the rows of a call, uncombined; arguments as of `embed`."""
+    layer.note_ids(keras.backend.standardize_dtype(ids.dtype))
+    return _rows_of(layer, ids, training)[0]
 
 
 def _rows_of(layer: Any, ids: BackendTensor, training: bool | None) -> _Rows:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import keras
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange
 from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.embedding_store.tables.checks import as_ids
+from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import TensorLike
 
@@ -72,6 +74,8 @@ def as_int64(layer: str, values: tf.Tensor, source: TensorLike) -> tf.Tensor:
 
 def plain_ids(layer: str, values: npt.ArrayLike) -> tf.Tensor:
     """A number, or lists or objects of numbers or strings, as a tensor; raises `BadIds` for anything else."""
+    if not backend().has_graphs:
+        return keras.ops.convert_to_tensor(as_ids(values, layer))
     if isinstance(values, list | tuple) and any(tf.is_tensor(value) for value in values):
         return tf.stack(values)
     try:

@@ -143,6 +143,7 @@ JOBS = [
     api.JobSpec(),
     api.JobSpec(
         job="j", mode="async", micro_batch_size=2, grads_to_wait=3, epochs=4, seed=-5, intra_op_threads=6,
+        backend="jax",
         store_url="redis://h", model_file="m.py", model_sha256="ab", offload_above=7, on_worker=("a", "b"),
         train_records=8, validation_records=9, shuffle=False, average="sum", not_finite="skip",
         staleness_bound=0, staleness_modulation="inverse",
