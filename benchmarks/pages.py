@@ -9,13 +9,13 @@ the rows whose names start with one of the texts.
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import RESULTS
 from elastable.embedding_store.contract.malformed import DocumentFields
 
 _BLOCK = re.compile(r"(<!-- results (\w+)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
-_HEAD = "| measured | ours | reference | unit | ratio | floor |\n| --- | ---: | ---: | --- | ---: | ---: |\n"
 
 
 _ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def main() -> None:
 def figures(results: Path) -> str:
     """The page of all figures: a section for each file that holds any."""
     files = {file.stem: json.loads(file.read_text()) for file in sorted(results.glob("*.json"))}
-    tables = [f"\n## {name}\n\n{_HEAD}{''.join(map(_line, rows))}" for name, rows in files.items() if "name" in rows[0]]
+    tables = [f"\n## {name}\n\n{_table(rows)}" for name, rows in files.items() if "name" in rows[0]]
     return _TITLE + "".join(tables)
 
 
@@ -51,16 +51,29 @@ def filled(text: str, results: Path) -> str:
             return block[0]
         wanted = tuple(part.strip() for part in block[3].split("|")) if block[3] else ("",)
         rows = [row for row in json.loads(file.read_text()) if row["name"].startswith(wanted)]
-        return f"{block[1]}{_HEAD}{''.join(map(_line, rows))}{block[4]}"
+        return f"{block[1]}{_table(rows)}{block[4]}"
 
     return _BLOCK.sub(table, text)
 
 
-def _line(row: DocumentFields) -> str:
+def _table(rows: Sequence[DocumentFields]) -> str:
+    """Columns that say the same of all rows are in the head, or left out."""
+    units = {str(row["unit"]) for row in rows}
+    heads = [("measured", "---"), (f"ours, {units.pop()}" if len(units) == 1 else "ours", "---:")]
+    heads += [("reference", "---:")] if any(row["reference"] is not None for row in rows) else []
+    heads += [("unit", "---")] if units else []
+    heads += [("ratio", "---:")]
+    heads += [("floor", "---:")] if any(row["floor"] is not None for row in rows) else []
+    names = [name.partition(",")[0] for name, _ in heads]
+    lines = [dict(heads), dict(heads).values(), *([_cells(row)[name] for name in names] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cells(row: DocumentFields) -> dict[str, str]:
     ratio = row.get("note", "") if row["ratio"] is None else f"{row['ratio']:.2f}"
     floor = "" if row["floor"] is None else f"{row['floor']:g}"
-    figures = " | ".join(_figure(row[name]) for name in ("value", "reference"))
-    return f"| {row['name']} | {figures} | {row['unit']} | {ratio} | {floor} |\n"
+    figures = {"ours": _figure(row["value"]), "reference": _figure(row["reference"])}
+    return {"measured": row["name"], **figures, "unit": row["unit"], "ratio": ratio, "floor": floor}
 
 
 def _figure(value: float | None) -> str:

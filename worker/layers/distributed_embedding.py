@@ -119,7 +119,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             table.build()
         self.built = True
 
-    def __call__(self, inputs: TensorStructure, *args: object, **kwargs: object) -> TensorStructure:
+    def __call__(self, inputs: TensorStructure, *args: object, **kwargs: object) -> Any:
         """Calls the layer; on arrays, ids keep their 64 bits."""
         outermost = current_scope() is None and any(isinstance(each, np.ndarray) for each in keras.tree.flatten(inputs))
         with backend().exact_ids() if outermost else nullcontext():
