@@ -25,6 +25,7 @@ ALLOWED = {
     "worker": (
         "elastable.embedding_store",
         "elastable.master.api",
+        "elastable.master.backend",
         "elastable.master.rpc.client",
         "elastable.master.tasks.record_order",
         "elastable.master.v1",
@@ -34,6 +35,7 @@ ALLOWED = {
     "replicas": (
         "elastable.embedding_store",
         "elastable.master.api",
+        "elastable.master.backend",
         "elastable.master.checkpoints",
         "elastable.master.tasks.progress",
         "elastable.master.tasks.record_order",
@@ -156,7 +158,7 @@ ROOMS = {
         *("engine", "tiers", "store_reader", "shards", "composite", "wire", "broken_store"),
         *("open_store", "warm"),
     ),
-    "master": (*("api", "master_options", "push_check"), *("tasks", "checkpoints", "commits", "model", "core", "rpc")),
+    "master": (*("api", "master_options", "push_check", "backend"), *("tasks", "checkpoints", "commits", "model", "core", "rpc")),
     "worker": ("readers", "keras", "rows", "layers", "losses", "step", "user_model", "runtime"),
     "replicas": ("groups", "host_embeddings", "knowledge_graphs", "training"),
     "elastable": (
@@ -360,6 +362,35 @@ def test_modules_say_what_they_hold(package: str) -> None:
 def test_the_store_never_loads_a_training_framework() -> None:
     names = [(path, name) for path in modules("embedding_store") for name in imported(path)]
     assert not [each for each in names if each[1].partition(".")[0] in NEVER_IN_THE_STORE]
+
+
+#: Whoever has another framework than Keras runs on need not have these.
+ONLY_THERE = {
+    "jax": {"master/backend/jax_backend.py"},
+    "torch": {"master/backend/torch_backend.py"},
+    "tensorflow": {
+        "elastable/process/quiet.py",
+        "master/backend/lazy.py",  # loads it when it is used
+        "master/backend/tensorflow_backend.py",
+        "replicas/host_embeddings/host_embedding.py",
+        "replicas/knowledge_graphs/scores/catalogue.py",
+        "replicas/training/part_optimizer.py",
+        "replicas/training/replica_training.py",
+        "replicas/training/step.py",
+        "replicas/training/trainer.py",
+        "worker/readers/stream_reader.py",  # where it is given a dataset of TensorFlow
+    },
+}
+
+
+@pytest.mark.parametrize("framework", ONLY_THERE)
+def test_a_framework_is_imported_by_its_backend_alone(framework: str) -> None:
+    importing = {
+        str(path.relative_to(ROOT))
+        for path in EVERY_MODULE
+        if any(within(name, (framework,)) for name in imported(path))
+    }
+    assert importing == ONLY_THERE[framework]
 
 
 def test_the_lazily_named_modules_are_downwards_too() -> None:

@@ -73,7 +73,7 @@ def test_the_readme_lists_every_extra_but_those_of_contributors() -> None:
     listed = set(
         re.findall(r'^\| `pip install "elastable\[(\w+)\]"` \|', (ROOT / "README.md").read_text(), re.MULTILINE)
     )
-    assert listed == set(extras) - {"site", "test", "browser", "dev"}
+    assert listed == set(extras) - {"model", "site", "test", "browser", "dev"}
 
 
 def test_the_pictures_are_what_their_source_draws() -> None:

@@ -1,7 +1,7 @@
 """Real `elastable` processes for tests: started, waited for with a limit, and always ended.
 
 They and their workers are forks of a process that has imported TensorFlow, which takes five seconds of a core; with
-`new=True` all are new interpreters.
+`new=True` or `python`, another interpreter, all are new.
 """
 
 import os
@@ -112,7 +112,12 @@ class Hold:
 
 @contextmanager
 def elastable(
-    home: Path, *arguments: str | Path, env: dict[str, str] | None = None, name: str = "process", new: bool = False
+    home: Path,
+    *arguments: str | Path,
+    env: dict[str, str] | None = None,
+    name: str = "process",
+    new: bool = False,
+    python: Path | None = None,
 ) -> Iterator[Running]:
     """Starts `elastable ARGUMENTS`; what of it runs at the end of the block is killed, workers included."""
     home.mkdir(parents=True, exist_ok=True)
@@ -120,8 +125,8 @@ def elastable(
     words = ["-m", "elastable", *map(str, arguments)]
     with files[0].open("wb") as out, files[1].open("wb") as err:
         process: PreloadedProcess | subprocess.Popen[bytes]
-        if new:
-            command, nothing = [sys.executable, *words], subprocess.DEVNULL
+        if new or python is not None:
+            command, nothing = [str(python or sys.executable), *words], subprocess.DEVNULL
             process = subprocess.Popen(command, stdin=nothing, stdout=out, stderr=err, cwd=_ROOT, env=_environment(env))
         else:
             process = PreloadedProcess(words, out, err, _ROOT, _environment(env))
@@ -135,10 +140,12 @@ def elastable(
         process.wait(60)
 
 
-def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new: bool = False) -> Finished:
+def run_elastable(
+    *arguments: str | Path, env: dict[str, str] | None = None, new: bool = False, python: Path | None = None
+) -> Finished:
     words = ["-m", "elastable", *map(str, arguments)]
-    if new:
-        command, variables = [sys.executable, *words], _environment(env)
+    if new or python is not None:
+        command, variables = [str(python or sys.executable), *words], _environment(env)
         ran = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=_ROOT, env=variables
         )
@@ -147,8 +154,10 @@ def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new
     return Finished(ran.returncode, ran.stdout, ran.stderr)
 
 
-def succeeded(*arguments: str | Path, env: dict[str, str] | None = None, new: bool = False) -> Finished:
-    ran = run_elastable(*arguments, env=env, new=new)
+def succeeded(
+    *arguments: str | Path, env: dict[str, str] | None = None, new: bool = False, python: Path | None = None
+) -> Finished:
+    ran = run_elastable(*arguments, env=env, new=new, python=python)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     return ran
 

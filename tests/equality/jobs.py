@@ -1,10 +1,11 @@
 """Whole jobs in real processes, and the trained numbers they leave."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -46,6 +47,9 @@ def train(
     stores: Sequence[str] = (),
     during: "Callable[[Running], None] | None" = None,
     options: Sequence[str] = (),
+    random: bool = True,
+    python: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Numbers:
     """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes.
 
@@ -54,14 +58,18 @@ def train(
         stores: Addresses of store servers, in the place of `store`.
         during: Called while the job runs: it may kill and start processes.
         options: Further words of the master's command.
+        random: Whether the model has BatchNormalization and Dropout.
+        python: Another interpreter, of master and workers.
+        environment: More variables for both.
     """
     home.mkdir(exist_ok=True)
-    environment = {
+    variables = {
         "EQUALITY_OPTIMIZER": optimizer,
-        "EQUALITY_RANDOM": "1",
+        "EQUALITY_RANDOM": "1" if random else "0",
         "EQUALITY_VOCABULARY": "40",
         "EQUALITY_PAUSE": "0.02" if during else "0",
         "EQUALITY_GATE": "" if midway is None else str(home / "gate"),
+        **environment,
     }
     command = ["master", str(MODEL), "--listen", "127.0.0.1:0"]
     command += [] if stores else ["--store", store]
@@ -69,7 +77,7 @@ def train(
     command += ["--checkpoint-dir", str(home / "checkpoints"), "--no-export"]
     command += ["--grads-to-wait", "4", *options, *(["--stores", ",".join(stores)] if stores else [])]
     with ExitStack() as held:
-        job = Running(home, command, environment, held)
+        job = Running(home, command, variables, held, python)
         job.start_master()
         for _ in range(workers):
             job.start_worker()
@@ -91,6 +99,7 @@ class Running:
     command: list[str]  # of the master
     environment: dict[str, str]  # of all processes, besides this one's
     held: ExitStack  # ends them
+    python: Path | None = None  # another interpreter, of all processes
     processes: list[RunningProcess] = field(default_factory=list)  # the master, then the workers
     address: str = ""  # of the master
 
@@ -104,7 +113,7 @@ class Running:
         self.processes.append(self._started(f"worker-{len(self.processes) - 1}", *words))
 
     def _started(self, name: str, *words: str | Path) -> RunningProcess:
-        return self.held.enter_context(elastable(self.home, *words, env=self.environment, name=name))
+        return self.held.enter_context(elastable(self.home, *words, env=self.environment, name=name, python=self.python))
 
     def until_version(self, version: int) -> None:
         """Waits until the job has reached a version, and asserts that it is not near its end."""

@@ -6,7 +6,6 @@ __all__ = [
     "forward",
     "id_plan",
     "id_set",
-    "separable",
     "step_result",
     "steps",
     "train_step",

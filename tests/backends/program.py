@@ -1,0 +1,203 @@
+"""Run by a process on a backend: Elastable's numbers against those of plain Keras on the same one.
+
+Each function `check_...` is a test (`test_numbers.py`). What it returns is printed: a line for each, as JSON.
+"""
+
+import json
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+
+import elastable as et
+
+ROWS, DIM, BATCH, LENGTH = 12, 4, 16, 6
+FAR = 2**40
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.2),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+}
+FITS: dict[str, Callable[..., keras.callbacks.History]] = {"et.fit": et.fit, "model.fit": keras.Model.fit}
+
+
+def records(batches: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Batches with every id eight times, so that plain Keras updates no other rows than the store, and targets."""
+    random = np.random.default_rng(0)
+    ids = [random.permutation(np.repeat(np.arange(ROWS), BATCH * LENGTH // ROWS)) for _ in range(batches)]
+    x = np.concatenate(ids).reshape(-1, LENGTH)
+    return x, np.sin(x.sum(axis=1, keepdims=True)).astype("float32")
+
+
+def model_of(rows: Callable[[keras.KerasTensor], keras.KerasTensor], optimizer: str) -> keras.Model:
+    """A model over a function from ids `[LENGTH]` to one tensor a record."""
+    ids = keras.Input((LENGTH,), dtype="int64")
+    hidden = keras.layers.Dense(8, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1))(rows(ids))
+    model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))(hidden))
+    model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
+    return model
+
+
+def assert_close(ours: object, theirs: object) -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-4, atol=1e-5)
+
+
+def assert_as_in_keras(optimizer: str) -> None:
+    x, y = records()
+    table = np.random.default_rng(1).normal(size=(ROWS, DIM)).astype("float32")
+    settings = {"epochs": 3, "batch_size": BATCH, "shuffle": False, "verbose": 0, "validation_data": (x[:24], y[:24])}
+    flat = keras.layers.Flatten()
+    plain = keras.layers.Embedding(ROWS, DIM, weights=[table])
+    theirs = model_of(lambda ids: flat(plain(ids)), optimizer)
+    history = theirs.fit(x, y, **settings).history
+    assert history["loss"][-1] < 0.9 * history["loss"][0]
+    for fit in FITS.values():
+        layer = et.Embedding(ROWS, DIM, weights=table, name="items")
+        ours = model_of(lambda ids, layer=layer: flat(layer(ids)), optimizer)
+        found = fit(ours, x, y, **settings).history
+        assert found.keys() == history.keys()
+        for name, values in history.items():
+            assert_close(found[name], values)
+        for weight, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+            assert_close(weight, expected)
+        assert_close(ours.predict(x[:20], batch_size=8, verbose=0), theirs.predict(x[:20], batch_size=8, verbose=0))
+        scores = [each.evaluate(x, y, batch_size=20, verbose=0, return_dict=True) for each in (ours, theirs)]
+        assert scores[0].keys() == scores[1].keys()
+        assert_close(list(scores[0].values()), list(scores[1].values()))
+
+
+def check_sgd() -> None:
+    assert_as_in_keras("sgd")
+
+
+def check_adagrad() -> None:
+    assert_as_in_keras("adagrad")
+
+
+def check_adam() -> None:
+    assert_as_in_keras("adam")
+
+
+def check_far_ids_with_padding() -> None:
+    """Ids that 32 bits do not hold, some of them equal in their last 32, and the id 0 as padding."""
+    x, y = records()
+    far = np.where(x == 0, 0, np.where(x % 2, x + FAR, x - 1 + 2 * FAR))
+    assert len(np.unique(far)) == ROWS
+    assert len(np.unique(far & 0xFFFFFFFF)) == 1 + ROWS // 2
+    places = np.unique(far, return_inverse=True)[1].reshape(far.shape)  # that of 0 is 0
+    settings = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    for combiner in ("sum", "mean"):
+
+        def pooled(ids: keras.KerasTensor, combiner: str = combiner) -> keras.KerasTensor:
+            kept = keras.ops.expand_dims(keras.ops.cast(ids != 0, "float32"), -1)
+            total = keras.ops.sum(keras.layers.Embedding(ROWS, DIM, "ones", name="items")(ids) * kept, axis=-2)
+            return total if combiner == "sum" else total / keras.ops.maximum(keras.ops.sum(kept, axis=-2), 1)
+
+        theirs = model_of(pooled, "adagrad")
+        layer = et.Embedding(None, DIM, "ones", combiner=combiner, mask_zero=True, name="items")
+        ours = model_of(layer, "adagrad")
+        history = theirs.fit(places, y, **settings).history
+        assert_close(ours.fit(far, y, **settings).history["loss"], history["loss"])
+        expected = np.asarray(keras.ops.convert_to_numpy(theirs.get_layer("items").embeddings))
+        assert_close(layer.read_rows(np.unique(far))[1:], expected[1:])
+        assert np.ptp(expected[1:], axis=0).max() > 0.01
+        assert_close(ours.predict(far[:8], verbose=0), theirs.predict(places[:8], verbose=0))
+
+
+def check_masks_reach_the_next_layer() -> None:
+    """`mask_zero` of a layer without a combiner: an average over what is no padding."""
+    x, y = records()
+    settings = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    pooling = keras.layers.GlobalAveragePooling1D
+    theirs = model_of(
+        lambda ids: pooling()(keras.layers.Embedding(ROWS, DIM, "ones", mask_zero=True)(ids)), "adagrad"
+    )
+    layer = et.Embedding(None, DIM, "ones", mask_zero=True, name="items")
+    ours = model_of(lambda ids: pooling()(layer(ids)), "adagrad")
+    far = np.where(x == 0, 0, x + FAR)
+    assert_close(ours.fit(far, y, **settings).history["loss"], theirs.fit(x, y, **settings).history["loss"])
+    assert_close(ours.predict(far[:8], verbose=0), theirs.predict(x[:8], verbose=0))
+
+
+def check_micro_batches() -> None:
+    """Two micro-batches make the version of a batch with all their records."""
+    x, y = records()
+    settings = {"epochs": 2, "shuffle": False, "verbose": 0}
+    flat, models = keras.layers.Flatten(), []
+    for batch, combined in ((BATCH, 1), (BATCH // 2, 2)):
+        layer = et.Embedding(ROWS, DIM, "ones", name="items")
+        model = model_of(lambda ids, layer=layer: flat(layer(ids)), "adam")
+        et.fit(model, x, y, batch_size=batch, grads_to_wait=combined, **settings)
+        models.append(model)
+    for one, other in zip(*(each.get_weights() for each in models), strict=True):
+        assert_close(one, other)
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """What JAX says of each compilation of a function of ours within the block."""
+    import jax
+
+    said: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if (text := record.getMessage()).startswith("Compiling jit(pure)"):
+                said.append(text)
+
+    log, kept = logging.getLogger("jax"), Kept()
+    log.addHandler(kept)
+    jax.config.update("jax_log_compiles", True)  # of all threads: plans are made by one of their own
+    try:
+        yield said
+    finally:
+        jax.config.update("jax_log_compiles", False)
+        log.removeHandler(kept)
+
+
+def check_compilations() -> None:
+    """Of plan and step: once for a width, and once more for a smaller last batch, whichever ids a batch has."""
+    if keras.config.backend() != "jax":
+        return
+    random, y = np.random.default_rng(2), records()[1]
+    for last, widths in ((0, [BATCH]), (5, [5, BATCH])):
+        layer = et.Embedding(None, DIM, combiner="sum", embeddings_regularizer="l2", name="items")
+        model = model_of(layer, "adagrad")
+        for batches in (4, 5):
+            count = batches * BATCH + last
+            with compilations() as said:
+                et.fit(model, random.integers(0, 40, (count, LENGTH)), y[:count], epochs=2, batch_size=BATCH, verbose=0)
+            plans = [text for text in said if "types (ShapedArray(int64" in text]
+            steps = [text for text in said if f",{LENGTH},{DIM}]" in text]
+            if batches == 4:
+                assert sorted(map(_width, plans)) == sorted([2, *widths]), said  # two records: which calls there are
+                assert sorted(map(_width, steps)) == widths, said
+                assert len(said) == len(plans) + len(steps) + 1, said  # and the update
+            else:
+                assert not said
+
+
+def _width(text: str) -> int:
+    """The number of records of the only array with ids or rows."""
+    return int(re.findall(rf"\[(\d+),{LENGTH}[],]", text)[0])
+
+
+def main() -> None:
+    for name, check in globals().copy().items():
+        if name.startswith("check_"):
+            try:
+                said, failed = check(), ""
+            except Exception:  # noqa: BLE001 - it is told where the test is
+                said, failed = None, traceback.format_exc()
+            print(json.dumps([name, said, failed]), flush=True)
+    others = {"tensorflow", "jax", "torch"} - {keras.config.backend()}
+    print(json.dumps(["imported", sorted(others & sys.modules.keys()), ""]))
+
+
+if __name__ == "__main__":
+    main()
