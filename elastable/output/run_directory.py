@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ class RunDirectory:
             path.mkdir(parents=True)
             self._events = Writer(str(path / "tensorboard"))
             self._metrics = (path / _METRICS).open("a", buffering=1)
-        except OSError as error:
+        except _failures() as error:
             raise BadInput(f"run directory {path} cannot be written: {error}") from error
         self._closed = False
         self._warned = False
@@ -117,7 +118,7 @@ class RunDirectory:
             self._metrics.write(json.dumps(line) + "\n")
             for name, value in values.items():
                 self._events.add_scalar(f"{kind}/{name}", value, version)
-        except OSError as error:
+        except _failures() as error:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
@@ -147,8 +148,14 @@ class RunDirectory:
             for file in (self._metrics, self._events):
                 try:
                     file.close()
-                except OSError as error:
+                except _failures() as error:
                     self._warn(error)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a file that cannot be written raises: TensorBoard writes with TensorFlow where that is there."""
+    tensorflow = sys.modules.get("tensorflow")
+    return (OSError,) if tensorflow is None else (OSError, tensorflow.errors.OpError)
 
 
 def _by_age(home: Path) -> tuple[str, int]:

@@ -114,9 +114,7 @@ def check_masks_reach_the_next_layer() -> None:
     x, y = records()
     settings = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
     pooling = keras.layers.GlobalAveragePooling1D
-    theirs = model_of(
-        lambda ids: pooling()(keras.layers.Embedding(ROWS, DIM, "ones", mask_zero=True)(ids)), "adagrad"
-    )
+    theirs = model_of(lambda ids: pooling()(keras.layers.Embedding(ROWS, DIM, "ones", mask_zero=True)(ids)), "adagrad")
     layer = et.Embedding(None, DIM, "ones", mask_zero=True, name="items")
     ours = model_of(lambda ids: pooling()(layer(ids)), "adagrad")
     far = np.where(x == 0, 0, x + FAR)

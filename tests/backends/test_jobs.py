@@ -57,9 +57,7 @@ def half_of(whole: Path, home: Path) -> None:
             shutil.rmtree(checkpoint)
 
 
-def test_a_checkpoint_of_tensorflow_is_gone_on_from(
-    backend: OnBackend, of_tensorflow: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_tensorflow_is_gone_on_from(backend: OnBackend, of_tensorflow: Path, tmp_path: Path) -> None:
     half_of(of_tensorflow, tmp_path)
     assert_close(job(backend, tmp_path, *KEPT, "--resume"), trained_numbers(of_tensorflow / "checkpoints"))
 
@@ -69,9 +67,7 @@ def test_tensorflow_goes_on_from_a_checkpoint_of_it(of_backend: Path, tmp_path: 
     assert_close(job(None, tmp_path, *KEPT, "--resume"), trained_numbers(of_backend / "checkpoints"))
 
 
-def test_tensorflow_computes_the_same_from_its_checkpoint(
-    backend: OnBackend, of_backend: Path, tmp_path: Path
-) -> None:
+def test_tensorflow_computes_the_same_from_its_checkpoint(backend: OnBackend, of_backend: Path, tmp_path: Path) -> None:
     words = (MODEL, "--checkpoint", of_backend / "checkpoints", "--split", "train")
     for place, python, environment in (("there", backend.python, backend.environment), ("here", None, {})):
         env = {**PLAIN, **environment}

@@ -113,7 +113,8 @@ class Running:
         self.processes.append(self._started(f"worker-{len(self.processes) - 1}", *words))
 
     def _started(self, name: str, *words: str | Path) -> RunningProcess:
-        return self.held.enter_context(elastable(self.home, *words, env=self.environment, name=name, python=self.python))
+        started = elastable(self.home, *words, env=self.environment, name=name, python=self.python)
+        return self.held.enter_context(started)
 
     def until_version(self, version: int) -> None:
         """Waits until the job has reached a version, and asserts that it is not near its end."""
