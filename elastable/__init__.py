@@ -113,9 +113,7 @@ _WITHOUT_KERAS = (
     "elastable.embedding_store", "elastable.monitoring", "elastable.replicas.groups", "elastable.worker.readers"
 )  # fmt: skip
 
-_ON_TENSORFLOW = (
-    "elastable.in_process.tape_step", "elastable.replicas", "elastable.worker.losses",
-)  # fmt: skip
+_ON_TENSORFLOW = ("elastable.replicas", "elastable.worker.losses")
 
 
 # What keras.Model's own methods do for models with tables in a store.

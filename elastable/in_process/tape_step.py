@@ -20,6 +20,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
+from elastable.master.backend.contract import BackendTensor, array_backend, backend
 from elastable.master.backend.lazy import tf
 from elastable.master.commits.committer import Committer
 from elastable.master.model.dense import DenseState, ModelPart
@@ -28,6 +29,7 @@ from elastable.master.tasks.progress import Progress
 from elastable.worker.keras.same_optimizer import Hyperparameters
 from elastable.worker.keras.seeds import global_seed, layers_of
 from elastable.worker.layers.model_tables import store_layers
+from elastable.worker.rows.array_calls import ArrayTapeScope
 from elastable.worker.rows.scope import TapeLookup, TapeScope, entered, slices_of
 from elastable.worker.rows.store_backed import StoreBacked
 from elastable.worker.step.traced.step_plan import Collector, Trained, current_collector
@@ -149,15 +151,19 @@ class TapeStep:
 
     model: keras.Model
     trainer: _Trainer | Collector
-    scope: TapeScope
+    scope: TapeScope | ArrayTapeScope
 
     def apply(
-        self, tape: tf.GradientTape, loss: tf.Tensor, of: Trained = None, optimizer: keras.Optimizer | None = None
+        self,
+        tape: tf.GradientTape | BackendTensor,
+        loss: BackendTensor = None,
+        of: Trained = None,
+        optimizer: keras.Optimizer | None = None,
     ) -> None:
         """Takes one step of an optimizer, for variables and tables alike.
 
         Args:
-            tape: A `tf.GradientTape` that was open while `loss` was computed.
+            tape: A `tf.GradientTape` that was open while `loss` was computed; on PyTorch left out: `apply(loss)`.
             loss: What is made smaller.
             of: A layer or model, or a list of them, whose variables and tables take the step; None: the whole model.
             optimizer: A Keras optimizer; None: that of `compile()`.
@@ -166,6 +172,8 @@ class TapeStep:
             ModelError: no optimizer, or nothing that the loss depends on.
             Unsupported: a setting of the optimizer or of a layer that a custom step cannot honour, by name.
         """
+        if loss is None:  # PyTorch's losses know what they were computed from
+            tape, loss = None, tape
         if not isinstance(self.trainer, _Trainer):  # in a worker, within a model's `train_step`: the master updates
             self.trainer(tape, loss, of, optimizer)
             return
@@ -174,17 +182,21 @@ class TapeStep:
         layers = [layer for layer in store_layers(part) if is_trained(self.model, layer)]
         lookups = [each for each in self.scope.lookups if any(each.layer is layer for layer in layers)]
         _refuse_regularizers(lookups)
-        dense, rows = tape.gradient(loss, ([each.value for each in variables], [each.rows for each in lookups]))
+        values, of_rows = [each.value for each in variables], [each.rows for each in lookups]
+        if backend().has_graphs:
+            dense, rows = tape.gradient(loss, (values, of_rows))
+        else:
+            dense, rows = array_backend().gradients_of(loss, variables, of_rows)
         gradients = {
-            id(variable): np.asarray(tf.convert_to_tensor(gradient))
+            id(variable): np.asarray(tf.convert_to_tensor(gradient) if backend().has_graphs else gradient)
             for variable, gradient in zip(variables, dense, strict=True)
             if gradient is not None
         }
         slices = slices_of(lookups, rows)
         if not gradients and not slices:
             raise ModelError(
-                f"et.step: the loss depends on no variable and on no table of {part.name}; compute it within "
-                "`with tf.GradientTape() as tape:` inside of `with et.step(model)`"
+                f"et.step: the loss depends on no variable and on no table of {part.name}; compute it inside of "
+                "`with et.step(model)`, on TensorFlow within `with tf.GradientTape() as tape:`"
             )
         self.trainer.commit(part, gradients, Push(SyncPushId(0, 0), 1, slices=slices), list(slices))
 
@@ -223,9 +235,9 @@ def step(
         Unsupported: within a `tf.function`.
     """
     if (collector := current_collector()) is not None:
-        yield TapeStep(model, collector, TapeScope())
+        yield TapeStep(model, collector, _scope())
         return
-    if not tf.executing_eagerly():
+    if backend().has_graphs and not tf.executing_eagerly():
         raise Unsupported(
             "et.step within a tf.function: let the loop run eagerly, without @tf.function and with "
             "compile(run_eagerly=True)"
@@ -235,9 +247,13 @@ def step(
         trainer = _Trainer(model, store, seed, lazy)
         # Past Keras' tracking: it lives as long as the model does.
         object.__setattr__(model, "_elastable_trainer", trainer)
-    scope = TapeScope()
+    scope = _scope()
     with entered(scope):
         yield TapeStep(model, trainer, scope)
+
+
+def _scope() -> TapeScope | ArrayTapeScope:
+    return TapeScope() if backend().has_graphs else ArrayTapeScope()
 
 
 def _store_of(model: keras.Model, store: EmbeddingStore | None) -> EmbeddingStore:

@@ -108,6 +108,26 @@ class ArrayBackend(Backend):
             trained: Those of them by which the loss is differentiated.
         """
 
+    def gradients_of(
+        self, loss: BackendTensor, variables: Sequence[keras.Variable], rows: Sequence[BackendTensor]
+    ) -> tuple[list[Array | None], list[Array | None]]:
+        """Gradients of a loss that was computed, by variables and by rows of `watched`; None: it does not depend.
+
+        Raises:
+            Unsupported: the backend differentiates functions alone.
+        """
+        raise self._refused()
+
+    def watched(self, rows: Array) -> BackendTensor:
+        """Rows that `gradients_of` may be asked for; raises as of it."""
+        raise self._refused()
+
+    def _refused(self) -> Unsupported:
+        return Unsupported(
+            f"et.step on Keras' {self.name} backend, which differentiates functions, and no loss that was computed: "
+            "override compute_loss and train with et.fit, or set KERAS_BACKEND to tensorflow or torch"
+        )
+
     @abstractmethod
     def ids_of(self, body: Callable[[Any], Sequence[BackendTensor]], variables: Sequence[keras.Variable]) -> IdFunction:
         """The part of a step that computes ids from a batch.

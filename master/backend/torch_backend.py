@@ -61,6 +61,17 @@ class TorchBackend(ArrayBackend):
 
         return run
 
+    def gradients_of(
+        self, loss: BackendTensor, variables: Sequence[keras.Variable], rows: Sequence[BackendTensor]
+    ) -> tuple[list[Array | None], list[Array | None]]:
+        weights = [each.value for each in variables]
+        found = torch.autograd.grad(loss, [*weights, *rows], allow_unused=True, retain_graph=True)
+        arrays = [None if each is None else _array(each) for each in found]
+        return arrays[: len(weights)], arrays[len(weights) :]
+
+    def watched(self, rows: Array) -> BackendTensor:
+        return _tensor(rows).requires_grad_()
+
     def ids_of(self, body: Callable[[Any], Sequence[BackendTensor]], variables: Sequence[keras.Variable]) -> IdFunction:
         views: list[_View | None] | None = None
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadIds, ModelError, Unsupported
 from elastable.embedding_store.native.row_fold import COMBINERS
 from elastable.master.backend.contract import BackendTensor, array_backend
-from elastable.worker.rows.scope import RowScope, current_scope
+from elastable.worker.rows.scope import RowScope, TapeLookup, current_scope
 from elastable.worker.rows.store_layer import StoreLayer
 
 _Rows: TypeAlias = tuple[BackendTensor, BackendTensor | None]
@@ -94,6 +95,21 @@ class ArrayStepScope(ArrayScope):
             )
         self.mask = self.masks.get(number)
         return rows, self.mask
+
+
+class ArrayTapeScope(ArrayScope):
+    """Reads the current rows at each call, and records the lookups; for the user's own steps."""
+
+    def __init__(self) -> None:
+        self.lookups: list[TapeLookup] = []
+
+    def call(self, layer: StoreLayer, ids: BackendTensor) -> _Rows:
+        asked = layer.ids_of(keras.ops.convert_to_numpy(ids))
+        unique, inverse = np.unique(asked, return_inverse=True)
+        lookup = TapeLookup(layer, unique, array_backend().watched(layer.read_rows(unique)))
+        self.lookups.append(lookup)
+        self.mask = keras.ops.not_equal(ids, 0) if layer.mask_zero else None
+        return keras.ops.take(lookup.rows, inverse.reshape(asked.shape), axis=0), self.mask
 
 
 def embed(layer: Any, inputs: BackendTensor, weights: BackendTensor | None, training: bool | None) -> BackendTensor:

@@ -25,6 +25,7 @@ from elastable.worker.step.forward import Forward, forward, update_metrics
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.separable import divisor_kind, refuse_average
 from elastable.worker.step.step_result import StepResult, dense_parts, scale_variables
+from elastable.worker.step.traced.step_plan import collecting, overrides, rehearse
 from elastable.worker.step.trainable import frozen_tables, imposed, is_constant, is_trained
 
 # The ids of a step
@@ -56,8 +57,11 @@ def plan_array_ids(model: keras.Model, spec: BatchSpec, training: bool) -> Array
     def body(batch: TensorBatch) -> list[BackendTensor]:
         scope = ArrayPlanScope()
         with entered(scope):
-            done = forward(model, batch, training)
-            update_metrics(model, done, done.loss)
+            if training and overrides(model, "train_step"):
+                rehearse(model, batch)
+            else:
+                done = forward(model, batch, training)
+                update_metrics(model, done, done.loss)
         calls = [(layer, ids) for layer, ids in scope.calls if not is_constant(model, layer)]
         layers[:] = [layer for layer, _ in calls]
         return [ids for _, ids in calls]
@@ -124,11 +128,13 @@ class _ArrayStep:
 
     def _forward(
         self, rows: Sequence[BackendTensor], touched: Sequence[BackendTensor], given: _Given, training: bool
-    ) -> tuple[BackendTensor, Forward]:
+    ) -> tuple[BackendTensor, Forward | None]:
         """The loss, and what it is of; metrics are reset and updated."""
         scope = ArrayStepScope(self._plan.layers, rows, given.masks, self._planned)
         self._model.reset_metrics()
         with entered(scope):
+            if training and overrides(self._model, "train_step"):
+                return self._own_step(given.batch)
             done = forward(self._model, given.batch, training)
             loss = keras.ops.cast(done.loss, "float32") if done.loss.dtype == "float64" else done.loss
             penalty = None
@@ -147,6 +153,20 @@ class _ArrayStep:
                 "backends but TensorFlow cannot train: use reduction='sum', or 'sum_over_batch_size'"
             )
         return total, done
+
+    def _own_step(self, batch: TensorBatch) -> tuple[BackendTensor, Forward | None]:
+        """The loss of the one `step.apply` of the model's own `train_step`."""
+        given: list[tuple[object, ...]] = []
+        with collecting(lambda *arguments: given.append(arguments)):
+            self._model.train_step(batch)
+        whole = all(of in (None, self._model) and by in (None, self._model.optimizer) for _, _, of, by in given)
+        if len(given) != 1 or not whole:
+            raise Unsupported(
+                f"model {self._model.name!r}: its train_step has {len(given)} calls of step.apply; on Keras' "
+                f"{array_backend().name} backend it needs one, `with et.step(self) as step: ... step.apply(loss)`, of "
+                "the whole model by the optimizer of compile()"
+            )
+        return given[0][1], None
 
     def _touched(self, bets: Mapping[str, Float32], ids: IdSets) -> tuple[list[Float32], dict[str, Array]]:
         """For each layer with a regularizer the rows of its table that the batch touches, each once.
@@ -243,7 +263,7 @@ class ArrayTrainStep(_ArrayStep):
     def _body(self, arrays: Sequence[BackendTensor], given: _Given) -> tuple[BackendTensor, Any]:
         calls = len(self._plan.layers)
         loss, done = self._forward(arrays[:calls], arrays[calls:], given, training=True)
-        if self._kind is DivisorKind.RECORDS and self._average == "mean":
+        if done is not None and self._kind is DivisorKind.RECORDS and self._average == "mean":
             for predicted in keras.tree.flatten(done.predicted):
                 if getattr(predicted, "_keras_mask", None) is not None:
                     refuse_average(self._model, "its output has a mask, and the loss is divided by what is left")

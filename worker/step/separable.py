@@ -13,6 +13,7 @@ from elastable.master.api import DivisorKind
 from elastable.master.backend.contract import backend
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.losses.loss_parts import all_metrics
+from elastable.worker.step.traced.step_plan import overrides
 
 _OURS = ("keras.", "elastable.")
 #: Of Keras, but they run code of the user's, or mix records by design.
@@ -87,6 +88,8 @@ def _of_everything(model: keras.Model) -> Iterator[str]:
 
 
 def _of_other_terms(model: keras.Model) -> Iterator[str]:
+    if overrides(model, "train_step"):
+        yield "the model has a train_step of its own"
     if type(model).compute_loss is not keras.Model.compute_loss:
         yield "the model computes its loss itself"
     for weight in variables_of(model.trainable_weights):

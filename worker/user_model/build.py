@@ -216,7 +216,10 @@ def _build_on_arrays(model: keras.Model, sample: TensorBatch) -> None:
     """`build_model` where the model runs eagerly."""
     held = [(each, backend().copied(each)) for each in variables_of(model.variables)]
     try:
-        with entered(ArrayPlanScope()), draws_kept():
+        with entered(ArrayPlanScope()), draws_kept(), backend().exact_ids():
+            sample = keras.tree.map_structure(keras.ops.convert_to_tensor, sample)
+            if overrides(model, "train_step"):
+                rehearse(model, sample)
             done = forward(model, sample, training=False)
             warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
             states = _states_of_updates(model, _own_metrics(model), done)
@@ -322,11 +325,12 @@ def _refuse_unsupported(model: keras.Model) -> None:
 
 def _refuse_on_arrays(model: keras.Model) -> None:
     """Refuses what is written for TensorFlow's graphs and tapes."""
-    for name in ("train_step", "test_step"):
-        if overrides(model, name):
+    able = {"train_step": ("tensorflow", "torch"), "test_step": ("tensorflow",)}
+    for name, backends in able.items():
+        if overrides(model, name) and backend().name not in backends:
             raise Unsupported(
-                f"model {model.name!r} overrides {name}, which works on Keras' TensorFlow backend alone: override "
-                "compute_loss, or set KERAS_BACKEND=tensorflow"
+                f"model {model.name!r} overrides {name}, which works on Keras' backend {' or '.join(backends)} alone: "
+                f"override compute_loss, or set KERAS_BACKEND={backends[0]}"
             )
 
 

@@ -12,6 +12,7 @@ import keras
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
@@ -338,7 +339,7 @@ def plan_step(model: keras.Model, spec: BatchSpec) -> StepPlan | None:
         ModelError: a loss that does not depend on anything trained.
         Unsupported: a step that cannot be computed from the weights of one version; names what it reads or changes.
     """
-    if not overrides(model, "train_step"):
+    if not overrides(model, "train_step") or not backend().has_graphs:
         return None
     seen_by_tapes(tf.zeros([1, 1]))  # makes its variable, outside of any graph
     trace = _StepTrace(model)
