@@ -225,7 +225,7 @@ def slices_of(lookups: Sequence[TapeLookup], gradients: Sequence[Gradient]) -> d
         if gradient is None:
             continue
         part = (lookup.unique, np.asarray(gradient))
-        if isinstance(gradient, tf.IndexedSlices):
+        if not isinstance(gradient, np.ndarray) and isinstance(gradient, tf.IndexedSlices):
             part = (lookup.unique[np.asarray(gradient.indices)], np.asarray(gradient.values))
         found.setdefault(lookup.layer.table_name, []).append(part)
     return {
