@@ -195,7 +195,9 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
     model.make_train_function()  # whose steps are traced: with the one of before until somebody makes it anew
-    computer = MicroBatchComputer(model, job, readers, sample, store, parts.tables, keras_draws=settings.seeds.keras)
+    computer = MicroBatchComputer(
+        model, job, readers, sample, store, parts.tables, keras_draws=settings.seeds.keras, shares_model=True
+    )
     if parts.steps is None:
         kept_traces(model).update({form: True, "dense": dense, "metrics": metrics})
     _refuse_backup_of_slots(settings.callbacks, model, parts.tables)

@@ -81,6 +81,7 @@ class MicroBatchComputer:
         deadline_s: Seconds to retry a lookup of ids that could not be planned.
         keras_draws: Whether random layers continue from their current state, as in `model.fit`: for a single process
             that computes all micro-batches in order. False: they depend on the job's seed and the micro-batch.
+        shares_model: Whether the model is the master's own, whose variables are those of its version.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class MicroBatchComputer:
         specs: Mapping[str, TableSpec],
         deadline_s: float = 30.0,
         keras_draws: bool = False,
+        shares_model: bool = False,
     ) -> None:
         require_same_records(job, readers)
         self._model = model
@@ -113,6 +115,7 @@ class MicroBatchComputer:
         seed, average = None if keras_draws else job.seed, job.average if several else None
         self._traced = TracedSteps(model, self._likes, _sizes(job), seed, average, steps)
         self._traced.rows.source, self._traced.rows.deadline_s = source, deadline_s
+        self._shares_model = shares_model
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
@@ -141,7 +144,7 @@ class MicroBatchComputer:
 
     def hold(self, snapshot: DenseSnapshot) -> None:
         """Uses this version's dense part from now on, and trains what that version trains."""
-        self._traced.mirror.assign(snapshot)
+        self._traced.mirror.assign(snapshot, states_only=self._shares_model)
         self._traced.steps[TaskKind.TRAIN].hold(snapshot.trainable)
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
@@ -271,8 +274,8 @@ class DenseMirror:
         self._paths = [variable.path for variable in variables]
         self._shapes = [tuple(variable.shape) for variable in variables]
 
-    def assign(self, snapshot: DenseSnapshot) -> None:
-        """Writes the snapshot into the model.
+    def assign(self, snapshot: DenseSnapshot, states_only: bool = False) -> None:
+        """Writes the snapshot into the model, or its states alone, which a step changes.
 
         Raises:
             ModelError: the master's model has different variables.
@@ -285,5 +288,6 @@ class DenseMirror:
                 f"here {dict(zip(self._paths, self._shapes, strict=True))}; run the same model file everywhere"
             )
         assign = backend().assign
-        for target, value in zip(self._targets, values, strict=True):
+        first = len(snapshot.variables) if states_only else 0
+        for target, value in zip(self._targets[first:], values[first:], strict=True):
             assign(target, value)
