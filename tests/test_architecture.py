@@ -158,7 +158,10 @@ ROOMS = {
         *("engine", "tiers", "store_reader", "shards", "composite", "wire", "broken_store"),
         *("open_store", "warm"),
     ),
-    "master": (*("api", "master_options", "push_check", "backend"), *("tasks", "checkpoints", "commits", "model", "core", "rpc")),
+    "master": (
+        *("api", "master_options", "push_check", "backend"),
+        *("tasks", "checkpoints", "commits", "model", "core", "rpc"),
+    ),
     "worker": ("readers", "keras", "rows", "layers", "losses", "step", "user_model", "runtime"),
     "replicas": ("groups", "host_embeddings", "knowledge_graphs", "training"),
     "elastable": (
