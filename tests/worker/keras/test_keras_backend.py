@@ -1,4 +1,4 @@
-"""Other backends of Keras: refused in one sentence, before they are imported."""
+"""Backends of Keras that something does not run on: refused in one sentence, before they are imported."""
 
 import json
 import os
@@ -33,17 +33,25 @@ def output(name: str, **environment: str) -> str:
     return ran.stdout.strip()
 
 
-@pytest.mark.parametrize(("backend", "name"), [("jax", "et.Embedding(10, 4)"), ("torch", "et.fit")])
-def test_another_backend_is_refused_in_one_sentence(backend: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "name", "able"),
+    [
+        ("openvino", "et.Embedding", "tensorflow or jax or torch"),
+        ("openvino", "et.fit", "tensorflow or jax or torch"),
+        ("jax", "et.ReplicaTrainer", "tensorflow"),
+        ("torch", "et.step", "tensorflow"),
+    ],
+)
+def test_another_backend_is_refused_in_one_sentence(backend: str, name: str, able: str) -> None:
     assert output(name, KERAS_BACKEND=backend) == (
-        f"Unsupported Elastable's layers run on Keras' TensorFlow backend, and Keras is set to '{backend}': set "
+        f"Unsupported elastable.{name[3:]}: runs on Keras' backend {able}, and Keras is set to '{backend}': set "
         "KERAS_BACKEND=tensorflow before anything imports Keras"
     )
 
 
 def test_the_file_of_keras_counts_where_the_environment_says_nothing(tmp_path: Path) -> None:
-    (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
-    assert "set to 'jax'" in output("et.EdlEmbedding", KERAS_HOME=str(tmp_path))
+    (tmp_path / "keras.json").write_text(json.dumps({"backend": "openvino"}))
+    assert "set to 'openvino'" in output("et.EdlEmbedding", KERAS_HOME=str(tmp_path))
 
 
 def test_more_threads_than_tensorflow_can_count() -> None:
