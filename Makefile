@@ -30,13 +30,17 @@ SOURCES     := embedding_store master worker replicas elastable benchmarks docs 
 # Hundreds of processes import the same modules: where this is set, each of them would compile all of these again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# PyTorch's wheels are gigabytes: an environment of its own, made once, whose Python tests/backends starts.
+TORCH_VENV := .venv-torch
+
 RUN_STAMP  := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 DEV_STAMP  := $(VENV)/.installed-dev
+TORCH_STAMP := $(TORCH_VENV)/.installed
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-fast test-slow lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table reference site bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test test-fast test-slow test-torch lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table reference site bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +56,10 @@ test: $(TEST_STAMP) ## run all tests against real servers (ARGS= narrows them; A
 test-fast: $(TEST_STAMP) ## run what needs neither servers nor processes, in under a minute
 	$(pytest) --quick $(FAST_TESTS) $(ARGS)
 
-test-slow: $(TEST_STAMP) ## hours: all tests in random order with random draws, then chaos, soak and fuzz at length
+test-torch: $(TEST_STAMP) $(TORCH_STAMP) ## run the tests of Keras' PyTorch backend, in .venv-torch (gigabytes)
+	$(pytest) -m "not compose" -k torch tests/backends $(ARGS)
+
+test-slow: $(TEST_STAMP) $(TORCH_STAMP) ## hours: all tests in random order with random draws, then chaos, soak and fuzz at length
 	$(pytest) -m "not compose" --seed random --random-order $(ARGS)
 	$(BIN)/python -m tests.chaos
 	$(BIN)/python -m tests.chaos --noticed
@@ -133,17 +140,17 @@ clean: ## remove caches and build leftovers (runs/ and .venv stay)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv and .peers, too
-	rm -rf $(VENV) .peers
+distclean: clean ## remove .venv, .venv-torch and .peers, too
+	rm -rf $(VENV) $(TORCH_VENV) .peers
 
 # --- installation ---------------------------------------------------------------------------------
 
-$(BIN)/python:
+$(BIN)/python $(TORCH_VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "make: no '$(PYTHON)' on PATH; install Python 3.11 or later, or say make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: $(PYTHON) is $$($(PYTHON) -V); Elastable needs Python 3.11 or later (make PYTHON=python3.11)" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv $(VENV) || { rm -rf $(VENV); \
+	@$(PYTHON) -m venv $(@:/bin/python=) || $(PYTHON) -m virtualenv $(@:/bin/python=) || { rm -rf $(@:/bin/python=); \
 	  echo "make: $(PYTHON) has neither a working venv (Debian: package python3-venv) nor virtualenv" >&2; exit 1; }
 
 $(RUN_STAMP): $(PINS) | $(BIN)/python
@@ -159,3 +166,7 @@ $(DEV_STAMP): $(PINS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples,test,dev]' -c constraints.txt
 	$(call install-graphs)
 	@touch $(RUN_STAMP) $(TEST_STAMP) $@
+
+$(TORCH_STAMP): $(PINS) | $(TORCH_VENV)/bin/python
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' -c constraints.txt
+	@touch $@

@@ -1,17 +1,20 @@
 """What `pip install elastable` leaves out, and the extra that brings it."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from elastable.embedding_store.errors import NotInstalled
 
 EXTRAS = {
-    "tensorflow": ("TensorFlow", "keras"),
-    "keras": ("Keras", "keras"),
-    "pyarrow": ("pyarrow", "keras"),
-    "tensorboard": ("TensorBoard", "keras"),
-    "matplotlib": ("matplotlib", "keras"),
-    "ml_dtypes": ("ml_dtypes", "keras"),
+    "tensorflow": ("TensorFlow (unless KERAS_BACKEND is jax or torch)", "keras"),
+    "jax": ("JAX", "jax"),
+    "torch": ("PyTorch", "torch"),
+    "keras": ("Keras", "model"),
+    "pyarrow": ("pyarrow", "model"),
+    "tensorboard": ("TensorBoard", "model"),
+    "matplotlib": ("matplotlib", "model"),
+    "ml_dtypes": ("ml_dtypes", "model"),
     "mpi4py": ("mpi4py", "replicas"),
     "opentelemetry": ("OpenTelemetry", "traces"),
     "prometheus_client": ("prometheus-client", "monitoring"),
@@ -19,7 +22,7 @@ EXTRAS = {
     "starlette": ("Starlette", "monitoring"),
     "uvicorn": ("Uvicorn", "monitoring"),
 }
-"""Package that is imported -> its name, and the extra of `elastable` that installs it."""
+"""Package that is imported -> its name, and the extra of `elastable` that installs it; "model": that of a backend."""
 
 
 _NAMESPACES = ("opentelemetry",)  # packages that several libraries share: one of them may be there, and others not
@@ -40,6 +43,8 @@ def not_installed(error: BaseException, what: str, extra: str | None = None) -> 
     if name not in EXTRAS:
         return None
     library, brings_it = EXTRAS[name]
+    if brings_it == "model":
+        brings_it = {"jax": "jax", "torch": "torch"}.get(os.environ.get("KERAS_BACKEND", ""), "keras")
     return NotInstalled(
         f'{what} needs {library}, which is not installed: pip install "elastable[{extra or brings_it}]"'
     )

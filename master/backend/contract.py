@@ -96,6 +96,10 @@ class ArrayBackend(Backend):
         """Whether a tensor holds these integers; of a compiled step, which cannot be read: True."""
         return True
 
+    def seeded(self, words: Sequence[int] | None) -> AbstractContextManager[object]:
+        """Within the block, what is drawn without a seed generator of Keras depends on these numbers; None: go on."""
+        return nullcontext()
+
     @abstractmethod
     def gradients(
         self, body: Body, variables: Sequence[keras.Variable], trained: Sequence[keras.Variable]

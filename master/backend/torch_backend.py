@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,20 @@ class TorchBackend(ArrayBackend):
 
     name = "torch"
     compares_ids = True
+
+    def __init__(self) -> None:
+        self._drawing = threading.RLock()  # PyTorch's generator is one for all threads, and ids are planned ahead
+
+    @contextmanager
+    def seeded(self, words: Sequence[int] | None) -> Iterator[None]:
+        # Dropout without a seed draws from PyTorch's generator.
+        with self._drawing:
+            if words is None:
+                yield
+                return
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]))
+                yield
 
     def holds(self, ids: BackendTensor, planned: Array) -> bool:
         return np.array_equal(_array(ids), planned)
@@ -80,7 +96,8 @@ class TorchBackend(ArrayBackend):
             leaves = [_given(leaf) for leaf in keras.tree.flatten(batch)]
             if views is not None and all(view is not None for view in views):
                 return [_array(view.of(leaves)) for view in views if view is not None]
-            with torch.no_grad(), keras.StatelessScope([(each, each.value) for each in variables], collect_losses=True):
+            values = [(each, each.value) for each in variables]
+            with self.seeded((0,)), torch.no_grad(), keras.StatelessScope(values, collect_losses=True):
                 found = list(body(keras.tree.pack_sequence_as(batch, leaves)))
             if views is None:
                 views = [_view_of(ids, leaves) for ids in found]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -128,18 +128,20 @@ class DenseTensors(DensePart):
                     f"the checkpoint has {key} ({tensor.dtype} {list(tensor.shape)}), and the model has no such "
                     "variable: it is of another model"
                 )
+        values = {}
         for key, variable in targets.items():
             found = tensors.get(key)
             wanted = f"{variable.dtype} {list(variable.shape)}"
             if found is None:
                 raise CheckpointError(f"the checkpoint lacks {key} ({variable.path}, {wanted}): it is of another model")
-            if tuple(found.shape) != tuple(variable.shape) or found.dtype != np.dtype(variable.dtype):
+            values[key] = _of_dtype(found, np.dtype(variable.dtype))
+            if tuple(found.shape) != tuple(variable.shape) or values[key].dtype != np.dtype(variable.dtype):
                 raise CheckpointError(
                     f"{key} ({variable.path}) is {found.dtype} {list(found.shape)} in the checkpoint and {wanted} in "
                     "the model"
                 )
         for key, variable in targets.items():
-            backend().assign(variable, tensors[key])
+            backend().assign(variable, values[key])
         self._snapshot_states = None
 
     def _by_key(self) -> dict[str, keras.Variable]:
@@ -152,6 +154,14 @@ class DenseTensors(DensePart):
             for kind, found in zip(_KINDS, (self.trained, self._states, slots, rates), strict=True)
             for position, variable in enumerate(found)
         }
+
+
+def _of_dtype(tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
+    """Integers as the model has them, if they fit: Keras counts with 64 bits on TensorFlow, and with 32 on JAX."""
+    if tensor.dtype.kind != "i" or dtype.kind != "i":
+        return tensor
+    cast: Tensor = tensor.astype(dtype)
+    return cast if np.array_equal(cast, tensor) else tensor
 
 
 def _key(kind: str, position: int) -> str:

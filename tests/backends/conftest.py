@@ -1,10 +1,11 @@
-"""The backends, each with what its tests share."""
+"""The backends that tests run on."""
 
 import pytest
 
-from tests.backends.on_backend import OnBackend, on_jax, on_torch
+from tests.backends.on_backend import on_jax, on_torch
+from tests.preloaded.client import Interpreter
 
 
-@pytest.fixture(scope="module", params=["jax", pytest.param("torch", marks=pytest.mark.slow)])
-def backend(request: pytest.FixtureRequest) -> OnBackend:
-    return on_jax() if request.param == "jax" else on_torch()
+@pytest.fixture(scope="session", params=["jax", pytest.param("torch", marks=pytest.mark.slow)])
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
+    return on_jax(tmp_path_factory.mktemp("compiled")) if request.param == "jax" else on_torch()

@@ -1,12 +1,13 @@
-"""Which interpreter has a backend, and what a process needs to run on it alone."""
+"""The backends of Keras: each with an interpreter that has it, and processes that have no other framework."""
 
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.preloaded.client import Interpreter
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ("tensorflow", "jax", "torch")
@@ -14,28 +15,22 @@ FRAMEWORKS = ("tensorflow", "jax", "torch")
 TORCH_PYTHON = ROOT / ".venv-torch" / "bin" / "python"
 
 
-@dataclass(frozen=True)
-class OnBackend:
-    """A backend of Keras, and an interpreter that has it."""
-
-    name: str
-    python: Path
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Of a process on this backend that can import no other framework."""
-        missing = ",".join(name for name in FRAMEWORKS if name != self.name)
-        path = os.pathsep.join([str(ROOT / "tests" / "backends" / "own_alone"), str(ROOT)])
-        return {"KERAS_BACKEND": self.name, "MISSING_FRAMEWORKS": missing, "PYTHONPATH": path}
-
-
-def on_jax() -> OnBackend:
+def on_jax(compiled: Path) -> Interpreter:
+    """With a folder in which processes keep what they compile, which are the same functions again and again."""
     if importlib.util.find_spec("jax") is None:
-        pytest.skip("jax is not installed here (make test installs it)")
-    return OnBackend("jax", Path(sys.executable))
+        pytest.skip("jax is not installed here: make test installs it")
+    everything = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return _alone("jax", Path(sys.executable), JAX_COMPILATION_CACHE_DIR=str(compiled), **everything)
 
 
-def on_torch() -> OnBackend:
+def on_torch() -> Interpreter:
     if not TORCH_PYTHON.exists():
-        pytest.skip("PyTorch has an environment of its own, which make test-torch makes")
-    return OnBackend("torch", TORCH_PYTHON)
+        pytest.skip("PyTorch is not installed here: make test-torch makes an environment for it")
+    return _alone("torch", TORCH_PYTHON)
+
+
+def _alone(name: str, python: Path, **variables: str) -> Interpreter:
+    missing = ",".join(other for other in FRAMEWORKS if other != name)
+    path = os.pathsep.join([str(ROOT / "tests" / "backends" / "own_alone"), str(ROOT)])
+    variables |= {"KERAS_BACKEND": name, "MISSING_FRAMEWORKS": missing, "PYTHONPATH": path}
+    return Interpreter(str(python), tuple(variables.items()))

@@ -2,36 +2,30 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.backends.on_backend import ROOT, OnBackend
-from tests.elastable.processes import LIMIT_S
+from tests.backends.on_backend import ROOT
+from tests.preloaded.client import Interpreter, run_preloaded
 
 pytestmark = pytest.mark.process
 
 CHECKS = re.findall(r"^def (check_\w+)", Path(__file__).with_name("program.py").read_text(), re.MULTILINE)
-_Said = dict[str, tuple[object, str]]
 
 
 @pytest.fixture(scope="module")
-def said(backend: OnBackend) -> _Said:
-    """Of every check what it returned, and how it failed."""
-    ran = subprocess.run(
-        [backend.python, "-m", "tests.backends.program"],
-        env=backend.environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+def said(backend: Interpreter) -> dict[str, object]:
+    """Of every check how it failed, "" of those that did not; and which other frameworks were imported."""
+    ran = run_preloaded(["-m", "tests.backends.program"], ROOT, of=backend)
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
-    return {name: (returned, failed) for name, returned, failed in map(json.loads, ran.stdout.splitlines())}
+    return dict(map(json.loads, ran.stdout.splitlines()))
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_in_one_process(said: _Said, check: str) -> None:
-    _, failed = said[check]
-    assert not failed, failed
+def test_in_one_process(said: dict[str, object], check: str) -> None:
+    assert not said[check], said[check]
 
 
-def test_no_other_framework_is_imported(said: _Said) -> None:
-    assert said["imported"] == ([], "")
+def test_no_other_framework_is_imported(said: dict[str, object]) -> None:
+    assert said["imported"] == []

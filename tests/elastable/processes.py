@@ -1,7 +1,7 @@
 """Real `elastable` processes for tests: started, waited for with a limit, and always ended.
 
-They and their workers are forks of a process that has imported TensorFlow, which takes five seconds of a core; with
-`new=True` or `python`, another interpreter, all are new.
+They and their workers are forks of a process that has imported TensorFlow, which takes five seconds of a core, or of
+one on another backend; with `new=True` all are new interpreters.
 """
 
 import os
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.preloaded.client import PreloadedProcess, run_preloaded
+from tests.preloaded.client import HERE, Interpreter, PreloadedProcess, run_preloaded
 
 LIMIT_S = 280.0  # TensorFlow takes seconds to load, and many times that on a busy machine
 CLICK_JOB = Path(__file__).with_name("click_job.py")
@@ -117,7 +117,7 @@ def elastable(
     env: dict[str, str] | None = None,
     name: str = "process",
     new: bool = False,
-    python: Path | None = None,
+    of: Interpreter = HERE,
 ) -> Iterator[Running]:
     """Starts `elastable ARGUMENTS`; what of it runs at the end of the block is killed, workers included."""
     home.mkdir(parents=True, exist_ok=True)
@@ -125,11 +125,11 @@ def elastable(
     words = ["-m", "elastable", *map(str, arguments)]
     with files[0].open("wb") as out, files[1].open("wb") as err:
         process: PreloadedProcess | subprocess.Popen[bytes]
-        if new or python is not None:
-            command, nothing = [str(python or sys.executable), *words], subprocess.DEVNULL
+        if new:
+            command, nothing = [sys.executable, *words], subprocess.DEVNULL
             process = subprocess.Popen(command, stdin=nothing, stdout=out, stderr=err, cwd=_ROOT, env=_environment(env))
         else:
-            process = PreloadedProcess(words, out, err, _ROOT, _environment(env))
+            process = PreloadedProcess(words, out, err, _ROOT, _environment(env), of)
     running = Running(process, *files)
     try:
         yield running
@@ -141,23 +141,23 @@ def elastable(
 
 
 def run_elastable(
-    *arguments: str | Path, env: dict[str, str] | None = None, new: bool = False, python: Path | None = None
+    *arguments: str | Path, env: dict[str, str] | None = None, new: bool = False, of: Interpreter = HERE
 ) -> Finished:
     words = ["-m", "elastable", *map(str, arguments)]
-    if new or python is not None:
-        command, variables = [str(python or sys.executable), *words], _environment(env)
+    if new:
+        command, variables = [sys.executable, *words], _environment(env)
         ran = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=_ROOT, env=variables
         )
     else:
-        ran = run_preloaded(words, _ROOT, _environment(env), LIMIT_S)
+        ran = run_preloaded(words, _ROOT, _environment(env), LIMIT_S, of)
     return Finished(ran.returncode, ran.stdout, ran.stderr)
 
 
 def succeeded(
-    *arguments: str | Path, env: dict[str, str] | None = None, new: bool = False, python: Path | None = None
+    *arguments: str | Path, env: dict[str, str] | None = None, new: bool = False, of: Interpreter = HERE
 ) -> Finished:
-    ran = run_elastable(*arguments, env=env, new=new, python=python)
+    ran = run_elastable(*arguments, env=env, new=new, of=of)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     return ran
 

@@ -1,11 +1,10 @@
 """Whole jobs in real processes, and the trained numbers they leave."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.rpc.client import MasterClient
 from tests.elastable.processes import Running as RunningProcess
 from tests.elastable.processes import elastable
+from tests.preloaded.client import HERE, Interpreter
 from tests.waiting import until
 
 MODEL = Path(__file__).parent / "model.py"
@@ -48,8 +48,7 @@ def train(
     during: "Callable[[Running], None] | None" = None,
     options: Sequence[str] = (),
     random: bool = True,
-    python: Path | None = None,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    of: Interpreter = HERE,
 ) -> Numbers:
     """50 versions of 4 micro-batches of 16 records, in one master and `workers` worker processes.
 
@@ -58,18 +57,16 @@ def train(
         stores: Addresses of store servers, in the place of `store`.
         during: Called while the job runs: it may kill and start processes.
         options: Further words of the master's command.
-        random: Whether the model has BatchNormalization and Dropout.
-        python: Another interpreter, of master and workers.
-        environment: More variables for both.
+        random: Whether the model has BatchNormalization and Dropout, and a loss of several terms.
+        of: The Python of master and workers.
     """
     home.mkdir(exist_ok=True)
-    variables = {
+    environment = {
         "EQUALITY_OPTIMIZER": optimizer,
         "EQUALITY_RANDOM": "1" if random else "0",
         "EQUALITY_VOCABULARY": "40",
         "EQUALITY_PAUSE": "0.02" if during else "0",
         "EQUALITY_GATE": "" if midway is None else str(home / "gate"),
-        **environment,
     }
     command = ["master", str(MODEL), "--listen", "127.0.0.1:0"]
     command += [] if stores else ["--store", store]
@@ -77,7 +74,7 @@ def train(
     command += ["--checkpoint-dir", str(home / "checkpoints"), "--no-export"]
     command += ["--grads-to-wait", "4", *options, *(["--stores", ",".join(stores)] if stores else [])]
     with ExitStack() as held:
-        job = Running(home, command, variables, held, python)
+        job = Running(home, command, environment, held, of)
         job.start_master()
         for _ in range(workers):
             job.start_worker()
@@ -99,7 +96,7 @@ class Running:
     command: list[str]  # of the master
     environment: dict[str, str]  # of all processes, besides this one's
     held: ExitStack  # ends them
-    python: Path | None = None  # another interpreter, of all processes
+    of: Interpreter = HERE  # their Python
     processes: list[RunningProcess] = field(default_factory=list)  # the master, then the workers
     address: str = ""  # of the master
 
@@ -113,8 +110,7 @@ class Running:
         self.processes.append(self._started(f"worker-{len(self.processes) - 1}", *words))
 
     def _started(self, name: str, *words: str | Path) -> RunningProcess:
-        started = elastable(self.home, *words, env=self.environment, name=name, python=self.python)
-        return self.held.enter_context(started)
+        return self.held.enter_context(elastable(self.home, *words, env=self.environment, name=name, of=self.of))
 
     def until_version(self, version: int) -> None:
         """Waits until the job has reached a version, and asserts that it is not near its end."""

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 from tests.preloaded.server import Wanted
 
-__all__ = ["PreloadedProcess", "preloaded_python", "run_preloaded"]
+__all__ = ["HERE", "Interpreter", "PreloadedProcess", "preloaded_python", "run_preloaded"]
 
 ROOT = Path(__file__).parents[2]
 START_S = 240.0
@@ -47,27 +47,38 @@ os.kill(os.getpid(), -code)
 """
 
 
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python with its libraries, and variables that all its processes have."""
+
+    python: str
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+HERE = Interpreter(sys.executable)
+
+
 @functools.cache
-def preloaded_python() -> Path:
-    """An executable that replaces this Python; the first call starts the server that it asks for processes.
+def preloaded_python(of: Interpreter = HERE) -> Path:
+    """An executable that replaces a Python; the first call starts the server that it asks for processes.
 
     It takes `-m MODULE`, `-c PROGRAM` or a file, with arguments. Beside it lie the `elastable` command and `mpiexec`.
     """
     folder = Path(tempfile.mkdtemp(prefix="preloaded-"))
     path = folder / "socket"
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.preloaded.server", str(path)],
+        [of.python, "-m", "tests.preloaded.server", str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # whose threads would not survive a fork
+        env={**os.environ, **dict(of.variables), "OPENBLAS_NUM_THREADS": "1"},  # whose threads would not survive a fork
     )
     atexit.register(_end, server, folder)
     assert server.stdout is not None
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError(f"the server of preloaded processes ended with code {server.wait()}")
     python = folder / "python"
-    python.write_text(_STAND_IN.format(python=sys.executable, path=str(path)))
+    python.write_text(_STAND_IN.format(python=of.python, path=str(path)))
     command = folder / "elastable"
     command.write_text(f'#!/bin/sh\nexec {python} -m elastable "$@"\n')
     for file in (python, command):
@@ -97,9 +108,10 @@ class PreloadedProcess:
         stderr: int | IO[bytes] | IO[str],
         cwd: Path,
         env: Mapping[str, str] | None = None,
+        of: Interpreter = HERE,
     ) -> None:
-        python = preloaded_python()
-        environment = dict(os.environ if env is None else env)
+        python = preloaded_python(of)
+        environment = {**(os.environ if env is None else env), **dict(of.variables)}
         wanted = Wanted(list(arguments), str(python), environment, str(cwd), [0, 1, 2])
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._server.connect(str(python.with_name("socket")))
@@ -138,11 +150,15 @@ class PreloadedProcess:
 
 
 def run_preloaded(
-    arguments: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, timeout: float = START_S
+    arguments: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = START_S,
+    of: Interpreter = HERE,
 ) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run(["python", *arguments], capture_output=True, text=True)`."""
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
-        process = PreloadedProcess(arguments, out, err, cwd, env)
+        process = PreloadedProcess(arguments, out, err, cwd, env, of)
         try:
             code = process.wait(timeout)
         except BaseException:

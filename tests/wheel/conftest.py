@@ -35,6 +35,12 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def with_jax(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """`pip install "elastable[jax]"`."""
+    return make_environment(tmp_path_factory.mktemp("jax"), wheel, ["jax"])
+
+
+@pytest.fixture(scope="session")
 def with_keras(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """`pip install "elastable[keras]"`."""
     return make_environment(tmp_path_factory.mktemp("keras"), wheel, ["keras"])

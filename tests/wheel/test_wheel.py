@@ -73,6 +73,9 @@ print(len([getattr(et, name) for name in et.__all__]))
 """
 
 
+ABSENT = "from importlib.util import find_spec; print([n for n in {!r} if find_spec(n)])"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     home = tmp_path / "program"
@@ -159,8 +162,7 @@ def test_a_bare_install_adds_one_name(bare: Environment, with_keras: Environment
 
 
 def test_a_bare_install_has_tables_a_server_and_a_client(bare: Environment, folder: Path) -> None:
-    absent = "from importlib.util import find_spec; print([n for n in {!r} if find_spec(n)])"
-    assert run(folder, bare.python, "-c", absent.format(("tensorflow", "keras", "pyarrow", "mpi4py"))) == "[]\n"
+    assert run(folder, bare.python, "-c", ABSENT.format(("tensorflow", "keras", "pyarrow", "mpi4py"))) == "[]\n"
     with serving(bare, folder) as address:
         output = run(folder, bare.python, "bare_program.py", address, str(folder / "rows"))
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -244,3 +246,34 @@ def test_keras_is_the_extra_that_trains(with_keras: Environment, folder: Path) -
     output, missing, names = run(folder, with_keras.python, "script.py").splitlines()
     assert (output, missing) == ("trained", "None")
     assert int(names) > 40
+
+
+def test_jax_trains_where_there_is_no_other_framework(with_jax: Environment, folder: Path) -> None:
+    assert run(folder, with_jax.python, "-c", ABSENT.format(("tensorflow", "torch", "mpi4py"))) == "[]\n"
+    assert run(folder, with_jax.python, "script.py", KERAS_BACKEND="jax") == "trained\n"
+    run(folder, with_jax.python, *JOB, KERAS_BACKEND="jax")
+    assert result_of(folder) == (4, 64)
+
+
+def test_what_is_missing_is_named_with_the_extra_of_the_backend(
+    bare: Environment, with_jax: Environment, folder: Path
+) -> None:
+    for environment, backend, library, extra in (
+        (bare, "torch", "Keras", "torch"),
+        (with_jax, "torch", "PyTorch", "torch"),
+        (with_jax, "tensorflow", "TensorFlow (unless KERAS_BACKEND is jax or torch)", "keras"),
+    ):
+        said = run(folder, environment.python, "-m", "elastable", *JOB[2:], code=10, KERAS_BACKEND=backend)
+        assert f'needs {library}, which is not installed: pip install "elastable[{extra}]"' in said
+
+
+@pytest.mark.parametrize(("extra", "framework"), [("keras", "tensorflow"), ("jax", "jax"), ("torch", "torch")])
+def test_an_extra_brings_one_framework(wheel: Path, extra: str, framework: str) -> None:
+    needs = [Requirement(line) for line in wheel_metadata(wheel).requires or ()]
+
+    def brought(by: str) -> set[str]:
+        direct = [need for need in needs if need.marker is not None and need.marker.evaluate({"extra": by})]
+        return {need.name for need in direct}.union(*(brought(more) for need in direct for more in need.extras))
+
+    assert brought(extra) & {"tensorflow", "jax", "torch"} == {framework}
+    assert {"keras", "pyarrow", "tensorboard", "matplotlib"} <= brought(extra)

@@ -233,7 +233,9 @@ class ArrayTrainStep(_ArrayStep):
         preset = seed_values(self._seed_states, self._seed, micro_batch)
         with imposed(self._model, self._trainable):  # it may be traced, or run, within this call
             places, step = self._function()
-            (loss, scale), dense, of_rows = step([*rows, *touched], given, preset)
+            words = None if self._seed is None else (self._seed & (2**64 - 1), micro_batch)
+            with array_backend().seeded(words):
+                (loss, scale), dense, of_rows = step([*rows, *touched], given, preset)
             frozen = frozen_tables(self._model, list(self._plan.layers))
         gradients: list[Tensor] = [np.zeros(tuple(each.shape), each.dtype) for each in self._variables]
         for place, gradient in zip(places, dense, strict=True):

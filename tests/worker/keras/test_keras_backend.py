@@ -38,7 +38,7 @@ def output(name: str, **environment: str) -> str:
     [
         ("numpy", "et.Embedding(10, 4)", "tensorflow or jax or torch"),
         ("openvino", "et.fit", "tensorflow or jax or torch"),
-        ("jax", "et.step", "tensorflow"),
+        ("jax", "et.summed", "tensorflow"),
         ("torch", "et.ReplicaTrainer", "tensorflow"),
     ],
 )
