@@ -26,7 +26,7 @@ _BLOCK_ROWS = 1024
 TABLE_VARIABLE = "embeddings"
 
 #: Where PyTorch's own versions of Keras' optimizers are, which take the same steps.
-OF_TORCH = "keras.src.backend.torch."
+OF_TORCH = ".backend.torch."
 
 _UNDECAYED = "excluded_from_weight_decay"  # next to the config, of tables that are
 
@@ -49,7 +49,7 @@ def canonical_config(
     """
     kind = type(optimizer).__name__
     config: dict[str, Any] = keras.saving.serialize_keras_object(optimizer)
-    if config["module"].startswith(OF_TORCH):
+    if OF_TORCH in config["module"]:
         config |= {"module": "keras.optimizers", "registered_name": None}
     config["config"] |= {
         "name": kind.lower(),

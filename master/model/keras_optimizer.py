@@ -75,7 +75,7 @@ _UNCALLED = ("apply_gradients", "scale_loss", "finalize_variable_values")  # by 
 def keras_class(optimizer: keras.Optimizer) -> type[keras.Optimizer]:
     """Its class; of PyTorch's own version of one of Keras' optimizers that one, whose steps it takes."""
     kind: type[keras.Optimizer] = type(optimizer)
-    return getattr(keras.optimizers, kind.__name__) if kind.__module__.startswith(OF_TORCH) else kind
+    return getattr(keras.optimizers, kind.__name__) if OF_TORCH in kind.__module__ else kind
 
 
 def learning_rate_of(optimizer: keras.Optimizer) -> float:
