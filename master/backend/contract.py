@@ -69,6 +69,10 @@ class Backend(ABC):
             A function of arrays that runs it and returns its tensors as arrays.
         """
 
+    @abstractmethod
+    def in_function(self) -> bool:
+        """Whether this thread runs or traces a function of the backend, and not a line of a program."""
+
     def exact_ids(self) -> AbstractContextManager[object]:
         """Within the block, integers of 64 bits stay what they are."""
         return nullcontext()

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
@@ -123,6 +124,9 @@ class JaxBackend(ArrayBackend):
         os.environ["NPROC"] = str(threads)
         flag = f"--xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+    def in_function(self) -> bool:
+        return bool(in_stateless_scope())
 
     def exact_ids(self) -> AbstractContextManager[object]:
         context: AbstractContextManager[object] = jax.enable_x64(True)

@@ -53,6 +53,9 @@ class TensorFlowBackend(Backend):
 
         return run
 
+    def in_function(self) -> bool:
+        return not tf.executing_eagerly()
+
     def set_threads(self, threads: int) -> None:
         """Sets this many threads within an operation, and one between operations; see `Backend`.
 

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import torch
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdFunction, Update
@@ -23,6 +24,7 @@ class TorchBackend(ArrayBackend):
     compares_ids = True
 
     def __init__(self) -> None:
+        self._in_update = threading.local()
         self._drawing = threading.RLock()  # PyTorch's generator is one for all threads, and ids are planned ahead
 
     @contextmanager
@@ -55,8 +57,12 @@ class TorchBackend(ArrayBackend):
         variables: Sequence[keras.Variable],
     ) -> Callable[..., list[Array]]:
         def run(*arrays: Array) -> list[Array]:
-            with torch.no_grad():
-                return [_array(each).copy() for each in body(*map(_tensor, arrays)) or ()]
+            self._in_update.so = True
+            try:
+                with torch.no_grad():
+                    return [_array(each).copy() for each in body(*map(_tensor, arrays)) or ()]
+            finally:
+                self._in_update.so = False
 
         return run
 
@@ -104,6 +110,9 @@ class TorchBackend(ArrayBackend):
             return list(map(_array, found))
 
         return run
+
+    def in_function(self) -> bool:
+        return getattr(self._in_update, "so", False) or bool(in_stateless_scope())
 
     def rows_within(self, read: Callable[[Array], Array], ids: BackendTensor, dim: int) -> BackendTensor:
         return _given(read(_array(ids)))

@@ -158,7 +158,7 @@ class DenseTensors(DensePart):
 
 def _of_dtype(tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
     """Integers as the model has them, if they fit: Keras counts with 64 bits on TensorFlow, and with 32 on JAX."""
-    if tensor.dtype.kind != "i" or dtype.kind != "i":
+    if tensor.dtype.kind not in "iu" or dtype.kind not in "iu":
         return tensor
     cast: Tensor = tensor.astype(dtype)
     return cast if np.array_equal(cast, tensor) else tensor

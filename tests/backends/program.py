@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 import elastable as et
+from tests.untyped import Keywords
 
 ROWS, DIM, BATCH, LENGTH = 12, 4, 16, 6
 FAR = 2**40
@@ -43,6 +44,12 @@ def model_of(rows: Callable[[keras.KerasTensor], keras.KerasTensor], optimizer: 
     return model
 
 
+def in_a_row(layer: keras.layers.Layer) -> Callable[[keras.KerasTensor], keras.KerasTensor]:
+    """The rows of a record after one another."""
+    flat = keras.layers.Flatten()
+    return lambda ids: flat(layer(ids))
+
+
 def assert_close(ours: object, theirs: object) -> None:
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-4, atol=1e-5)
 
@@ -50,15 +57,13 @@ def assert_close(ours: object, theirs: object) -> None:
 def assert_as_in_keras(optimizer: str) -> None:
     x, y = records()
     table = np.random.default_rng(1).normal(size=(ROWS, DIM)).astype("float32")
-    settings = {"epochs": 3, "batch_size": BATCH, "shuffle": False, "verbose": 0, "validation_data": (x[:24], y[:24])}
-    flat = keras.layers.Flatten()
-    plain = keras.layers.Embedding(ROWS, DIM, weights=[table])
-    theirs = model_of(lambda ids: flat(plain(ids)), optimizer)
+    settings: Keywords = {"epochs": 3, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    settings["validation_data"] = (x[:24], y[:24])
+    theirs = model_of(in_a_row(keras.layers.Embedding(ROWS, DIM, weights=[table])), optimizer)
     history = theirs.fit(x, y, **settings).history
     assert history["loss"][-1] < 0.9 * history["loss"][0]
     for fit in FITS.values():
-        layer = et.Embedding(ROWS, DIM, weights=table, name="items")
-        ours = model_of(lambda ids, layer=layer: flat(layer(ids)), optimizer)
+        ours = model_of(in_a_row(et.Embedding(ROWS, DIM, weights=table, name="items")), optimizer)
         found = fit(ours, x, y, **settings).history
         assert found.keys() == history.keys()
         for name, values in history.items():
@@ -90,7 +95,7 @@ def check_far_ids_with_padding() -> None:
     assert len(np.unique(far)) == ROWS
     assert len(np.unique(far & 0xFFFFFFFF)) == 1 + ROWS // 2
     places = np.unique(far, return_inverse=True)[1].reshape(far.shape)  # that of 0 is 0
-    settings = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    settings: Keywords = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
     for combiner in ("sum", "mean"):
 
         def pooled(ids: keras.KerasTensor, combiner: str = combiner) -> keras.KerasTensor:
@@ -112,7 +117,7 @@ def check_far_ids_with_padding() -> None:
 def check_masks_reach_the_next_layer() -> None:
     """`mask_zero` of a layer without a combiner: an average over what is no padding."""
     x, y = records()
-    settings = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    settings: Keywords = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
     pooling = keras.layers.GlobalAveragePooling1D
     theirs = model_of(lambda ids: pooling()(keras.layers.Embedding(ROWS, DIM, "ones", mask_zero=True)(ids)), "adagrad")
     layer = et.Embedding(None, DIM, "ones", mask_zero=True, name="items")
@@ -125,11 +130,10 @@ def check_masks_reach_the_next_layer() -> None:
 def check_micro_batches() -> None:
     """Two micro-batches make the version of a batch with all their records."""
     x, y = records()
-    settings = {"epochs": 2, "shuffle": False, "verbose": 0}
-    flat, models = keras.layers.Flatten(), []
+    settings: Keywords = {"epochs": 2, "shuffle": False, "verbose": 0}
+    models = []
     for batch, combined in ((BATCH, 1), (BATCH // 2, 2)):
-        layer = et.Embedding(ROWS, DIM, "ones", name="items")
-        model = model_of(lambda ids, layer=layer: flat(layer(ids)), "adam")
+        model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "adam")
         et.fit(model, x, y, batch_size=batch, grads_to_wait=combined, **settings)
         models.append(model)
     for one, other in zip(*(each.get_weights() for each in models), strict=True):

@@ -13,6 +13,7 @@ import pytest
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from tests.elastable.processes import succeeded
 from tests.equality.jobs import MODEL, Numbers, Running, differing, train, trained_numbers
+from tests.equality.test_store_servers import StoreProcess
 from tests.preloaded.client import HERE, Interpreter
 
 pytestmark = pytest.mark.process
@@ -71,7 +72,7 @@ def test_tensorflow_computes_the_same_from_its_checkpoint(backend: Interpreter, 
 
 
 def test_a_killed_worker_and_a_killed_master_change_no_bit(backend: Interpreter, tmp_path: Path) -> None:
-    """Two workers, one killed and replaced; then the master killed, and another one resumes its job."""
+    """Two workers, one killed and replaced; then the master killed, and another one resumes its job; a store server."""
 
     def kill(job: Running) -> None:
         job.until_version(5)
@@ -83,5 +84,11 @@ def test_a_killed_worker_and_a_killed_master_change_no_bit(backend: Interpreter,
 
     # The model has a loss whose divisor can only be read from a graph.
     options = ("--average", "records", "--checkpoint-every", "10")
-    alone = train(tmp_path / "alone", 1, "adagrad", options=options, of=backend)
-    assert differing(alone, train(tmp_path / "killed", 2, "adagrad", during=kill, options=options, of=backend)) == []
+    alone = train(tmp_path / "alone", 1, "muon", options=options, of=backend)
+    server = StoreProcess(tmp_path / "store.log", "memory", of=backend)
+    try:
+        there = [server.address]
+        killed = train(tmp_path / "killed", 2, "muon", stores=there, during=kill, options=options, of=backend)
+    finally:
+        server.kill()
+    assert differing(alone, killed) == []

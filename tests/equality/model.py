@@ -23,6 +23,7 @@ OPTIMIZERS = {
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "adam": lambda: keras.optimizers.Adam(0.01),
     "clipped": lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.5),
+    "muon": lambda: keras.optimizers.Muon(0.01),  # Keras updates the rows, too: at a store server its backend is loaded
 }
 
 

@@ -14,7 +14,7 @@ from elastable.jobs.servers.store_registry import StoreRegistry
 from tests.embedding_store.shards.served_shards import served
 from tests.equality.jobs import Numbers, Running, differing, train
 from tests.ports import free_port
-from tests.preloaded.client import PreloadedProcess
+from tests.preloaded.client import HERE, Interpreter, PreloadedProcess
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -23,15 +23,15 @@ START_S = 120.0
 class StoreProcess:
     """`elastable store` in a process, started again where it was; with the command `serve` a parameter server."""
 
-    def __init__(self, log: Path, store: str, *more: str, command: str = "store") -> None:
-        self._log, self._store, self._more, self._command = log, store, more, command
+    def __init__(self, log: Path, store: str, *more: str, command: str = "store", of: Interpreter = HERE) -> None:
+        self._log, self._store, self._more, self._command, self._of = log, store, more, command, of
         self.address = f"127.0.0.1:{free_port()}"
         self.start()
 
     def start(self) -> None:
         words = ["-m", "elastable", self._command, "--listen", self.address, "--store", self._store, *self._more]
         with self._log.open("ab") as output:
-            self.process = PreloadedProcess(words, output, output, ROOT)
+            self.process = PreloadedProcess(words, output, output, ROOT, of=self._of)
         with RemoteSource(self.address, START_S) as rows:
             rows.version()
 

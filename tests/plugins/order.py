@@ -31,6 +31,7 @@ _DEAREST = """
     elastable/jobs/test_evaluation_beside elastable/in_process/test_table_dtypes
     elastable/callbacks/test_moving_averages deploy/test_redis_users
     embedding_store/tiers/test_file_tier elastable/commands/test_kg embedding_store/engine/test_dense_replay
+    backends/test_jobs backends/test_numbers
     master/core/test_core benchmarks/test_load worker/step/test_train_step replicas/knowledge_graphs/test_trainer
     elastable/in_process/test_loss_reductions replicas/groups/test_mpi
     elastable/in_process/test_repeated_ids

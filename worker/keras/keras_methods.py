@@ -10,12 +10,10 @@ from contextlib import contextmanager
 import keras
 import numpy as np
 import numpy.typing as npt
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.backend.contract import backend
-from elastable.master.backend.lazy import tf
 from elastable.worker.keras.keras_backend import trainer
 from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.keras.seeds import layers_of
@@ -141,7 +139,7 @@ def _load(plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, sto
 
 def _assign(plain: Callable[..., object], variable: keras.Variable, value: npt.ArrayLike) -> object:
     of = getattr(variable, _SLOT_OF, None)
-    by_hand = of is not None and _is_eager() and not getattr(_loading, "is_on", False)
+    by_hand = of is not None and not backend().in_function() and not getattr(_loading, "is_on", False)
     if by_hand and not np.array_equal(value, variable):
         raise Unsupported(
             f"{variable.path} of the optimizer {of!r} is assigned, and the slots of the tables that it trains, which "
@@ -150,10 +148,6 @@ def _assign(plain: Callable[..., object], variable: keras.Variable, value: npt.A
             "tf.train.Checkpoint(model)"
         )
     return plain(variable, value)
-
-
-def _is_eager() -> bool:
-    return bool(tf.executing_eagerly()) if backend().has_graphs else not in_stateless_scope()
 
 
 def wrap_method(name: str, replacement: Callable[..., object], owner: type = keras.Model) -> None:

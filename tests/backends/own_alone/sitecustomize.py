@@ -13,4 +13,4 @@ def _found(name: str, path: Sequence[str] | None = None, target: ModuleType | No
     return None if name in MISSING else _find(name, path, target)
 
 
-PathFinder.find_spec = _found  # type: ignore[method-assign]
+PathFinder.find_spec = _found  # type: ignore[assignment, method-assign]

@@ -107,6 +107,21 @@ def test_what_was_saved_can_be_restored() -> None:
     assert other.steps()[0].number == 1
 
 
+def test_counters_of_another_width_are_restored_if_they_fit() -> None:
+    """Keras counts steps with 32 bits on JAX."""
+    dense = DenseState(small_model())
+    dense.apply(some_gradients(dense), dense.snapshot(0).states)
+    saved = dense.tensors()
+    counters = [key for key, value in saved.items() if value.dtype == np.int64]
+    assert counters
+    other = DenseState(small_model())
+    other.restore({**saved, **{key: saved[key].astype(np.int8) for key in counters}})
+    assert same(saved, other.tensors())
+    with pytest.raises(CheckpointError, match=rf"{counters[0]} .* is uint64 \[\] in the checkpoint and int64 \[\]"):
+        other.restore({**saved, counters[0]: np.array(2**63, np.uint64)})
+    assert same(saved, other.tensors())
+
+
 def test_a_checkpoint_of_another_model_changes_nothing() -> None:
     dense = DenseState(small_model())
     saved = dense.tensors()
