@@ -44,6 +44,7 @@ class TensorFlowBackend(Backend):
         body: Update,
         like: Sequence[Array],
         variables: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Callable[..., list[Array]]:
         signature = [tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for each in like]
         compiled = tf.function(body, autograph=False, input_signature=signature).get_concrete_function()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdFunction, Update
+from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdBody, IdFunction, Update
 
 
 class TorchBackend(ArrayBackend):
@@ -37,15 +38,20 @@ class TorchBackend(ArrayBackend):
         body: Update,
         like: Sequence[Array],
         variables: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Callable[..., list[Array]]:
         def run(*arrays: Array) -> list[Array]:
-            with torch.no_grad():
+            with self.runs, torch.no_grad():
                 return [_array(each).copy() for each in body(*map(_tensor, arrays)) or ()]
 
         return run
 
     def gradients(
-        self, body: Body, variables: Sequence[keras.Variable], trained: Sequence[keras.Variable]
+        self,
+        body: Body,
+        variables: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Gradients:
         def run(
             arrays: Sequence[Array], given: Any, preset: Sequence[tuple[keras.Variable, Array]]
@@ -54,14 +60,18 @@ class TorchBackend(ArrayBackend):
                 self.assign(variable, value)
             rows = [_tensor(each).requires_grad_() for each in arrays]
             weights = [each.value for each in trained]
-            loss, found = body(rows, keras.tree.map_structure(_given, given))
-            gradients = torch.autograd.grad(loss, [*weights, *rows], allow_unused=True)
+            with self.runs:
+                loss, found = body(rows, keras.tree.map_structure(_given, given))
+            if loss.requires_grad:
+                gradients = torch.autograd.grad(loss, [*weights, *rows], allow_unused=True)
+            else:
+                gradients = (None,) * len([*weights, *rows])
             arrays_of = [None if each is None else _array(each) for each in gradients]
             return keras.tree.map_structure(_array, found), arrays_of[: len(weights)], arrays_of[len(weights) :]
 
         return run
 
-    def ids_of(self, body: Callable[[Any], Sequence[BackendTensor]], variables: Sequence[keras.Variable]) -> IdFunction:
+    def ids_of(self, body: IdBody, variables: Sequence[keras.Variable], eagerly: bool = False) -> IdFunction:
         views: list[_View | None] | None = None
 
         def run(batch: Any) -> list[Array]:
@@ -69,8 +79,9 @@ class TorchBackend(ArrayBackend):
             leaves = [_given(leaf) for leaf in keras.tree.flatten(batch)]
             if views is not None and all(view is not None for view in views):
                 return [_array(view.of(leaves)) for view in views if view is not None]
-            with torch.no_grad(), keras.StatelessScope([(each, each.value) for each in variables], collect_losses=True):
-                found = list(body(keras.tree.pack_sequence_as(batch, leaves)))
+            values = [(each, each.value) for each in variables]
+            with self.runs, self.draws_kept(), torch.no_grad(), keras.StatelessScope(values, collect_losses=True):
+                found = list(body(keras.tree.pack_sequence_as(batch, leaves), 0.0))
             if views is None:
                 views = [_view_of(ids, leaves) for ids in found]
             return list(map(_array, found))
@@ -79,6 +90,14 @@ class TorchBackend(ArrayBackend):
 
     def rows_within(self, read: Callable[[Array], Array], ids: BackendTensor, dim: int) -> BackendTensor:
         return _given(read(_array(ids)))
+
+    def draws_kept(self) -> AbstractContextManager[object]:
+        """Of PyTorch's global generators, from which layers without a seed draw."""
+        context: AbstractContextManager[object] = torch.random.fork_rng(range(torch.cuda.device_count()))
+        return context
+
+    def seed_draws(self, seed: int) -> None:
+        torch.manual_seed(seed)
 
     def set_threads(self, threads: int) -> None:
         """Sets PyTorch's threads within an operation."""

@@ -49,7 +49,7 @@ def canonical_config(
     """
     kind = type(optimizer).__name__
     config: dict[str, Any] = keras.saving.serialize_keras_object(optimizer)
-    if config["module"].startswith(OF_TORCH):
+    if str(config["module"]).startswith(OF_TORCH):
         config |= {"module": "keras.optimizers", "registered_name": None}
     config["config"] |= {
         "name": kind.lower(),

@@ -26,7 +26,7 @@ _MARK = "_elastable_wraps"
 _BUILT_WITH = "_elastable_built_with"
 _SLOT_OF = "_elastable_slot_of"
 _OF_KERAS = ("gradient_accumulator", "average")  # which its optimizers assign as a program would
-_loading, _unlisted = threading.local(), threading.local()
+_assigning, _unlisted = threading.local(), threading.local()
 
 
 def has_tables_in_store(model: keras.Model) -> bool:
@@ -49,7 +49,9 @@ def wrap_model_methods() -> None:
     wrap_method("assign", _assign, keras.Variable)
     if hasattr(keras.Layer, "_track_variables"):  # of PyTorch, as parameters of its module
         wrap_method("_track_variables", _track, keras.Layer)
-    wrap_method("load_own_variables", _load, optimizer)
+    wrap_method("load_own_variables", _by_keras, optimizer)
+    if keras.config.backend() == "torch":  # there, some of Keras' optimizers assign slots as a program does
+        wrap_method("apply", _by_keras, optimizer)
     for kind in optimizer.__mro__:
         _wrap_build(kind)
     waiting = optimizer.__subclasses__()
@@ -131,17 +133,19 @@ def guard_slots(optimizer: keras.optimizers.Optimizer) -> None:
             setattr(variable, _SLOT_OF, optimizer.name)
 
 
-def _load(plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: object) -> None:
-    before, _loading.is_on = getattr(_loading, "is_on", False), True
+def _by_keras(
+    plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object
+) -> None:
+    before, _assigning.is_on = getattr(_assigning, "is_on", False), True
     try:
-        plain(optimizer, store)
+        plain(optimizer, *args, **kwargs)
     finally:
-        _loading.is_on = before
+        _assigning.is_on = before
 
 
 def _assign(plain: Callable[..., object], variable: keras.Variable, value: npt.ArrayLike) -> object:
     of = getattr(variable, _SLOT_OF, None)
-    by_hand = of is not None and _is_eager() and not getattr(_loading, "is_on", False)
+    by_hand = of is not None and _is_eager() and not getattr(_assigning, "is_on", False)
     if by_hand and not np.array_equal(value, variable):
         raise Unsupported(
             f"{variable.path} of the optimizer {of!r} is assigned, and the slots of the tables that it trains, which "
@@ -187,5 +191,6 @@ def rows_unlisted() -> Iterator[None]:
 
 
 def are_unlisted() -> bool:
-    """Whether this thread is within `rows_unlisted`."""
-    return bool(getattr(_unlisted, "depth", 0))
+    """Whether this thread is within `rows_unlisted`, and not in code of the model that Keras traces on JAX."""
+    traced = keras.config.backend() == "jax" and in_stateless_scope()
+    return bool(getattr(_unlisted, "depth", 0)) and not traced

@@ -545,6 +545,22 @@ class WholeTable(_Tracked):  # type: ignore[misc]
     def __jax_array__(self) -> BackendTensor:
         return self.value
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., object], types: object, args: object = (), kwargs: object = None
+    ) -> object:
+        """What a function of PyTorch is of the rows, as of a Keras variable."""
+        args, kwargs = keras.tree.map_structure(
+            lambda each: each.value if type(each) is cls else each, (args, kwargs or {})
+        )
+        return function(*args, **kwargs)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        # On PyTorch `keras.ops` reads the value of a variable, and of anything else an array, which has no gradient.
+        in_step = current_scope() is not None and backend().name == "torch"
+        return keras.Variable if in_step else WholeTable
+
     def __len__(self) -> int:
         return require_all_rows(self.layer)
 

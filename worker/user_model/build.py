@@ -217,7 +217,8 @@ def _build_on_arrays(model: keras.Model, sample: TensorBatch) -> None:
     held = [(each, backend().copied(each)) for each in variables_of(model.variables)]
     try:
         with entered(ArrayPlanScope()), draws_kept():
-            done = forward(model, sample, training=False)
+            tensors: TensorBatch = keras.tree.map_structure(keras.ops.convert_to_tensor, sample)
+            done = forward(model, tensors, training=False)
             warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
             states = _states_of_updates(model, _own_metrics(model), done)
         _require_sums(_own_metrics(model), states)
