@@ -7,7 +7,7 @@ import keras
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.model.dense import DenseModel
-from elastable.worker.keras.same_optimizer import Hyperparameters, require_same_values
+from elastable.worker.keras.same_optimizer import Hyperparameters, require_same_values, runs_eagerly
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.step.trainable import frozen_tables, imposed, put_trainable, read_trainable
@@ -84,9 +84,9 @@ class Freezing:
         for each in self._hyperparameters:
             each.require(f"model {self._model.name!r}", "compile it anew between two fits")
         function = self._model.train_function
-        if self._model.run_eagerly:
+        if runs_eagerly(self._model):
             setattr(function, _KEPT, {self._of: read_trainable(self._model)})
-        if self._model.run_eagerly or function is not self._function:  # it is traced now, or read
+        if runs_eagerly(self._model) or function is not self._function:  # it is traced now, or read
             require_same_values(self._model)
             self._function = function
         flags = self._kept(function, of or self._of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,6 +32,10 @@ Gradients: TypeAlias = Callable[
 ]
 
 
+#: As of `ArrayBackend.ids_of`.
+IdBody: TypeAlias = Callable[[Any, BackendTensor], Sequence[BackendTensor]]
+
+
 class Backend(ABC):
     """A framework that Keras runs on.
 
@@ -57,6 +62,7 @@ class Backend(ABC):
         body: Update,
         like: Sequence[Array],
         variables: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Callable[..., list[Array]]:
         """A function that changes variables, compiled.
 
@@ -64,18 +70,26 @@ class Backend(ABC):
             body: Of tensors; reads and assigns Keras variables, and may return tensors.
             like: An array of the shape and dtype of each argument; only these are read of it.
             variables: All that `body` reads or assigns.
+            eagerly: Not compiled, where there is a choice.
 
         Returns:
             A function of arrays that runs it and returns its tensors as arrays.
         """
 
-    @abstractmethod
-    def in_function(self) -> bool:
-        """Whether this thread runs or traces a function of the backend, and not a line of a program."""
+    def needs_exact_ids(self, batch: Any) -> bool:
+        """Whether integers of a batch of arrays are what they are in `exact_ids` alone."""
+        return False
 
     def exact_ids(self) -> AbstractContextManager[object]:
         """Within the block, integers of 64 bits stay what they are."""
         return nullcontext()
+
+    def draws_kept(self) -> AbstractContextManager[object]:
+        """Restores the framework's own random state after the block, where it has one besides Keras' generators."""
+        return nullcontext()
+
+    def seed_draws(self, seed: int) -> None:  # noqa: B027
+        """Sets that state."""
 
     def set_threads(self, threads: int) -> None:  # noqa: B027
         """Sets the number of threads within an operation, which is a part of the job because it affects rounding.
@@ -89,24 +103,27 @@ class ArrayBackend(Backend):
     """A backend whose steps are functions of arrays.
 
     Attributes:
-        compares_ids: Whether steps run eagerly, so that their ids can be looked at.
+        runs: Held by whatever runs the model's code: ids are planned in another thread than steps run, and layers keep
+            losses and values of the user's between two lines of it.
+        compares_ids: Whether steps always run eagerly, so that their ids can be looked at.
         metrics_see_masks: Whether Keras' own train step gives metrics the predictions with their masks.
     """
 
+    runs = threading.RLock()
     compares_ids = False
     metrics_see_masks = True
 
     def holds(self, ids: BackendTensor, planned: Array) -> bool:
-        """Whether a tensor holds these integers; of a compiled step, which cannot be read: True."""
+        """Whether a tensor holds these integers, as it can; of a compiled step, which cannot be read: True."""
         return True
-
-    def seeded(self, words: Sequence[int] | None) -> AbstractContextManager[object]:
-        """Within the block, what is drawn without a seed generator of Keras depends on these numbers; None: go on."""
-        return nullcontext()
 
     @abstractmethod
     def gradients(
-        self, body: Body, variables: Sequence[keras.Variable], trained: Sequence[keras.Variable]
+        self,
+        body: Body,
+        variables: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Gradients:
         """The gradient of a loss by variables and arrays, compiled.
 
@@ -114,6 +131,7 @@ class ArrayBackend(Backend):
             body: Computes the loss; reads and assigns Keras variables.
             variables: All that `body` reads or assigns; after each call they have their new values.
             trained: Those of them by which the loss is differentiated.
+            eagerly: Not compiled, where there is a choice.
         """
 
     def gradients_of(
@@ -137,12 +155,13 @@ class ArrayBackend(Backend):
         )
 
     @abstractmethod
-    def ids_of(self, body: Callable[[Any], Sequence[BackendTensor]], variables: Sequence[keras.Variable]) -> IdFunction:
+    def ids_of(self, body: IdBody, variables: Sequence[keras.Variable], eagerly: bool = False) -> IdFunction:
         """The part of a step that computes ids from a batch.
 
         Args:
-            body: A batch -> the ids of every embedding call, in order.
+            body: (a batch, a zero that stands for the values of rows) -> the ids of every embedding call, in order.
             variables: All that `body` reads or assigns; they do not change.
+            eagerly: Not compiled, where there is a choice.
         """
 
     @abstractmethod

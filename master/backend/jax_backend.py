@@ -13,11 +13,10 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
-from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdFunction, Update
+from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdBody, IdFunction, Update
 
 # Ids are kept in NumPy, and rows come by their exact values; what else a model does with the ids it does with 32 bits,
 # as in plain Keras.
@@ -33,6 +32,12 @@ class JaxBackend(ArrayBackend):
     def __init__(self) -> None:
         self._copied: dict[int, tuple[weakref.ref[Array], BackendTensor]] = {}
 
+    def holds(self, ids: BackendTensor, planned: Array) -> bool:
+        if isinstance(ids, jax.core.Tracer):
+            return True
+        found = np.asarray(ids)
+        return np.array_equal(found, planned.astype(found.dtype))  # of ids beyond 32 bits a step has the lower ones
+
     def copied(self, variable: keras.Variable) -> Array:
         value = variable.value
         copy: Array = np.asarray(value)  # JAX never changes an array: the next value is another one
@@ -43,7 +48,7 @@ class JaxBackend(ArrayBackend):
     def assign(self, variable: keras.Variable, value: Array) -> None:
         # Where master and worker share a process, most values were copied from a variable just before.
         known = self._copied.get(id(value))
-        if known is not None and known[0]() is value and known[1].dtype == variable.dtype:
+        if known is not None and known[0]() is value and not known[1].is_deleted():
             variable._value = known[1]
             return
         # Copied: JAX would alias the memory of an array, which its owner may change.
@@ -54,25 +59,33 @@ class JaxBackend(ArrayBackend):
         body: Update,
         like: Sequence[Array],
         variables: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Callable[..., list[Array]]:
         known = _once(variables)
 
         def pure(values: Sequence[BackendTensor], arrays: Sequence[BackendTensor]) -> tuple[Any, list[BackendTensor]]:
-            with _stateless(known, values) as scope:
+            with self.runs, _stateless(known, values) as scope:
                 found = body(*arrays) or ()
                 return list(found), _after(scope, known)
 
-        compiled = jax.jit(pure)
+        compiled = pure if eagerly else jax.jit(pure)
 
         def run(*arrays: Array) -> list[Array]:
-            found, after = compiled([each.value for each in known], arrays)
+            if eagerly:
+                arrays = tuple(map(jax.numpy.asarray, arrays))
+            # JAX may read the arrays that it was given until it is done.
+            found, after = jax.block_until_ready(compiled([each.value for each in known], arrays))
             _keep(known, after)
             return list(map(np.asarray, found))
 
         return run
 
     def gradients(
-        self, body: Body, variables: Sequence[keras.Variable], trained: Sequence[keras.Variable]
+        self,
+        body: Body,
+        variables: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Gradients:
         wanted = {id(each) for each in trained}
         others = [each for each in _once(variables) if id(each) not in wanted]
@@ -80,15 +93,18 @@ class JaxBackend(ArrayBackend):
         def pure(
             values: Sequence[BackendTensor], arrays: Sequence[BackendTensor], rest: Sequence[BackendTensor], given: Any
         ) -> tuple[BackendTensor, Any]:
-            with _stateless((*trained, *others), (*values, *rest)) as scope:
+            with self.runs, _stateless((*trained, *others), (*values, *rest)) as scope:
                 loss, found = body(arrays, given)
                 return loss, (found, _after(scope, others))
 
-        compiled = jax.jit(jax.grad(pure, argnums=(0, 1), has_aux=True))
+        gradient = jax.grad(pure, argnums=(0, 1), has_aux=True)
+        compiled = gradient if eagerly else jax.jit(gradient)
 
         def run(
             arrays: Sequence[Array], given: Any, preset: Sequence[tuple[keras.Variable, Array]]
         ) -> tuple[Any, list[Array | None], list[Array | None]]:
+            if eagerly:
+                arrays, given = jax.tree.map(jax.numpy.asarray, (list(arrays), given))
             set_to = {id(variable): value for variable, value in preset}
             rest = [set_to.get(id(each), each.value) for each in others]
             (dense, rows), (found, after) = compiled([each.value for each in trained], list(arrays), rest, given)
@@ -98,24 +114,27 @@ class JaxBackend(ArrayBackend):
 
         return run
 
-    def ids_of(self, body: Callable[[Any], Sequence[BackendTensor]], variables: Sequence[keras.Variable]) -> IdFunction:
+    def ids_of(self, body: IdBody, variables: Sequence[keras.Variable], eagerly: bool = False) -> IdFunction:
         known = _once(variables)
 
-        def pure(values: Sequence[BackendTensor], batch: Any) -> list[BackendTensor]:
-            with _stateless(known, values):
-                return list(body(batch))
+        def pure(values: Sequence[BackendTensor], zero: BackendTensor, batch: Any) -> list[BackendTensor]:
+            with self.runs, _stateless(known, values):
+                return list(body(batch, zero))
 
         # What ids do not need is not computed: JAX drops what leads to no result.
-        compiled, seen = jax.jit(pure), set[object]()
+        compiled, seen = pure if eagerly else jax.jit(pure), dict[str, bool]()
+        zero = np.zeros((), np.float32)
 
         def run(batch: Any) -> list[Array]:
             values = [each.value for each in known]
+            form = str(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batch))
             with self.exact_ids():
-                form = str(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batch))
                 if form not in seen:
-                    _require_from_batch(partial(pure), values, batch)
-                    seen.add(form)
-                return list(map(np.asarray, compiled(values, batch)))
+                    seen[form] = _are_computed(partial(pure), values, zero, batch)
+                exact = list(map(np.asarray, compiled(values, zero, jax.tree.map(jax.numpy.asarray, batch))))
+            if seen[form] and not self.needs_exact_ids(batch):
+                _require_same(exact, lambda: compiled(values, zero, jax.tree.map(jax.numpy.asarray, batch)))
+            return exact
 
         return run
 
@@ -124,9 +143,6 @@ class JaxBackend(ArrayBackend):
         os.environ["NPROC"] = str(threads)
         flag = f"--xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-
-    def in_function(self) -> bool:
-        return bool(in_stateless_scope())
 
     def exact_ids(self) -> AbstractContextManager[object]:
         context: AbstractContextManager[object] = jax.enable_x64(True)
@@ -157,20 +173,52 @@ def _keep(variables: Sequence[keras.Variable], values: Sequence[BackendTensor]) 
         variable._value = value
 
 
-def _require_from_batch(pure: Callable[..., Any], values: Sequence[BackendTensor], batch: Any) -> None:
-    """Raises `Unsupported` where ids are computed from variables: rows, weights, random numbers."""
-    traced = jax.make_jaxpr(pure)(values, batch).jaxpr
-    of_variables = {id(each) for each in traced.invars[: len(values)]}
-    needed = {id(each) for each in traced.outvars}
+#: What JAX leaves as it is where it has no 64 bits.
+_LIMITS = {np.dtype(np.int64): np.iinfo(np.int32), np.dtype(np.uint64): np.iinfo(np.uint32)}
+
+#: Operations that move integers, and leave them what they are.
+_MOVES = (
+    *("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "dynamic_slice", "gather", "copy"),
+    *("concatenate", "rev", "convert_element_type", "stop_gradient"),
+)
+
+
+def _are_computed(pure: Callable[..., Any], values: Sequence[BackendTensor], zero: BackendTensor, batch: Any) -> bool:
+    """Whether ids are computed from the batch, and not only taken from it.
+
+    Raises:
+        Unsupported: they are computed from more than the batch: rows, weights, random numbers.
+    """
+    traced = jax.make_jaxpr(pure)(values, zero, batch).jaxpr
+    of_variables = {id(each) for each in traced.invars[: len(values) + 1]}
+    needed, computed = {id(each) for each in traced.outvars}, False
     for equation in reversed(traced.eqns):
         if any(id(each) in needed for each in equation.outvars):
             needed |= {id(each) for each in equation.invars}
+            computed = computed or equation.primitive.name not in _MOVES
     if needed & of_variables:
         raise Unsupported(
             "the ids of an embedding call depend on weights, on rows of another embedding or on random numbers, so "
             "they are not known before the step: compute them from the batch alone, or use Keras' TensorFlow backend, "
             "which looks such rows up within the step"
         )
+    return computed
+
+
+def _require_same(exact: Sequence[Array], compute: Callable[[], Sequence[BackendTensor]]) -> None:
+    """Raises `Unsupported` where plain Keras, which has 32 bits on JAX, computes other ids."""
+    try:
+        plain = list(map(np.asarray, compute()))
+    except OverflowError:  # of a number that the program says: plain Keras cannot run it
+        return
+    for one, other in zip(exact, plain, strict=True):
+        if not np.array_equal(one, other):
+            place = int(np.flatnonzero((one != other).ravel())[0])
+            raise Unsupported(
+                f"the model computes the id {one.ravel()[place]} from its batch, and Keras, which has 32 bits on JAX, "
+                f"{other.ravel()[place]}: compute ids so that no number on the way is above 2**31 - 1, as by % before "
+                "a product, or in the reader"
+            )
 
 
 BACKEND = JaxBackend()

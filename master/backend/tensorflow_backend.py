@@ -44,6 +44,7 @@ class TensorFlowBackend(Backend):
         body: Update,
         like: Sequence[Array],
         variables: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Callable[..., list[Array]]:
         signature = [tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for each in like]
         compiled = tf.function(body, autograph=False, input_signature=signature).get_concrete_function()
@@ -52,9 +53,6 @@ class TensorFlowBackend(Backend):
             return [tensor.numpy() for tensor in compiled(*map(tf.constant, arrays)) or ()]
 
         return run
-
-    def in_function(self) -> bool:
-        return not tf.executing_eagerly()
 
     def set_threads(self, threads: int) -> None:
         """Sets this many threads within an operation, and one between operations; see `Backend`.

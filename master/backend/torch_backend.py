@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import torch
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdFunction, Update
+from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdBody, IdFunction, Update
 
 
 class TorchBackend(ArrayBackend):
@@ -22,21 +20,6 @@ class TorchBackend(ArrayBackend):
 
     name = "torch"
     compares_ids = True
-
-    def __init__(self) -> None:
-        self._in_update = threading.local()
-        self._drawing = threading.RLock()  # PyTorch's generator is one for all threads, and ids are planned ahead
-
-    @contextmanager
-    def seeded(self, words: Sequence[int] | None) -> Iterator[None]:
-        # Dropout without a seed draws from PyTorch's generator.
-        with self._drawing:
-            if words is None:
-                yield
-                return
-            with torch.random.fork_rng(range(torch.cuda.device_count())):
-                torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]))
-                yield
 
     def holds(self, ids: BackendTensor, planned: Array) -> bool:
         return np.array_equal(_array(ids), planned)
@@ -55,19 +38,20 @@ class TorchBackend(ArrayBackend):
         body: Update,
         like: Sequence[Array],
         variables: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Callable[..., list[Array]]:
         def run(*arrays: Array) -> list[Array]:
-            self._in_update.so = True
-            try:
-                with torch.no_grad():
-                    return [_array(each).copy() for each in body(*map(_tensor, arrays)) or ()]
-            finally:
-                self._in_update.so = False
+            with self.runs, torch.no_grad():
+                return [_array(each).copy() for each in body(*map(_tensor, arrays)) or ()]
 
         return run
 
     def gradients(
-        self, body: Body, variables: Sequence[keras.Variable], trained: Sequence[keras.Variable]
+        self,
+        body: Body,
+        variables: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+        eagerly: bool = False,
     ) -> Gradients:
         def run(
             arrays: Sequence[Array], given: Any, preset: Sequence[tuple[keras.Variable, Array]]
@@ -76,8 +60,12 @@ class TorchBackend(ArrayBackend):
                 self.assign(variable, value)
             rows = [_tensor(each).requires_grad_() for each in arrays]
             weights = [each.value for each in trained]
-            loss, found = body(rows, keras.tree.map_structure(_given, given))
-            gradients = torch.autograd.grad(loss, [*weights, *rows], allow_unused=True)
+            with self.runs:
+                loss, found = body(rows, keras.tree.map_structure(_given, given))
+            if loss.requires_grad:
+                gradients = torch.autograd.grad(loss, [*weights, *rows], allow_unused=True)
+            else:
+                gradients = (None,) * len([*weights, *rows])
             arrays_of = [None if each is None else _array(each) for each in gradients]
             return keras.tree.map_structure(_array, found), arrays_of[: len(weights)], arrays_of[len(weights) :]
 
@@ -94,7 +82,7 @@ class TorchBackend(ArrayBackend):
     def watched(self, rows: Array) -> BackendTensor:
         return _tensor(rows).requires_grad_()
 
-    def ids_of(self, body: Callable[[Any], Sequence[BackendTensor]], variables: Sequence[keras.Variable]) -> IdFunction:
+    def ids_of(self, body: IdBody, variables: Sequence[keras.Variable], eagerly: bool = False) -> IdFunction:
         views: list[_View | None] | None = None
 
         def run(batch: Any) -> list[Array]:
@@ -103,19 +91,24 @@ class TorchBackend(ArrayBackend):
             if views is not None and all(view is not None for view in views):
                 return [_array(view.of(leaves)) for view in views if view is not None]
             values = [(each, each.value) for each in variables]
-            with self.seeded((0,)), torch.no_grad(), keras.StatelessScope(values, collect_losses=True):
-                found = list(body(keras.tree.pack_sequence_as(batch, leaves)))
+            with self.runs, self.draws_kept(), torch.no_grad(), keras.StatelessScope(values, collect_losses=True):
+                found = list(body(keras.tree.pack_sequence_as(batch, leaves), 0.0))
             if views is None:
                 views = [_view_of(ids, leaves) for ids in found]
             return list(map(_array, found))
 
         return run
 
-    def in_function(self) -> bool:
-        return getattr(self._in_update, "so", False) or bool(in_stateless_scope())
-
     def rows_within(self, read: Callable[[Array], Array], ids: BackendTensor, dim: int) -> BackendTensor:
         return _given(read(_array(ids)))
+
+    def draws_kept(self) -> AbstractContextManager[object]:
+        """Of PyTorch's global generators, from which layers without a seed draw."""
+        context: AbstractContextManager[object] = torch.random.fork_rng(range(torch.cuda.device_count()))
+        return context
+
+    def seed_draws(self, seed: int) -> None:
+        torch.manual_seed(seed)
 
     def set_threads(self, threads: int) -> None:
         """Sets PyTorch's threads within an operation."""

@@ -180,7 +180,11 @@ def _values(kind: str, variables: Sequence[keras.Variable], known: Mapping[str, 
 
 def tensor_specs(variables: Sequence[keras.Variable]) -> tuple[TensorSpec, ...]:
     """Paths, shapes and dtypes of Keras variables."""
-    return tuple(TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in variables)
+    # Of their values: JAX holds a variable of float64 as float32.
+    return tuple(
+        TensorSpec(each.path, tuple(each.shape), np.dtype(keras.backend.standardize_dtype(each.value.dtype)))
+        for each in variables
+    )
 
 
 def copied(variable: keras.Variable) -> Tensor:

@@ -5,15 +5,15 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastable.embedding_store.errors import ElastableError, JobFailed
+from elastable.master.backend.lazy import tf
 from tests.keras_programs.drawn import BATCH, DrawnProgram, Side
 from tests.keras_table.case import Different, dense_gradients, difference
 from tests.keras_table.weight_cases import Averaging, Best, Halving
@@ -56,6 +56,10 @@ def verdict(program: DrawnProgram) -> str:
 class _Unstable(Exception): ...
 
 
+class _TensorFlowsOwn(Exception):
+    """What a program uses is there on Keras' TensorFlow backend alone."""
+
+
 def _rounded(program: DrawnProgram, change: float) -> dict[str, object]:
     """Of plain Keras, whose weights begin larger by `change` of themselves."""
     plain = program.model
@@ -63,7 +67,7 @@ def _rounded(program: DrawnProgram, change: float) -> dict[str, object]:
     def model(side: Side) -> object:
         made = plain(side)
         for weight in made.trainable_variables:
-            weight.assign(np.array(weight) * np.float32(1.0 + change))
+            weight.assign(keras.ops.convert_to_numpy(weight) * np.float32(1.0 + change))
         return made
 
     with patch.object(program, "model", model):
@@ -96,10 +100,15 @@ def _run(program: DrawnProgram, side: Side) -> dict[str, object]:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(program.policy)
     try:
-        with nullcontext() if side.stored else dense_gradients(), tempfile.TemporaryDirectory() as folder:
+        with _reference() if not side.stored else nullcontext(), tempfile.TemporaryDirectory() as folder:
             return _USES[program.use](_Runner(program, side, folder))
     finally:
         keras.config.set_dtype_policy(before)
+
+
+def _reference() -> AbstractContextManager[object]:
+    """Plain Keras, with dense gradients of its tables: on TensorFlow it is asked for them."""
+    return dense_gradients() if keras.config.backend() == "tensorflow" else nullcontext()
 
 
 class _Runner:
@@ -142,7 +151,9 @@ class _Runner:
         }
 
     def _predicted(self, model: keras.Model) -> object:
-        return model.predict(self.program.x, verbose=0) if self._traces else np.asarray(model(self.program.x))
+        if self._traces:
+            return model.predict(self.program.x, verbose=0)
+        return keras.ops.convert_to_numpy(model(self.program.x))
 
     @property
     def _traces(self) -> bool:
@@ -202,6 +213,8 @@ def _frozen(runner: _Runner) -> dict[str, object]:
 
 
 def _checkpoint(runner: _Runner) -> dict[str, object]:
+    if keras.config.backend() != "tensorflow":
+        raise _TensorFlowsOwn("tf.train.Checkpoint")
     model = runner.fit(runner.model())
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = checkpoint.save(f"{runner.folder}/kept")

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.backend.contract import backend
+from elastable.master.backend.lazy import tf
 from elastable.worker.keras.keras_backend import trainer
 from elastable.worker.keras.same_optimizer import note_training
-from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.seeds import in_stateless_scope, layers_of
 
 _WRAPPED = ("fit", "train_on_batch")
 _STATE_TREES = ("get_state_tree", "set_state_tree")
@@ -24,7 +25,7 @@ _MARK = "_elastable_wraps"
 _BUILT_WITH = "_elastable_built_with"
 _SLOT_OF = "_elastable_slot_of"
 _OF_KERAS = ("gradient_accumulator", "average")  # which its optimizers assign as a program would
-_loading, _unlisted = threading.local(), threading.local()
+_assigning, _unlisted = threading.local(), threading.local()
 
 
 def has_tables_in_store(model: keras.Model) -> bool:
@@ -47,7 +48,9 @@ def wrap_model_methods() -> None:
     wrap_method("assign", _assign, keras.Variable)
     if hasattr(keras.Layer, "_track_variables"):  # of PyTorch, as parameters of its module
         wrap_method("_track_variables", _track, keras.Layer)
-    wrap_method("load_own_variables", _load, optimizer)
+    wrap_method("load_own_variables", _by_keras, optimizer)
+    if keras.config.backend() == "torch":  # there, some of Keras' optimizers assign slots as a program does
+        wrap_method("apply", _by_keras, optimizer)
     for kind in optimizer.__mro__:
         _wrap_build(kind)
     waiting = optimizer.__subclasses__()
@@ -129,17 +132,19 @@ def guard_slots(optimizer: keras.optimizers.Optimizer) -> None:
             setattr(variable, _SLOT_OF, optimizer.name)
 
 
-def _load(plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: object) -> None:
-    before, _loading.is_on = getattr(_loading, "is_on", False), True
+def _by_keras(
+    plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object
+) -> None:
+    before, _assigning.is_on = getattr(_assigning, "is_on", False), True
     try:
-        plain(optimizer, store)
+        plain(optimizer, *args, **kwargs)
     finally:
-        _loading.is_on = before
+        _assigning.is_on = before
 
 
 def _assign(plain: Callable[..., object], variable: keras.Variable, value: npt.ArrayLike) -> object:
     of = getattr(variable, _SLOT_OF, None)
-    by_hand = of is not None and not backend().in_function() and not getattr(_loading, "is_on", False)
+    by_hand = of is not None and _is_eager() and not getattr(_assigning, "is_on", False)
     if by_hand and not np.array_equal(value, variable):
         raise Unsupported(
             f"{variable.path} of the optimizer {of!r} is assigned, and the slots of the tables that it trains, which "
@@ -148,6 +153,10 @@ def _assign(plain: Callable[..., object], variable: keras.Variable, value: npt.A
             "tf.train.Checkpoint(model)"
         )
     return plain(variable, value)
+
+
+def _is_eager() -> bool:
+    return bool(tf.executing_eagerly()) if backend().has_graphs else not in_stateless_scope()
 
 
 def wrap_method(name: str, replacement: Callable[..., object], owner: type = keras.Model) -> None:
@@ -181,5 +190,6 @@ def rows_unlisted() -> Iterator[None]:
 
 
 def are_unlisted() -> bool:
-    """Whether this thread is within `rows_unlisted`."""
-    return bool(getattr(_unlisted, "depth", 0))
+    """Whether this thread is within `rows_unlisted`, and not in code of the model that Keras traces on JAX."""
+    traced = keras.config.backend() == "jax" and in_stateless_scope()
+    return bool(getattr(_unlisted, "depth", 0)) and not traced

@@ -242,6 +242,11 @@ class _Began:
     traced: list[object] = field(default_factory=list)
 
 
+def runs_eagerly(model: keras.Model) -> bool:
+    """Whether Keras reads a model anew with every batch: as it was compiled, and on PyTorch but for `jit_compile`."""
+    return bool(model.run_eagerly or (keras.config.backend() == "torch" and not model.jit_compile))
+
+
 def kept_traces(model: keras.Model) -> dict[object, Any]:
     """The traces of a model's steps, and what was checked before, which the next `fit` goes on with until `compile`.
 
@@ -252,7 +257,7 @@ def kept_traces(model: keras.Model) -> dict[object, Any]:
         A key of the caller's -> what was traced; to be added to.
     """
     began: _Began | None = getattr(model, _BEGAN, None)
-    if began is None or model.run_eagerly or began.compiled is not getattr(model, "_compile_config", None):
+    if began is None or runs_eagerly(model) or began.compiled is not getattr(model, "_compile_config", None):
         return {}
     now: list[object] = [global_generator(), *model.variables]
     for layer in layers_of(model):
@@ -285,7 +290,7 @@ def note_training(model: keras.Model, elsewhere: bool = False) -> None:
     """
     if model.compiled and model.optimizer is not None:
         _begins(model, [each for each in vars(model).values() if isinstance(each, keras.Optimizer)], by_keras=True)
-        if model.built and (elsewhere or not model.run_eagerly):
+        if model.built and (elsewhere or not runs_eagerly(model)):
             _note_values(model)
 
 
@@ -302,7 +307,7 @@ def require_same_values(model: keras.Model) -> None:
         Unsupported: what a trace since `compile()` holds of the model is another value now.
     """
     began: _Began | None = getattr(model, _BEGAN, None)
-    if began is None or (model.run_eagerly and not began.values):
+    if began is None or (runs_eagerly(model) and not began.values):
         return
     if name := changed_value(model, began.values):
         old, new = (getattr(each, "__name__", each) for each in (began.values[name], traced_values(model)[name]))

@@ -13,6 +13,7 @@ from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
 from elastable.embedding_store.contract.arrays import Array
+from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 
 _GENERATOR = seed_generator.GLOBAL_SEED_GENERATOR
@@ -34,6 +35,11 @@ def global_generator() -> object:
     return global_state.get_global_attribute(_GENERATOR)
 
 
+def in_stateless_scope() -> bool:
+    """Whether this thread is within a `keras.StatelessScope`."""
+    return global_state.get_global_attribute("stateless_scope") is not None
+
+
 def writes_legacy_file() -> bool:
     """Whether Keras writes an HDF5 file of the old format at this moment."""
     return bool(global_state.get_global_attribute("use_legacy_config", None))
@@ -41,10 +47,11 @@ def writes_legacy_file() -> bool:
 
 @contextmanager
 def draws_kept() -> Iterator[None]:
-    """Restores the state of `random` and `numpy.random` after the block, which traces code of the user."""
+    """Restores all random states but those of Keras' generators after the block, which traces code of the user."""
     ours, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with backend().draws_kept():
+            yield
     finally:
         random.setstate(ours)
         np.random.set_state(numpy)
@@ -96,6 +103,12 @@ def seed_values(
         words = [_key(job_seed, number) ^ (first_draw >> 32 & 0xFFFFFFFF), first_draw & 0xFFFFFFFF]
         found.append((state, np.array(words, np.uint32).view(keras.backend.standardize_dtype(state.dtype))))
     return found
+
+
+def draw_seed(job_seed: int, micro_batch: int) -> int:
+    """What the framework's own random state is seeded with, as of `seed_values`."""
+    low, high = np.random.SeedSequence([job_seed & (2**64 - 1), micro_batch, 1]).generate_state(2)
+    return int(high) << 32 | int(low)
 
 
 def _key(job_seed: int, number: int) -> int:

@@ -43,15 +43,19 @@ class ArrayPlanScope(ArrayScope):
 
     Attributes:
         calls: (layer, ids) of every call.
+
+    Args:
+        zero: What rows are made of: a tensor by which a backend sees what depends on them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, zero: BackendTensor = 0.0) -> None:
+        self._zero = zero
         self.calls: list[tuple[StoreLayer, BackendTensor]] = []
 
     def call(self, layer: StoreLayer, ids: BackendTensor) -> _Rows:
         self.calls.append((layer, ids))
         self.mask = keras.ops.not_equal(ids, 0) if layer.mask_zero else None
-        return keras.ops.zeros((*ids.shape, layer.output_dim), "float32"), self.mask
+        return keras.ops.full((*ids.shape, layer.output_dim), self._zero, "float32"), self.mask
 
 
 @dataclass(slots=True)

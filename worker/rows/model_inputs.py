@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -261,8 +262,10 @@ def _read(
     if not _takes_ids(model):
         return plain(model, x, *args, **kwargs)
     if not backend().has_graphs:
-        with backend().exact_ids(), rows_unlisted():
-            return plain(model, exact_inputs(model, x), *args, **kwargs)
+        # Of JAX, Keras hands the values of all variables to a compiled function.
+        given = exact_inputs(model, x)
+        with _exactly(model, given), rows_unlisted() if backend().name == "jax" else nullcontext():
+            return plain(model, given, *args, **kwargs)
     try:
         return plain(model, exact_inputs(model, x), *args, **kwargs)
     except tf.errors.InvalidArgumentError as error:
@@ -272,10 +275,25 @@ def _read(
         raise (IdOutOfRange if " is outside 0 <= id < " in message else BadIds)(message) from error
 
 
+def _exactly(model: keras.Model, x: object) -> AbstractContextManager[object]:
+    """A context in which Keras leaves the ids of a call what they are; where it has all of them anyway, it is no other.
+
+    Args:
+        x: Arrays; or what gives batches of ids, which are known by then only from what the tables take.
+    """
+    leaves = keras.tree.flatten(x)
+    known = all(each is None or hasattr(each, "dtype") or isinstance(each, int | float) for each in leaves)
+    tables = [each for each in layers_of(model) if hasattr(each, "table_spec")]
+    wide = any(each.input_dim is None or each.input_dim > 2**31 for each in tables)
+    arrays = [each for each in leaves if isinstance(each, np.ndarray)]
+    needed = backend().needs_exact_ids(arrays) if known else wide
+    return backend().exact_ids() if needed else nullcontext()
+
+
 def _call(plain: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
     if args and not isinstance(args[0], keras.KerasTensor) and _takes_ids(model):
         args = (exact_inputs(model, args[0]), *args[1:])
-        if not backend().has_graphs and any(isinstance(each, np.ndarray) for each in keras.tree.flatten(args[0])):
-            with backend().exact_ids():
+        if not backend().has_graphs:
+            with _exactly(model, args[0]):
                 return plain(model, *args, **kwargs)
     return plain(model, *args, **kwargs)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import operator
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import keras
 import numpy as np
@@ -544,6 +544,20 @@ class WholeTable(_Tracked):  # type: ignore[misc]
 
     def __jax_array__(self) -> BackendTensor:
         return self.value
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., object], types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> object:
+        """What a function of PyTorch is of the rows, as of a Keras variable."""
+        values = keras.tree.map_structure(lambda each: each.value if type(each) is cls else each, (args, kwargs or {}))
+        return function(*values[0], **values[1])
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        # On PyTorch `keras.ops` reads the value of a variable, and of anything else an array, which has no gradient.
+        in_step = current_scope() is not None and backend().name == "torch"
+        return keras.Variable if in_step else WholeTable
 
     def __len__(self) -> int:
         return require_all_rows(self.layer)

@@ -11,12 +11,12 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.errors import ElastableError, Unsupported
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, Tensor
 from elastable.master.backend.contract import BackendTensor, Gradients, IdFunction, array_backend
-from elastable.worker.keras.seeds import draws_kept, seed_states, seed_values
+from elastable.worker.keras.seeds import draw_seed, draws_kept, seed_states, seed_values
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.rows.array_calls import ZEROS_COUNT_NOTHING, ArrayPlanScope, ArrayStepScope
 from elastable.worker.rows.scope import entered
@@ -54,8 +54,8 @@ def plan_array_ids(model: keras.Model, spec: BatchSpec, training: bool) -> Array
     """
     layers: list[StoreLayer] = []
 
-    def body(batch: TensorBatch) -> list[BackendTensor]:
-        scope = ArrayPlanScope()
+    def body(batch: TensorBatch, zero: BackendTensor) -> list[BackendTensor]:
+        scope = ArrayPlanScope(zero)
         with entered(scope):
             if training and overrides(model, "train_step"):
                 rehearse(model, batch)
@@ -66,16 +66,21 @@ def plan_array_ids(model: keras.Model, spec: BatchSpec, training: bool) -> Array
         layers[:] = [layer for layer, _ in calls]
         return [ids for _, ids in calls]
 
-    function = array_backend().ids_of(body, _variables_of(model))
+    function = array_backend().ids_of(body, _variables_of(model), bool(model.run_eagerly))
     with draws_kept():
-        function(_without_none(_example(spec)))
+        try:
+            function(_without_none(_example(spec, 0)))
+        except ElastableError:
+            raise
+        except Exception:  # noqa: BLE001 - such as a loss that refuses a mean over ids that are all padding
+            function(_without_none(_example(spec, 1)))
     return ArrayIdPlan(tuple(layers), tuple(layer.table_name for layer in layers), function)
 
 
-def _example(spec: BatchSpec) -> TensorBatch:
-    """Two records of zeros."""
+def _example(spec: BatchSpec, value: int) -> TensorBatch:
+    """Two records that hold one number everywhere."""
     batch: TensorBatch = keras.tree.map_structure(
-        lambda each: np.zeros(tuple(2 if size is None else size for size in each.shape), each.dtype), spec
+        lambda each: np.full(tuple(2 if size is None else size for size in each.shape), value, each.dtype), spec
     )
     return batch
 
@@ -120,7 +125,7 @@ class _ArrayStep:
             table, inverse, shape = layer.table_name, ids.inverses[call], ids.shapes[call]
             rows.append(bets[table].take(inverse, axis=0).reshape(*shape, layer.output_dim))
             unique = ids.unique[table]
-            if array_backend().compares_ids:
+            if array_backend().compares_ids or self._model.run_eagerly:
                 self._planned.append(unique[inverse].reshape(shape))
             if layer.mask_zero:
                 masks[call] = (unique != 0)[inverse].reshape(shape)
@@ -202,7 +207,9 @@ class ArrayEvaluateStep(_ArrayStep):
 
         form = repr([(leaf.shape, leaf.dtype) for leaf in flat])
         if form not in self._functions:
-            self._functions[form] = array_backend().update(body, flat, _variables_of(self._model))
+            self._functions[form] = array_backend().update(
+                body, flat, _variables_of(self._model), bool(self._model.run_eagerly)
+            )
         self._functions[form](*flat)
         return tuple(map(array_backend().copied, self._model.metrics_variables))
 
@@ -233,11 +240,14 @@ class ArrayTrainStep(_ArrayStep):
         preset = seed_values(self._seed_states, self._seed, micro_batch)
         with imposed(self._model, self._trainable):  # it may be traced, or run, within this call
             places, step = self._function()
-            words = None if self._seed is None else (self._seed & (2**64 - 1), micro_batch)
-            with array_backend().seeded(words):
+            with array_backend().runs:  # nobody else draws meanwhile
+                if self._seed is not None:
+                    array_backend().seed_draws(draw_seed(self._seed, micro_batch))
                 (loss, scale), dense, of_rows = step([*rows, *touched], given, preset)
             frozen = frozen_tables(self._model, list(self._plan.layers))
-        gradients: list[Tensor] = [np.zeros(tuple(each.shape), each.dtype) for each in self._variables]
+        gradients: list[Tensor] = [
+            np.zeros(tuple(each.shape), keras.backend.standardize_dtype(each.value.dtype)) for each in self._variables
+        ]
         for place, gradient in zip(places, dense, strict=True):
             if (found := _unscaled(gradient, scale)) is not None:
                 gradients[place] = found
@@ -258,7 +268,9 @@ class ArrayTrainStep(_ArrayStep):
             trainable = {id(each) for each in self._model.trainable_weights}
             places = [place for place, each in enumerate(self._variables) if id(each) in trainable]
             every = [*_variables_of(self._model), *self._seed_states]
-            made = array_backend().gradients(self._body, every, [self._variables[place] for place in places])
+            made = array_backend().gradients(
+                self._body, every, [self._variables[place] for place in places], bool(self._model.run_eagerly)
+            )
             self._functions[self._trainable] = places, made
         return self._functions[self._trainable]
 

@@ -15,6 +15,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.row_blocks import fresh_rows
+from elastable.master.backend.contract import backend
 from elastable.worker.keras.keras_methods import built_with, wrap_method
 from elastable.worker.rows.store_backed import StoreBacked
 
@@ -47,7 +48,7 @@ def give_back_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, s
     for block in store.scan(layer.table_name, _BLOCK_ROWS):
         slots[block.ids] = block.slots
     for variable, values in zip(variables, np.split(slots, len(variables), axis=1), strict=True):
-        variable.value.assign(values)
+        backend().assign(variable, values)
 
 
 def _variables(
@@ -166,7 +167,7 @@ def _load(plain: Callable[..., None], optimizer: keras.optimizers.Optimizer, sto
         if isinstance(place, _SlotOfTable):
             slots.setdefault(place.layer, {})[place.slot] = np.asarray(store[str(number)], np.float32)
         else:
-            place.value.assign(np.asarray(store[str(number)]))
+            backend().assign(place, np.asarray(store[str(number)]))
     for layer, found in slots.items():
         source, name = layer.source, layer.table_name
         assert isinstance(source, EmbeddingStore)
