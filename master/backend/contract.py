@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 import keras
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
@@ -69,9 +70,9 @@ class Backend(ABC):
             A function of arrays that runs it and returns its tensors as arrays.
         """
 
-    @abstractmethod
     def in_function(self) -> bool:
         """Whether this thread runs or traces a function of the backend, and not a line of a program."""
+        return bool(in_stateless_scope())
 
     def exact_ids(self) -> AbstractContextManager[object]:
         """Within the block, integers of 64 bits stay what they are."""

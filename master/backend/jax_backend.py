@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import Unsupported
@@ -117,9 +116,6 @@ class JaxBackend(ArrayBackend):
                 return list(map(np.asarray, compiled(values, batch)))
 
         return run
-
-    def in_function(self) -> bool:
-        return bool(in_stateless_scope())
 
     def exact_ids(self) -> AbstractContextManager[object]:
         context: AbstractContextManager[object] = jax.enable_x64(True)

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import numpy as np
 import torch
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.master.backend.contract import ArrayBackend, BackendTensor, Body, Gradients, IdFunction, Update
@@ -101,7 +100,7 @@ class TorchBackend(ArrayBackend):
         return run
 
     def in_function(self) -> bool:
-        return getattr(self._in_update, "so", False) or bool(in_stateless_scope())
+        return getattr(self._in_update, "so", False) or super().in_function()
 
     def rows_within(self, read: Callable[[Array], Array], ids: BackendTensor, dim: int) -> BackendTensor:
         return _given(read(_array(ids)))
