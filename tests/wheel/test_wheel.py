@@ -248,8 +248,21 @@ def test_keras_is_the_extra_that_trains(with_keras: Environment, folder: Path) -
     assert int(names) > 40
 
 
-def test_jax_trains_where_there_is_no_other_framework(with_jax: Environment, folder: Path) -> None:
+JOBS_ON_JAX = """
+from importlib import import_module
+
+for name in ("jobs.master_process", "jobs.worker_process", "jobs.serving", "models.trained", "in_process.fitting"):
+    import_module(f"elastable.{name}")
+"""
+
+
+def test_with_jax_there_is_no_other_framework_and_nothing_needs_one(with_jax: Environment, folder: Path) -> None:
     assert run(folder, with_jax.python, "-c", ABSENT.format(("tensorflow", "torch", "mpi4py"))) == "[]\n"
+    run(folder, with_jax.python, "-c", JOBS_ON_JAX, KERAS_BACKEND="jax")
+
+
+@pytest.mark.slow  # kernels are compiled again; tests/backends trains where other frameworks cannot be imported
+def test_jax_trains_where_there_is_no_other_framework(with_jax: Environment, folder: Path) -> None:
     assert run(folder, with_jax.python, "script.py", KERAS_BACKEND="jax") == "trained\n"
     run(folder, with_jax.python, *JOB, KERAS_BACKEND="jax")
     assert result_of(folder) == (4, 64)
