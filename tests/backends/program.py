@@ -140,6 +140,21 @@ def check_micro_batches() -> None:
         assert_close(one, other)
 
 
+def check_one_seed_is_one_result() -> None:
+    """To the bit, with Dropout, also in two calls."""
+    x, y = records(3)
+    found = []
+    for calls in ([(0, 4)], [(0, 2), (2, 4)]):
+        rows = et.Embedding(ROWS, DIM, "ones", name="items")
+        model = model_of(keras.Sequential([rows, keras.layers.Flatten(), keras.layers.Dropout(0.4)]), "adam")
+        for first, epochs in calls:
+            keras.random.dropout(keras.ops.ones(first + 1), 0.5)  # what a program draws itself changes nothing
+            et.fit(model, x, y, epochs=epochs, initial_epoch=first, batch_size=BATCH, seed=3, verbose=0)
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
 @contextmanager
 def compilations() -> Iterator[list[str]]:
     """What JAX says of each compilation of a function of ours within the block."""
