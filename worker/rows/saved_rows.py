@@ -550,13 +550,13 @@ class WholeTable(_Tracked):  # type: ignore[misc]
         cls, function: Callable[..., object], types: object, args: object = (), kwargs: object = None
     ) -> object:
         """What a function of PyTorch is of the rows, as of a Keras variable."""
-        args, kwargs = keras.tree.map_structure(
+        given, named = keras.tree.map_structure(
             lambda each: each.value if type(each) is cls else each, (args, kwargs or {})
         )
-        return function(*args, **kwargs)
+        return function(*given, **named)
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         # On PyTorch `keras.ops` reads the value of a variable, and of anything else an array, which has no gradient.
         in_step = current_scope() is not None and backend().name == "torch"
         return keras.Variable if in_step else WholeTable

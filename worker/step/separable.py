@@ -29,6 +29,7 @@ _ELEMENTWISE = (
         "BitwiseXor",
         "Cast",
         "Clip",
+        "ConvertToTensor",
         "Equal",
         "Exp",
         "FloorDivide",
