@@ -123,9 +123,11 @@ def _remote(side: Side) -> list[object]:
     return [result, received]
 
 
-def _c(name: str, program: Callable[[Side], object], *covers: str) -> Case:
+def _c(name: str, program: Callable[[Side], object], *covers: str, only: str = "") -> Case:
     """A case of the callback that the name begins with, or of `covers`."""
-    return Case(name, program, " ".join(f"callbacks.{cover}" for cover in covers or [name[1:].split("(")[0]]))
+    return Case(
+        name, program, " ".join(f"callbacks.{cover}" for cover in covers or [name[1:].split("(")[0]]), only=only
+    )
 
 
 def _said(name: str, run: Callable[..., Callable[[Side], object]] = _with) -> Case:
@@ -170,7 +172,7 @@ CASES = [
         "`ModelCheckpoint(save_freq=2)`",
         _file(lambda folder: C.ModelCheckpoint(f"{folder}/last.keras", save_freq=2), _whole),
     ),
-    _c("`TensorBoard(folder)`", _file(C.TensorBoard, _names)),
+    _c("`TensorBoard(folder)`", _file(C.TensorBoard, _names), only="tensorflow"),
     _c("`BackupAndRestore(folder)`", _file(C.BackupAndRestore, lambda folder, side: [])),
     _c("`SwapEMAWeights(swap_on_epoch=True)`", _swapped),
     _said("`ProgbarLogger()`"),

@@ -161,6 +161,8 @@ class Case:
         meaning: Where numbers cannot be compared: what is the same, and what is not.
         repeats: Whether ids repeat in a batch and are squared or clipped: Keras with dense gradients is the reference,
             as on JAX and PyTorch, and plain Keras on TensorFlow has other numbers.
+        only: The backends, with spaces between, on which plain Keras can run it; "": on all. Elsewhere it is skipped.
+        on_jax: How much numbers may differ on JAX.
     """
 
     name: str
@@ -168,6 +170,8 @@ class Case:
     covers: str = ""
     meaning: str = ""
     repeats: bool = False
+    only: str = ""
+    on_jax: float = _TOLERANCE
 
 
 def code_in(name: str) -> str:
@@ -194,6 +198,8 @@ def verdict(case: Case) -> str:
     Raises:
         Different: the two sides differ.
     """
+    if case.only and keras.config.backend() not in case.only.split():
+        return f"skipped: only on {case.only}"
     if case.repeats:
         return _as_elsewhere(case)
     try:
@@ -211,7 +217,8 @@ def verdict(case: Case) -> str:
     except ElastableError as error:
         return f"refused: {_shown(error)}"
     same = f"same meaning: {case.meaning}" if case.meaning else SAME_NUMBERS
-    unlike = difference(expected, found)
+    tolerance = case.on_jax if keras.config.backend() == "jax" else _TOLERANCE
+    unlike = difference(expected, found, tolerance, tolerance)
     if not unlike:
         return same + dense
     if case.meaning:

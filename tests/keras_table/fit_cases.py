@@ -131,16 +131,18 @@ CASES = [
     Case("`sample_weight={'one': ..., 'two': ...}`", _weights_of_outputs, "fit.sample_weight"),
     Case("`steps_per_epoch=2`", lambda side: _running_out(side, fit={"steps_per_epoch": 2}), "fit.steps_per_epoch"),
     _c("`callbacks=None`", "callbacks", callbacks=None),
-    Case("`x=` a `tf.data.Dataset`", lambda side: _fitted(side, _dataset(side)), "fit.x"),
+    Case("`x=` a `tf.data.Dataset`", lambda side: _fitted(side, _dataset(side)), "fit.x", only="tensorflow"),
     Case(
         "`x=` a `tf.data.Dataset` without an end, `steps_per_epoch=2`",
         lambda side: _fitted(side, _dataset(side).repeat(), steps_per_epoch=2, epochs=2),
         "fit.x fit.steps_per_epoch",
+        only="tensorflow",
     ),
     Case(
         "`validation_data=` a `tf.data.Dataset` without an end, `validation_steps=2`",
         lambda side: _fitted(side, _dataset(side), validation_data=_dataset(side).repeat(), validation_steps=2),
         "fit.validation_data fit.validation_steps",
+        only="tensorflow",
     ),
     Case("`x=` a `keras.utils.PyDataset`", lambda side: _fitted(side, _Batches(side)), "fit.x"),
     Case(
@@ -148,5 +150,5 @@ CASES = [
         lambda side: _fitted(side, _generator(side), steps_per_epoch=3),
         "fit.x",
     ),
-    Case("no records", lambda side: _running_out(side, x=side.x[:0], y=side.y[:0]), "fit.x"),
+    Case("no records", lambda side: _running_out(side, x=side.x[:0], y=side.y[:0]), "fit.x", only="tensorflow"),
 ]

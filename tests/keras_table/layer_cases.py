@@ -258,7 +258,8 @@ CASES = [
         "`self.add_weight(...)`, trainable and not, with regularizer and constraint", _added_weight, "Layer.add_weight"
     ),
     *(
-        Case(f"`keras.config.set_dtype_policy('{policy}')`", _policy(policy), "Layer.dtype")
-        for policy in ("mixed_bfloat16", "mixed_float16", "float64")
+        # XLA keeps the products of a fusion in 32 bits, which plain Keras, whose fusions are others, rounds to 16.
+        Case(f"`keras.config.set_dtype_policy('{policy}')`", _policy(policy), "Layer.dtype", on_jax=on_jax)
+        for policy, on_jax in (("mixed_bfloat16", 1e-3), ("mixed_float16", 1e-4), ("float64", 1e-5))
     ),
 ]

@@ -42,11 +42,11 @@ def _known(y: tf.Tensor) -> tf.Tensor:
     return y > -0.5
 
 
-def _loss(name: str, loss: Loss | keras.losses.Loss, weighted: bool = False, **options: object) -> Case:
+def _loss(name: str, loss: Loss | keras.losses.Loss, weighted: bool = False, only: str = "", **options: object) -> Case:
     def program(side: Side) -> object:
         return _trained(side, loss=loss, fit={"sample_weight": side.weights} if weighted else {}, **options)
 
-    return Case(f"`loss=` {name}", program)
+    return Case(f"`loss=` {name}", program, only=only)
 
 
 def _classes(name: str, loss: keras.losses.Loss, sparse: bool = False) -> Case:
@@ -94,8 +94,8 @@ class _Kept(keras.metrics.Metric):
         return self.total / self.count
 
 
-def _adds(name: str, loss: Callable[[tf.Tensor], tf.Tensor]) -> Case:
-    return Case(f"`add_loss({name})`", lambda side: _trained(side, flat(side, _Adds(loss)), loss="mse"))
+def _adds(name: str, loss: Callable[[tf.Tensor], tf.Tensor], only: str = "") -> Case:
+    return Case(f"`add_loss({name})`", lambda side: _trained(side, flat(side, _Adds(loss)), loss="mse"), only=only)
 
 
 def _normalized(side: Side) -> object:
@@ -137,18 +137,20 @@ def _records(predicted: tf.Tensor) -> tf.Tensor:
 
 
 CASES = [
-    _loss("a mean over a boolean mask", _masked),
+    _loss("a mean over a boolean mask", _masked, only="tensorflow"),
     _loss(
         "a mean over `gather_nd(..., where(...))`",
         lambda y, p: tf.reduce_mean(tf.gather_nd(_squares(y, p), tf.where(_known(y)))),
+        only="tensorflow",
     ),
     _loss(
         "a mean over `unique(...)`",
         lambda y, p: tf.reduce_mean(tf.unique(tf.round(y[:, 0]))[0]) * tf.reduce_mean(_squares(y, p)),
+        only="tensorflow",
     ),
     _loss(
         "a sum over a mask divided by its number",
-        lambda y, p: tf.math.divide_no_nan(
+        lambda y, p: ops.divide_no_nan(
             ops.sum(_squares(y, p) * ops.cast(_known(y), "float32")), ops.sum(ops.cast(_known(y), "float32"))
         ),
     ),
@@ -179,8 +181,16 @@ CASES = [
         "`loss={'one': a sum, 'two': 'mae'}`",
         lambda side: _two(side, one=keras.losses.MeanSquaredError(reduction="sum"), two="mae"),
     ),
-    Case("`loss={'one': a mean over a mask, 'two': 'mae'}`", lambda side: _two(side, one=_masked, two="mae")),
-    _adds("a mean over positive activations", lambda x: 0.1 * tf.reduce_mean(tf.boolean_mask(ops.square(x), x > 0))),
+    Case(
+        "`loss={'one': a mean over a mask, 'two': 'mae'}`",
+        lambda side: _two(side, one=_masked, two="mae"),
+        only="tensorflow",
+    ),
+    _adds(
+        "a mean over positive activations",
+        lambda x: 0.1 * tf.reduce_mean(tf.boolean_mask(ops.square(x), x > 0)),
+        only="tensorflow",
+    ),
     _adds("a penalty on covariances", lambda x: 0.1 * ops.mean(ops.square(ops.matmul(ops.transpose(x), x)))),
     _metric("a function that gives a value per record", lambda: _squares),
     _metric("a function that gives the batch's mean", lambda: lambda y, p: ops.mean(_squares(y, p))),

@@ -30,6 +30,7 @@ _ELEMENTWISE = (
         "BitwiseXor",
         "Cast",
         "Clip",
+        "ConvertToTensor",
         "Equal",
         "Exp",
         "FloorDivide",

@@ -18,7 +18,7 @@ from elastable.master.api import JobSpec
 from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.worker.keras.same_optimizer import changed_value, traced_values
-from elastable.worker.keras.seeds import draws_kept, layers_of
+from elastable.worker.keras.seeds import draws_kept, is_seeded, layers_of
 from elastable.worker.keras.structures import TensorBatch, TensorLike
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.losses.loss_parts import all_metrics
@@ -237,6 +237,12 @@ def _build_on_arrays(model: keras.Model, sample: TensorBatch) -> None:
     model.reset_metrics()
 
 
+def _draws_from_torch(layer: keras.Layer) -> bool:
+    generator = getattr(layer, "seed_generator", None)
+    plain = isinstance(layer, keras.layers.Dropout) and layer.noise_shape is None and getattr(layer, "rate", 0) > 0
+    return backend().name == "torch" and plain and getattr(layer, "seed", 0) is None and generator is not None
+
+
 def _as_single(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float64, tf.float16) else tensor
 
@@ -244,9 +250,17 @@ def _as_single(tensor: tf.Tensor) -> tf.Tensor:
 def warn_of_other_numbers(model: keras.Model, job: JobSpec) -> None:
     """Names what may come to other numbers than in Keras.
 
-    That are an optimizer that looks at all gradients at once, and layers that train on statistics of a batch, where a
-    batch is computed in several micro-batches.
+    That are an optimizer that looks at all gradients at once, layers that train on statistics of a batch, where a batch
+    is computed in several micro-batches, and on PyTorch dropout without a seed.
     """
+    unseeded = [repr(layer.name) for layer in layers_of(model) if _draws_from_torch(layer)]
+    if unseeded and is_seeded():
+        _log.warning(
+            "model %r: %s without a seed draws from PyTorch's global generator, from which Keras' data loader draws in "
+            "model.fit, too, so a run with keras.utils.set_random_seed comes to other numbers; give it a seed",
+            model.name,
+            ", ".join(unseeded),
+        )
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     kinds = type(optimizer).__mro__
     for kind in kinds:
