@@ -1,6 +1,8 @@
 """docs/keras.md, written from what ran."""
 
+from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 
 import keras
 
@@ -25,6 +27,9 @@ it makes some. The result is one of three:
 * **same meaning**: numbers cannot be compared, and the row says what is the same;
 * **refused**: an error, with this message, before anything is trained.
 
+The last columns are of Keras on [JAX and PyTorch](backends.md), compared with plain Keras there: "=" where the result
+is the same; "skipped" where plain Keras cannot run the program.
+
 Nothing else trains differently in silence: such a program fails the test. **One difference is there on purpose: ids
 that a batch has several times.** Their gradients are summed before an optimizer squares or clips them, as Keras does
 on JAX and PyTorch but not on TensorFlow, with which this page compares; batches of the other rows have each id once.
@@ -40,8 +45,13 @@ until it has a row.
 """
 
 
-def verdicts(sections: dict[str, list[Case]]) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
-    found: dict[str, list[tuple[str, str]]] = {}
+OTHERS = {"jax": "JAX", "torch": "PyTorch"}
+Verdicts = dict[str, list[tuple[str, str]]]
+"""Section -> (name of a case, what came out) of each."""
+
+
+def verdicts(sections: dict[str, list[Case]]) -> tuple[Verdicts, list[str]]:
+    found: Verdicts = {}
     wrong = []
     for section, cases in sections.items():
         rows = found.setdefault(section, [])
@@ -55,11 +65,25 @@ def verdicts(sections: dict[str, list[Case]]) -> tuple[dict[str, list[tuple[str,
     return found, wrong
 
 
-def page(found: dict[str, list[tuple[str, str]]]) -> str:
+def page(found: Verdicts, elsewhere: Mapping[str, Verdicts] = MappingProxyType({})) -> str:
+    """The page; of another backend a cell says "=" where the verdict is the one on TensorFlow."""
     parts = [_HEAD.format(version=keras.__version__)]
     for section, rows in found.items():
-        lines = [f"| {name.replace('|', chr(92) + '|')} | {text} |" for name, text in rows]
+        others = [[text for _, text in elsewhere[backend][section]] for backend in OTHERS if backend in elsewhere]
+        columns = [
+            ["=" if each == here else each for each, (_, here) in zip(other, rows, strict=True)] for other in others
+        ]
+        cells = zip(rows, *columns, strict=True)
+        lines = [
+            f"| {' | '.join([name.replace('|', chr(92) + '|'), text, *others])} |" for (name, text), *others in cells
+        ]
+        heads = ["a program says", "with tables in a store", *(OTHERS[each] for each in OTHERS if each in elsewhere)]
         parts.append(
-            "\n".join([f"## {section}", "", "| a program says | with tables in a store |", "| --- | --- |", *lines, ""])
+            "\n".join([f"## {section}", "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines, ""])
         )
     return "\n".join(parts)
+
+
+def _unlike(verdict: str, row: tuple[str, str]) -> str:
+    """A verdict on another backend, where it is not the one on TensorFlow."""
+    return "=" if verdict == row[1] else verdict
