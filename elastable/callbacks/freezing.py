@@ -6,6 +6,7 @@ import keras
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.backend.contract import backend
 from elastable.master.model.dense import DenseModel
 from elastable.worker.keras.same_optimizer import Hyperparameters, require_same_values, runs_eagerly
 from elastable.worker.keras.seeds import layers_of
@@ -135,6 +136,11 @@ class Freezing:
         if now in (held, self._warned):
             return
         self._warned = now
+        if backend().name == "jax":
+            raise Unsupported(
+                f"model {self._model.name!r}: trainable of {self._differing(now, held)} was changed after training began, "
+                "which Keras' JAX backend cannot go on with: call model.compile(...) first"
+            )
         _LOG.warning(
             "trainable of %s was changed and is without effect, as in Keras: call model.compile(...), or in a callback "
             "model.make_train_function(force=True)",
