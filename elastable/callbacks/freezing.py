@@ -138,8 +138,8 @@ class Freezing:
         self._warned = now
         if backend().name == "jax":
             raise Unsupported(
-                f"model {self._model.name!r}: trainable of {self._differing(now, held)} was changed after training began, which "
-                "Keras' JAX backend cannot go on with: call model.compile(...) first"
+                f"model {self._model.name!r}: trainable of {self._differing(now, held)} was changed after training "
+                "began, which Keras' JAX backend cannot go on with: call model.compile(...) first"
             )
         _LOG.warning(
             "trainable of %s was changed and is without effect, as in Keras: call model.compile(...), or in a callback "
