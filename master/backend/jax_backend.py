@@ -138,6 +138,10 @@ class JaxBackend(ArrayBackend):
 
         return run
 
+    def needs_exact_ids(self, batch: Any) -> bool:
+        wide = [leaf for leaf in jax.tree.leaves(batch) if getattr(leaf, "dtype", None) in _LIMITS and leaf.size]
+        return any(leaf.min() < _LIMITS[leaf.dtype].min or leaf.max() > _LIMITS[leaf.dtype].max for leaf in wide)
+
     def set_threads(self, threads: int) -> None:
         """Sets XLA's threads, of which it has those of one operation alone; only before its first operation."""
         os.environ["NPROC"] = str(threads)
