@@ -199,5 +199,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _environment(extra: dict[str, str] | None) -> dict[str, str]:
+    # JAX, which TensorFlow imports where it is installed, sets the level of TensorFlow's log.
+    inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     # One width for every table, so that no word of it is broken.
-    return {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **(extra or {})}
+    return {**inherited, "COLUMNS": "200", "NO_COLOR": "1", **(extra or {})}
