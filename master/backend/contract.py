@@ -155,13 +155,25 @@ class ArrayBackend(Backend):
         )
 
     @abstractmethod
-    def ids_of(self, body: IdBody, variables: Sequence[keras.Variable], eagerly: bool = False) -> IdFunction:
+    def ids_of(
+        self,
+        body: IdBody,
+        variables: Sequence[keras.Variable],
+        as_keras: Callable[[], Sequence[bool]],
+        eagerly: bool = False,
+    ) -> IdFunction:
         """The part of a step that computes ids from a batch.
 
         Args:
             body: (a batch, a zero that stands for the values of rows) -> the ids of every embedding call, in order.
             variables: All that `body` reads or assigns; they do not change.
+            as_keras: Of every embedding call, whether plain Keras has a table for it, so that its ids are those that it
+                computes.
             eagerly: Not compiled, where there is a choice.
+
+        Raises (from what is returned):
+            Unsupported: ids that depend on more than the batch; or those of a table as Keras', which it computes
+                otherwise.
         """
 
     @abstractmethod

@@ -114,7 +114,13 @@ class JaxBackend(ArrayBackend):
 
         return run
 
-    def ids_of(self, body: IdBody, variables: Sequence[keras.Variable], eagerly: bool = False) -> IdFunction:
+    def ids_of(
+        self,
+        body: IdBody,
+        variables: Sequence[keras.Variable],
+        as_keras: Callable[[], Sequence[bool]],
+        eagerly: bool = False,
+    ) -> IdFunction:
         known = _once(variables)
 
         def pure(values: Sequence[BackendTensor], zero: BackendTensor, batch: Any) -> list[BackendTensor]:
@@ -133,7 +139,8 @@ class JaxBackend(ArrayBackend):
                     seen[form] = _are_computed(partial(pure), values, zero, batch)
                 exact = list(map(np.asarray, compiled(values, zero, jax.tree.map(jax.numpy.asarray, batch))))
             if seen[form] and not self.needs_exact_ids(batch):
-                _require_same(exact, lambda: compiled(values, zero, jax.tree.map(jax.numpy.asarray, batch)))
+                plain = partial(compiled, values, zero, jax.tree.map(jax.numpy.asarray, batch))
+                _require_same(exact, plain, as_keras())
             return exact
 
         return run
@@ -209,14 +216,16 @@ def _are_computed(pure: Callable[..., Any], values: Sequence[BackendTensor], zer
     return computed
 
 
-def _require_same(exact: Sequence[Array], compute: Callable[[], Sequence[BackendTensor]]) -> None:
+def _require_same(
+    exact: Sequence[Array], compute: Callable[[], Sequence[BackendTensor]], as_keras: Sequence[bool]
+) -> None:
     """Raises `Unsupported` where plain Keras, which has 32 bits on JAX, computes other ids."""
     try:
         plain = list(map(np.asarray, compute()))
     except OverflowError:  # of a number that the program says: plain Keras cannot run it
         return
-    for one, other in zip(exact, plain, strict=True):
-        if not np.array_equal(one, other):
+    for one, other, compared in zip(exact, plain, as_keras, strict=True):
+        if compared and not np.array_equal(one, other):
             place = int(np.flatnonzero((one != other).ravel())[0])
             raise Unsupported(
                 f"the model computes the id {one.ravel()[place]} from its batch, and Keras, which has 32 bits on JAX, "

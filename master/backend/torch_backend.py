@@ -82,7 +82,13 @@ class TorchBackend(ArrayBackend):
     def watched(self, rows: Array) -> BackendTensor:
         return _tensor(rows).requires_grad_()
 
-    def ids_of(self, body: IdBody, variables: Sequence[keras.Variable], eagerly: bool = False) -> IdFunction:
+    def ids_of(
+        self,
+        body: IdBody,
+        variables: Sequence[keras.Variable],
+        as_keras: Callable[[], Sequence[bool]],
+        eagerly: bool = False,
+    ) -> IdFunction:
         views: list[_View | None] | None = None
 
         def run(batch: Any) -> list[Array]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import keras
 import numpy as np
+import pytest
 
 import elastable as et
 from tests.untyped import Keywords
@@ -112,6 +113,32 @@ def check_far_ids_with_padding() -> None:
         assert_close(layer.read_rows(np.unique(far))[1:], expected[1:])
         assert np.ptp(expected[1:], axis=0).max() > 0.01
         assert_close(ours.predict(far[:8], verbose=0), theirs.predict(places[:8], verbose=0))
+
+
+def check_computed_ids_beyond_32_bits() -> None:
+    """A cross of two columns: exact for a table of any id; of a vocabulary plain Keras on JAX has other ids."""
+    random = np.random.default_rng(0)
+    x, y = [random.integers(0, 5000, 64), random.integers(0, 9, 64)], np.ones((64, 1), "float32")
+
+    def crossed(layer: keras.layers.Layer, most: int | None = None) -> keras.Model:
+        inputs = [keras.Input((), dtype="int64"), keras.Input((), dtype="int64")]
+        ids = inputs[0] * 2**20 + inputs[1]
+        ids = ids if most is None else ids % most
+        model = keras.Model(inputs, keras.layers.Dense(1)(layer(ids)))
+        model.compile("sgd", "mse")
+        return model
+
+    layer = et.Embedding(None, DIM, name="items")
+    model = crossed(layer)
+    et.fit(model, x, y, batch_size=BATCH, verbose=0)
+    kernel, bias = model.layers[-1].get_weights()
+    expected = layer.read_rows(x[0] * 2**20 + x[1]) @ kernel + bias
+    assert_close(model.predict(x, verbose=0), expected)
+    assert_close(keras.ops.convert_to_numpy(model(x)), expected)
+    assert_close(model.evaluate(x, y, verbose=0), np.mean((expected - 1) ** 2))
+    if keras.config.backend() == "jax":
+        with pytest.raises(et.ElastableError, match="which has 32 bits on JAX"):
+            et.fit(crossed(et.Embedding(1000, DIM), 1000), x, y, batch_size=BATCH, verbose=0)
 
 
 def check_masks_reach_the_next_layer() -> None:

@@ -284,9 +284,10 @@ def _exactly(model: keras.Model, x: object) -> AbstractContextManager[object]:
     leaves = keras.tree.flatten(x)
     known = all(each is None or hasattr(each, "dtype") or isinstance(each, int | float) for each in leaves)
     tables = [each for each in layers_of(model) if hasattr(each, "table_spec")]
-    wide = any(each.input_dim is None or each.input_dim > 2**31 for each in tables)
     arrays = [each for each in leaves if isinstance(each, np.ndarray)]
-    needed = backend().needs_exact_ids(arrays) if known else wide
+    if (arrays or not known) and any(each.input_dim is None for each in tables):
+        return backend().exact_ids()  # plain Keras has no such tables, and ids computed in the model may be of any size
+    needed = backend().needs_exact_ids(arrays) if known else any(each.input_dim > 2**31 for each in tables)
     return backend().exact_ids() if needed else nullcontext()
 
 

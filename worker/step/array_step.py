@@ -66,7 +66,9 @@ def plan_array_ids(model: keras.Model, spec: BatchSpec, training: bool) -> Array
         layers[:] = [layer for layer, _ in calls]
         return [ids for _, ids in calls]
 
-    function = array_backend().ids_of(body, _variables_of(model), bool(model.run_eagerly))
+    function = array_backend().ids_of(
+        body, _variables_of(model), lambda: [layer.input_dim is not None for layer in layers], bool(model.run_eagerly)
+    )
     with draws_kept():
         try:
             function(_without_none(_example(spec, 0)))
