@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from elastable.worker.keras.keras_backend import keras_backend
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -146,7 +148,7 @@ def rate(work: Work, amount: float, at_least_s: float = 0.2) -> Callable[[], flo
 
 def machine() -> str:
     """The machine and the versions behind the figures, in one line."""
-    packages = ("tensorflow", "keras", "numpy", "numba", "grpcio", "redis")
+    packages = (keras_backend(), "keras", "numpy", "numba", "grpcio", "redis")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return ", ".join(
         [
