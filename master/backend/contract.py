@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -179,6 +179,16 @@ class ArrayBackend(Backend):
     @abstractmethod
     def rows_within(self, read: Callable[[Array], Array], ids: BackendTensor, dim: int) -> BackendTensor:
         """float32 ids' shape + `[dim]`: the rows of ids, which `read` finds, wherever the call is: traced or not."""
+
+    @abstractmethod
+    def constant(
+        self, rows: BackendTensor, weights: Iterable[BackendTensor], refuse: Callable[[], object]
+    ) -> BackendTensor:
+        """Rows of a call that no step of ours trains; `refuse` raises, and is called where a gradient is asked for.
+
+        Args:
+            weights: Values that variables have in the `keras.StatelessScope` that is current, if one is.
+        """
 
 
 #: (a batch of arrays) -> ids of every embedding call, each an integer array of any shape.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -136,7 +136,7 @@ class JaxBackend(ArrayBackend):
             form = str(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batch))
             with self.exact_ids():
                 if form not in seen:
-                    seen[form] = _are_computed(partial(pure), values, zero, batch)
+                    seen[form] = _are_computed(pure, values, zero, batch)
                 exact = list(map(np.asarray, compiled(values, zero, jax.tree.map(jax.numpy.asarray, batch))))
             if seen[form] and not self.needs_exact_ids(batch):
                 plain = partial(compiled, values, zero, jax.tree.map(jax.numpy.asarray, batch))
@@ -165,6 +165,15 @@ class JaxBackend(ArrayBackend):
         like = jax.ShapeDtypeStruct((*ids.shape, dim), np.float32)
         return jax.pure_callback(lambda asked: read(np.asarray(asked)), like, ids)
 
+    def constant(
+        self, rows: BackendTensor, weights: Iterable[BackendTensor], refuse: Callable[[], object]
+    ) -> BackendTensor:
+        # JAX tells nobody that it differentiates, but the values of weights are of another class then. Of a function
+        # that is compiled before it is differentiated they are not: that is not seen.
+        if any(type(each).__name__ in _DIFFERENTIATED for each in weights):
+            refuse()
+        return rows
+
 
 def _once(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     return list({id(each): each for each in variables}.values())
@@ -183,6 +192,9 @@ def _keep(variables: Sequence[keras.Variable], values: Sequence[BackendTensor]) 
     for variable, value in zip(variables, values, strict=True):
         variable._value = value
 
+
+#: Classes of the values by which JAX differentiates.
+_DIFFERENTIATED = ("JVPTracer", "LinearizeTracer")
 
 #: What JAX leaves as it is where it has no 64 bits.
 _LIMITS = {np.dtype(np.int64): np.iinfo(np.int32), np.dtype(np.uint64): np.iinfo(np.uint32)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -107,6 +107,13 @@ class TorchBackend(ArrayBackend):
 
     def rows_within(self, read: Callable[[Array], Array], ids: BackendTensor, dim: int) -> BackendTensor:
         return _given(read(_array(ids)))
+
+    def constant(
+        self, rows: BackendTensor, weights: Iterable[BackendTensor], refuse: Callable[[], object]
+    ) -> BackendTensor:
+        if torch.is_grad_enabled():
+            rows.requires_grad_().register_hook(lambda gradient: refuse())
+        return rows
 
     def draws_kept(self) -> AbstractContextManager[object]:
         """Of PyTorch's global generators, from which layers without a seed draw."""

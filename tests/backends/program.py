@@ -10,12 +10,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import keras
 import numpy as np
-import pytest
 
 import elastable as et
+from elastable.worker.keras.keras_methods import rows_unlisted
+from elastable.worker.runtime.worker_measures import StepProfile
 from tests.untyped import Keywords
 
 ROWS, DIM, BATCH, LENGTH = 12, 4, 16, 6
@@ -53,6 +55,17 @@ def in_a_row(layer: keras.layers.Layer) -> Callable[[keras.KerasTensor], keras.K
 
 def assert_close(ours: object, theirs: object) -> None:
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-4, atol=1e-5)
+
+
+@contextmanager
+def refusing(words: str) -> Iterator[None]:
+    """The block ends with an error of ours that says these; there is no pytest in a user's environment."""
+    said = "nothing"
+    try:
+        yield
+    except et.ElastableError as error:
+        said = str(error)
+    assert words in said, f"{said} was said, and not {words}"
 
 
 def assert_as_in_keras(optimizer: str) -> None:
@@ -137,7 +150,7 @@ def check_computed_ids_beyond_32_bits() -> None:
     assert_close(keras.ops.convert_to_numpy(model(x)), expected)
     assert_close(model.evaluate(x, y, verbose=0), np.mean((expected - 1) ** 2))
     if keras.config.backend() == "jax":
-        with pytest.raises(et.ElastableError, match="which has 32 bits on JAX"):
+        with refusing("which has 32 bits on JAX"):
             et.fit(crossed(et.Embedding(1000, DIM), 1000), x, y, batch_size=BATCH, verbose=0)
 
 
@@ -165,6 +178,77 @@ def check_micro_batches() -> None:
         models.append(model)
     for one, other in zip(*(each.get_weights() for each in models), strict=True):
         assert_close(one, other)
+    losses, metrics = keras.losses, keras.metrics
+    for loss, metric, layer in (
+        ("dice", None, None),
+        (losses.CosineSimilarity(axis=0), None, None),
+        (losses.MeanSquaredError("sum"), None, None),
+        ("mse", losses.tversky, None),
+        ("mse", metrics.CosineSimilarity(axis=0), None),
+        ("mse", metrics.PearsonCorrelation(axis=0), None),
+        ("mse", None, keras.layers.UnitNormalization(axis=-2)),
+        ("mse", None, keras.layers.Softmax(axis=0)),
+        ("mse", None, keras.layers.Reshape(())),
+    ):
+        model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "sgd")
+        if layer is not None:
+            model = keras.Model(model.input, layer(model.output))
+        model.compile("sgd", loss, metrics=[metric] if metric is not None else None)
+        with refusing("every term of the loss needs a known divisor"):
+            et.fit(model, x, y, batch_size=BATCH // 2, grads_to_wait=2, **settings)
+
+
+def check_profile_is_refused() -> None:
+    with refusing("--profile"):
+        StepProfile(Path("none"))
+
+
+def check_steps_of_ones_own() -> None:
+    """A `train_step` that computes its loss, without one of compile(); on JAX it is refused."""
+    x, y = records(2)
+
+    class Own(keras.Model):
+        def train_step(self, batch: tuple[object, object]) -> dict[str, object]:
+            with et.step(self) as step:
+                step.apply(keras.ops.mean(keras.ops.square(self(batch[0], training=True) - batch[1])))
+            return {}
+
+    rows: Keywords = {"embeddings_initializer": "ones", "name": "items"}
+    theirs = model_of(in_a_row(keras.layers.Embedding(ROWS, DIM, **rows)), "sgd")
+    base = model_of(in_a_row(et.Embedding(ROWS, DIM, **rows)), "sgd")
+    ours = Own(base.input, base.output)
+    ours.compile(OPTIMIZERS["sgd"]())
+    settings: Keywords = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    if keras.config.backend() == "jax":
+        with refusing("overrides train_step"):
+            et.fit(ours, x, y, **settings)
+        return
+    theirs.fit(x, y, **settings)
+    et.fit(ours, x, y, **settings)
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        assert_close(one, other)
+
+
+def check_a_loop_that_leaves_the_table_out() -> None:
+    """Rows of a call outside of a step are constants: a gradient of what it computed is refused, not half of one."""
+    x, y = records(1)
+    model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "sgd")
+    if keras.config.backend() == "torch":
+        loss = keras.ops.mean(keras.ops.square(model(x) - keras.ops.convert_to_tensor(y)))
+        with refusing("et.step"):
+            loss.backward()
+        model.get_layer("items").trainable = False
+        keras.ops.mean(model(x)).backward()
+        return
+    import jax
+
+    def loss_of(values: list[object]) -> object:
+        states = [variable.value for variable in model.non_trainable_variables]
+        return keras.ops.mean(model.stateless_call(values, states, x)[0])
+
+    dense = [each.value for each in model.trainable_variables if not hasattr(each, "table_name")]
+    with refusing("et.fit"), rows_unlisted():
+        jax.grad(loss_of)(dense)
 
 
 def check_one_seed_is_one_result() -> None:

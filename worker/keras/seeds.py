@@ -13,7 +13,7 @@ from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.master.backend.contract import backend
+from elastable.master.backend.contract import BackendTensor, backend
 from elastable.master.backend.lazy import tf
 
 _GENERATOR = seed_generator.GLOBAL_SEED_GENERATOR
@@ -38,6 +38,12 @@ def global_generator() -> object:
 def in_stateless_scope() -> bool:
     """Whether this thread is within a `keras.StatelessScope`."""
     return global_state.get_global_attribute("stateless_scope") is not None
+
+
+def stateless_values() -> list[BackendTensor]:
+    """The values that variables were given in the `keras.StatelessScope` of this thread, if it is within one."""
+    scope = global_state.get_global_attribute("stateless_scope")
+    return [] if scope is None else list(scope.state_mapping.values())
 
 
 def writes_legacy_file() -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.errors import BadIds, ModelError, Unsupported
+from elastable.embedding_store.errors import BadIds, Unsupported
 from elastable.embedding_store.native.row_fold import COMBINERS
+from elastable.embedding_store.tables.grouping import unique_ids
 from elastable.master.backend.contract import BackendTensor, array_backend
-from elastable.worker.rows.scope import RowScope, TapeLookup, current_scope
+from elastable.worker.keras.seeds import stateless_values
+from elastable.worker.rows.scope import PlannedCalls, RowScope, TapeLookup, current_scope
 from elastable.worker.rows.store_layer import StoreLayer
 
 _Rows: TypeAlias = tuple[BackendTensor, BackendTensor | None]
@@ -59,40 +61,25 @@ class ArrayPlanScope(ArrayScope):
 
 
 @dataclass(slots=True)
-class ArrayStepScope(ArrayScope):
+class ArrayStepScope(PlannedCalls, ArrayScope):
     """Hands out the rows that were gathered for each call of a step.
 
     Attributes:
-        layers: The layer of every call that was planned, in call order.
         gathered: For every call its rows.
         masks: Number of a call -> which of its ids are no padding; of ids that a tensor of the backend may not hold.
         planned: For every call the ids that its rows are of; () where the step is compiled.
     """
 
-    layers: Sequence[StoreLayer]
     gathered: Sequence[BackendTensor]
     masks: Mapping[int, BackendTensor] = field(default_factory=dict)
     planned: Sequence[Int64] = ()
-    losses_read: bool = False
     mask: BackendTensor | None = None
-    _next: int = 0
-
-    def leaves_out(self, layer: StoreLayer) -> bool:
-        return not layer.trainable and not any(each is layer for each in self.layers)
 
     def call(self, layer: StoreLayer, ids: BackendTensor) -> _Rows:
-        number = self._next
-        self._next += 1
-        if number >= len(self.layers) or self.layers[number] is not layer:
-            seen = "no call" if number >= len(self.layers) else f"layer {self.layers[number].name!r}"
-            raise ModelError(
-                f"embedding layer {layer.name!r}: call {number} of the step was planned as {seen}; "
-                "a step must make the same embedding calls every time"
-            )
+        number = self.numbered(layer)
         rows = self.gathered[number]
-        if tuple(rows.shape[:-1]) != tuple(ids.shape) or not (
-            not self.planned or array_backend().holds(ids, self.planned[number])
-        ):
+        others = bool(self.planned) and not array_backend().holds(ids, self.planned[number])
+        if others or tuple(rows.shape[:-1]) != tuple(ids.shape):
             raise Unsupported(
                 f"embedding layer {layer.name!r}: it is called with other ids than were planned for the batch: compute "
                 "ids from the batch alone, in the same way for every batch"
@@ -109,7 +96,7 @@ class ArrayTapeScope(ArrayScope):
 
     def call(self, layer: StoreLayer, ids: BackendTensor) -> _Rows:
         asked = layer.ids_of(keras.ops.convert_to_numpy(ids))
-        unique, inverse = np.unique(asked, return_inverse=True)
+        unique, inverse = unique_ids(asked.reshape(-1))
         lookup = TapeLookup(layer, unique, array_backend().watched(layer.read_rows(unique)))
         self.lookups.append(lookup)
         self.mask = keras.ops.not_equal(ids, 0) if layer.mask_zero else None
@@ -152,6 +139,8 @@ def _rows_of(layer: Any, ids: BackendTensor, training: bool | None) -> _Rows:
         return keras.ops.take(layer.embeddings, ids, axis=0), kept
     layer.refuse_untrained(training and scope is None)
     rows = array_backend().rows_within(layer.read_rows, ids, layer.output_dim)
+    if layer.trainable:
+        rows = array_backend().constant(rows, stateless_values(), partial(layer.refuse_untrained, True))
     if scope is None and layer.embeddings_regularizer is not None and layer.trainable:
         _add_penalty(layer, ids, rows)
     return rows, kept

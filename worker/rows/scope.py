@@ -72,11 +72,39 @@ class PlanScope(RowScope):
 
 
 @dataclass(slots=True)
-class StepScope(RowScope):
+class PlannedCalls(RowScope):
+    """A scope of a step whose calls were planned.
+
+    Attributes:
+        layers: The layer of every call that was planned, in call order.
+    """
+
+    layers: Sequence[StoreLayer]
+    losses_read: bool = field(default=False, init=False)
+    _next: int = field(default=0, init=False)
+
+    def leaves_out(self, layer: StoreLayer) -> bool:
+        """A frozen one of another model, which was not planned."""
+        return not layer.trainable and not any(each is layer for each in self.layers)
+
+    def numbered(self, layer: StoreLayer) -> int:
+        """The number of the call that is made now, which must be the one that was planned."""
+        call = self._next
+        self._next += 1
+        if call >= len(self.layers) or self.layers[call] is not layer:
+            seen = "no call" if call >= len(self.layers) else f"layer {self.layers[call].name!r}"
+            raise ModelError(
+                f"embedding layer {layer.name!r}: call {call} of the step was planned as {seen}; "
+                "a step must make the same embedding calls every time it is run or traced"
+            )
+        return call
+
+
+@dataclass(slots=True)
+class StepScope(PlannedCalls):
     """Gathers the rows of planned calls from the BETs, and looks up the others within the graph.
 
     Attributes:
-        layers: The layer of every planned step's call, in call order.
         inverses: For every call an int32 `[n]` tensor of positions in its table's BET; None for a call that could not
             be planned.
         bets: Table name -> float32 `[unique ids, dim]`, watched by the tape.
@@ -85,29 +113,15 @@ class StepScope(RowScope):
         unplanned: (table, unique ids, BET) of every unplanned call.
     """
 
-    layers: Sequence[StoreLayer]
     inverses: Sequence[tf.Tensor | None]
     bets: dict[str, tf.Tensor]
     lookup: Callable[[str, Int64], Float32] | None = None
     tape: tf.GradientTape = None
     unplanned: list[tuple[str, tf.Tensor, tf.Tensor]] = field(default_factory=list)
-    losses_read: bool = False
-    _next: int = 0
-
-    def leaves_out(self, layer: StoreLayer) -> bool:
-        """A frozen one of another model, which was not planned."""
-        return not layer.trainable and not any(each is layer for each in self.layers)
 
     def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids."""
-        call = self._next
-        self._next += 1
-        if call >= len(self.layers) or self.layers[call] is not layer:
-            seen = "no call" if call >= len(self.layers) else f"layer {self.layers[call].name!r}"
-            raise ModelError(
-                f"embedding layer {layer.name!r}: call {call} of the step was planned as {seen}; "
-                "a step must make the same embedding calls every time it is traced"
-            )
+        call = self.numbered(layer)
         if self.tape is not None and layer.trainable and not record.could_possibly_record():
             raise Unsupported(
                 f"embedding layer {layer.name!r} is called where no gradient is recorded, as in a keras.RematScope, "

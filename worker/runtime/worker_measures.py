@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.measures import Counts, Durations, LookupCounts, Total, VersionTrace, span
 from elastable.master.api import Task, TaskKind
+from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 
 _log = logging.getLogger(__name__)
@@ -28,9 +29,12 @@ class StepProfile:
 
     Raises:
         BadInput: the folder cannot be made.
+        Unsupported: Keras runs on another backend than TensorFlow.
     """
 
     def __init__(self, folder: Path) -> None:
+        if not backend().has_graphs:
+            raise Unsupported(f"--profile {folder}: it is TensorFlow's profiler, and Keras runs on {backend().name}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -110,10 +110,8 @@ class _Given(NamedTuple):
 class _ArrayStep:
     """A step of a model; arguments as of `elastable.worker.step.train_step.TrainStep`."""
 
-    def __init__(
-        self, model: keras.Model, plan: ArrayIdPlan, seed: int | None = None, average: str | None = None
-    ) -> None:
-        self._model, self._plan, self._seed, self._average = model, plan, seed, average
+    def __init__(self, model: keras.Model, plan: ArrayIdPlan) -> None:
+        self._model, self._plan = model, plan
         self._calls = list(enumerate(plan.layers))
         self._penalised = [layer for layer in dict.fromkeys(plan.layers) if layer.embeddings_regularizer is not None]
         self._variables, self._states = dense_parts(model)
@@ -196,39 +194,37 @@ class _ArrayStep:
 class ArrayEvaluateStep(_ArrayStep):
     """Forward pass and metrics of one micro-batch, as in inference."""
 
+    _function: Callable[..., object] | None = None
+
     def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
         """Metric state of this micro-batch only."""
         rows, masks = self._gather(bets, ids)
         touched, present = self._touched(bets, ids)
         given = (rows, touched, _Given(_without_none(batch), masks, present))
         flat = keras.tree.flatten(given)
+        if self._function is None:
+            places = keras.tree.map_structure(lambda _: 0, given)
 
-        def body(*leaves: BackendTensor) -> None:
-            its_rows, its_touched, its_given = keras.tree.pack_sequence_as(given, leaves)
-            self._forward(its_rows, its_touched, its_given, training=False)
+            def body(*leaves: BackendTensor) -> None:
+                rows, touched, its = keras.tree.pack_sequence_as(places, leaves)
+                self._forward(rows, touched, its, training=False)
 
-        form = repr([(leaf.shape, leaf.dtype) for leaf in flat])
-        if form not in self._functions:
-            self._functions[form] = array_backend().update(
+            self._function = array_backend().update(
                 body, flat, _variables_of(self._model), bool(self._model.run_eagerly)
             )
-        self._functions[form](*flat)
+        self._function(*flat)
         return tuple(map(array_backend().copied, self._model.metrics_variables))
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._functions: dict[str, Callable[..., object]] = {}
 
 
 class ArrayTrainStep(_ArrayStep):
     """Forward, backward and metrics of one micro-batch."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._seed_states = seed_states(self._model, self._seed)
+    def __init__(self, model: keras.Model, plan: ArrayIdPlan, seed: int | None, average: str | None) -> None:
+        super().__init__(model, plan)
+        self._seed, self._average, self._seed_states = seed, average, seed_states(model, seed)
         self._functions: dict[bytes, tuple[list[int], Gradients]] = {}
         self._trainable = b""
-        self._kind = None if self._average is None else divisor_kind(self._model, self._average)
+        self._kind = None if average is None else divisor_kind(model, average)
 
     def hold(self, trainable: bytes) -> None:
         """Trains what these flags (`read_trainable`) select from now on; b"": the model's current flags."""
@@ -289,29 +285,23 @@ class ArrayTrainStep(_ArrayStep):
         return loss * keras.ops.cast(scale, loss.dtype), (loss, scale)
 
     def _slices(self, of_rows: Sequence[Float32 | None], ids: IdSets, frozen: Sequence[str]) -> dict[str, Slices]:
-        values: dict[str, list[Float32]] = {}
-        positions: dict[str, list[Any]] = {}
-        for call, layer in self._calls:
-            gradient = of_rows[call]
-            if gradient is not None and layer.table_name not in frozen:
-                values.setdefault(layer.table_name, []).append(gradient.reshape(-1, layer.output_dim))
-                positions.setdefault(layer.table_name, []).append(ids.inverses[call])
-        for layer, gradient in zip(self._penalised, of_rows[len(self._calls) :], strict=True):
-            if gradient is not None and layer.table_name not in frozen:
-                count = len(ids.unique[layer.table_name])
-                values.setdefault(layer.table_name, []).append(gradient[:count])
-                positions.setdefault(layer.table_name, []).append(np.arange(count, dtype=np.int32))
+        """The sum of each table's gradients by id: of all calls, and of what regularizers add."""
+        parts = [(layer.table_name, ids.inverses[call]) for call, layer in self._calls]
+        for layer in self._penalised:
+            unique = ids.unique[layer.table_name]
+            parts.append((layer.table_name, np.arange(len(unique), dtype=np.int32)))
+        given: dict[str, list[tuple[Any, Float32]]] = {table: [] for table in self._plan.tables}
+        for (table, at), gradient in zip(parts, of_rows, strict=True):
+            if gradient is not None and table not in frozen:
+                given[table].append((at, gradient.reshape(-1, gradient.shape[-1])[: len(at)]))  # it may be padded
         found = {}
-        for table in dict.fromkeys(self._plan.tables):
+        for table, each in given.items():
             unique = ids.unique[table]
-            if table not in values:
+            if not each:
                 found[table] = Slices(unique[:0], np.zeros((0, self._dim_of(table)), np.float32))
                 continue
-            at, gradients = positions[table], values[table]
-            one = len(at) == 1
-            present, sums = sum_by_position(
-                at[0] if one else np.concatenate(at), gradients[0] if one else np.concatenate(gradients), len(unique)
-            )
+            at, values = each[0] if len(each) == 1 else map(np.concatenate, zip(*each, strict=True))
+            present, sums = sum_by_position(at, values, len(unique))
             found[table] = Slices(unique if len(present) == len(unique) else unique[present], sums)
         return found
 

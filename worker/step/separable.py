@@ -16,31 +16,32 @@ from elastable.worker.losses.loss_parts import all_metrics
 from elastable.worker.step.traced.step_plan import overrides
 
 _OURS = ("keras.", "elastable.")
-#: Of Keras, but they run code of the user's, or mix records by design.
-_NOT_READ = (
-    *("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper", "MixUp", "CutMix", "RandAugment"),
-    *("Circle", "Dice", "Tversky", "CTC"),
-)
+#: Layers of Keras that run code of the user's, or mix records by design.
+_NOT_READ = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper", "MixUp", "CutMix", "RandAugment")
 _ELEMENTWISE = (
-    *(
-        "Absolute",
-        "Add",
-        "BitwiseAnd",
-        "BitwiseOr",
-        "BitwiseXor",
-        "Cast",
-        "Clip",
-        "ConvertToTensor",
-        "Equal",
-        "Exp",
-        "FloorDivide",
-        "Floor",
-    ),
-    *("Greater", "GreaterEqual", "LeftShift", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot"),
-    *("LogicalOr", "Maximum", "Minimum", "Mod", "Multiply", "Negative", "NotEqual", "Power", "Relu", "RightShift"),
-    *("Sigmoid", "Softplus", "Sqrt", "Square", "Subtract", "Tanh", "TrueDivide", "Where"),
-)
+    "Absolute", "Add", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Clip", "ConvertToTensor", "Equal", "Exp",
+    "Floor", "FloorDivide", "Greater", "GreaterEqual", "LeftShift", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd",
+    "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mod", "Multiply", "Negative", "NotEqual", "Power", "Relu",
+    "RightShift", "Sigmoid", "Softplus", "Sqrt", "Square", "Subtract", "Tanh", "TrueDivide", "Where",
+)  # fmt: skip
 _ALONG_AN_AXIS = ("Concatenate", "ExpandDims", "Max", "Mean", "Min", "Softmax", "Squeeze", "Stack", "Sum")
+_AXES = ("axis", "axes", "_attention_axes")
+#: Functions of Keras' losses and metrics that have a value for each record.
+_OF_EACH_RECORD = (
+    "mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_logarithmic_error",
+    "huber", "log_cosh", "hinge", "squared_hinge", "categorical_hinge", "binary_crossentropy",
+    "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
+    "sparse_categorical_crossentropy", "kl_divergence", "poisson", "cosine_similarity", "accuracy", "binary_accuracy",
+    "categorical_accuracy", "sparse_categorical_accuracy", "top_k_categorical_accuracy",
+    "sparse_top_k_categorical_accuracy",
+)  # fmt: skip
+#: Metrics of Keras whose states are sums over records, or which hold others.
+_SUMS = (
+    "AUC", "BinaryIoU", "CompileMetrics", "F1Score", "FBetaScore", "FalseNegatives", "FalsePositives", "IoU", "Mean",
+    "MeanIoU", "OneHotIoU", "OneHotMeanIoU", "Precision", "PrecisionAtRecall", "R2Score", "Recall",
+    "RecallAtPrecision", "RootMeanSquaredError", "SensitivityAtSpecificity", "SpecificityAtSensitivity",
+    "TrueNegatives", "TruePositives",
+)  # fmt: skip
 
 
 def divisor_kind(model: keras.Model, average: str) -> DivisorKind:
@@ -81,11 +82,19 @@ def _of_everything(model: keras.Model) -> Iterator[str]:
                     yield f"operation {type(operation).__name__} may mix records"
         else:
             yield from _of_layer(part)
-    yield from _of_losses(model)
+    if any(len(output.shape) < 2 for output in model.outputs):
+        yield "an output has no axis but that of the records (end it in Reshape((1,)))"
+    for given in keras.tree.flatten(model.loss):
+        loss = keras.losses.get(given) if isinstance(given, str) else given
+        if loss is not None and not _has_a_value_a_record(loss, getattr(loss, "fn", loss)):
+            yield f"its loss {getattr(loss, 'name', getattr(loss, '__name__', loss))!r} is none of these"
+        if (reduction := getattr(loss, "reduction", "sum_over_batch_size")) != "sum_over_batch_size":
+            yield f"its loss has reduction={reduction!r}"
     for metric in all_metrics(model):
         function = getattr(metric, "_fn", None)
-        if not _is_of_keras(metric) or (function is not None and not _is_of_keras(function)):
-            yield f"metric {metric.name!r} is none of Keras' own"
+        sums = _is_of_keras(metric) and type(metric).__name__ in _SUMS
+        if not (sums if function is None else _has_a_value_a_record(metric, function)):
+            yield f"metric {metric.name!r} is none of these"
 
 
 def _of_other_terms(model: keras.Model) -> Iterator[str]:
@@ -102,48 +111,38 @@ def _of_other_terms(model: keras.Model) -> Iterator[str]:
 
 
 def _of_layer(layer: keras.Layer) -> Iterator[str]:
-    axis = getattr(layer, "axis", None)
     functions = [getattr(layer, name, None) for name in ("activation", "recurrent_activation")]
     own = not all(_is_of_keras(each) for each in (layer, *filter(callable, functions)))
-    if own or 0 in (axis if isinstance(axis, list | tuple) else (axis,)) or getattr(layer, "stateful", False):
+    if own or type(layer).__name__ in _NOT_READ or _along_records(layer) or getattr(layer, "stateful", False):
         yield f"layer {layer.name!r} ({type(layer).__name__}) may mix records"
 
 
-def _of_losses(model: keras.Model) -> Iterator[str]:
-    for given in keras.tree.flatten(model.loss):
-        loss = keras.losses.get(given) if isinstance(given, str) else given
-        if loss is None:
-            continue
-        function = getattr(loss, "fn", loss)
-        ignores = getattr(loss, "ignore_class", None) is not None or getattr(loss, "_fn_kwargs", {}).get("ignore_class")
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if not _is_of_keras(loss) or not _is_of_keras(function) or ignores is True or ignores not in (False, None):
-            yield f"its loss {getattr(loss, 'name', getattr(loss, '__name__', loss))!r} is none of these"
-        if reduction != "sum_over_batch_size":
-            yield f"its loss has reduction={reduction!r}"
+def _has_a_value_a_record(of: Any, function: Any) -> bool:
+    """Whether a loss or metric of Keras has a value for each record, along the last axis, and counts all of them."""
+    settings = {**vars(of), **getattr(of, "_fn_kwargs", {})} if hasattr(of, "__dict__") else {}
+    plain = settings.get("axis", -1) == -1 and settings.get("ignore_class") is None
+    return _is_of_keras(of) and _is_of_keras(function) and function.__name__ in _OF_EACH_RECORD and plain
 
 
 def _is_rowwise(operation: Any) -> bool:
     """Whether an operation of a Functional model is known to keep records, on the first axis, apart."""
-    name, axis = type(operation).__name__, getattr(operation, "axis", None)
-    if not type(operation).__module__.startswith("keras."):
+    name = type(operation).__name__
+    if not _is_of_keras(operation):
         return False
     if name in _ALONG_AN_AXIS:
-        axes = axis if isinstance(axis, list | tuple) else (axis,)
-        return all(isinstance(each, int) and each != 0 for each in axes) and not _is_first(operation, axes)
+        return operation.axis is not None and not _along_records(operation)
     if name == "GetItem":
         keys = [node.arguments.args[1] for node in operation._inbound_nodes]
         return all(isinstance(key, tuple) and key[0] == slice(None) for key in keys)
     # [n, 1] - [n] is of every record with every other.
-    ranks = {
-        len(each.shape) for node in operation._inbound_nodes for each in (*node.input_tensors, *node.output_tensors)
-    }
-    return name in _ELEMENTWISE and len(ranks) == 1
+    return name in _ELEMENTWISE and len({len(each.shape) for each in _tensors_of(operation)}) == 1
 
 
-def _is_first(operation: Any, axes: Any) -> bool:
-    """Whether an axis that is counted from the end is that of the records."""
-    return any(axis + len(each.shape) == 0 for axis in axes for each in _tensors_of(operation))
+def _along_records(operation: Any) -> bool:
+    """Whether an axis of an operation or layer is that of the records, counted from either end."""
+    axes = [getattr(operation, name, None) for name in _AXES]
+    flat = [each for each in keras.tree.flatten(axes) if isinstance(each, int)]
+    return any(axis == 0 or axis + len(each.shape) == 0 for axis in flat for each in _tensors_of(operation))
 
 
 def _tensors_of(operation: Any) -> list[keras.KerasTensor]:
@@ -151,5 +150,4 @@ def _tensors_of(operation: Any) -> list[keras.KerasTensor]:
 
 
 def _is_of_keras(value: Any) -> bool:
-    named = value if hasattr(value, "__name__") else type(value)
-    return str(named.__module__).startswith(_OURS) and named.__name__ not in _NOT_READ
+    return str(getattr(value, "__module__", type(value).__module__)).startswith(_OURS)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import keras
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.master.backend.contract import backend
 from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.step.array_step import ArrayEvaluateStep, ArrayIdPlan, ArrayTrainStep, plan_array_ids
 from elastable.worker.step.id_plan import IdPlan, plan_ids
-from elastable.worker.step.train_step import EvaluateStep, OwnTrainStep, TrainStep
+from elastable.worker.step.train_step import EvaluateStep, Lookup, OwnTrainStep, TrainStep
 
 if TYPE_CHECKING:
     from elastable.worker.step.traced.step_plan import StepPlan
-
-Lookup: TypeAlias = Callable[[str, Int64], Float32]
-"""(table, int64 ids) -> float32 rows, for calls that could not be planned."""
 
 
 def make_plan(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan | ArrayIdPlan:

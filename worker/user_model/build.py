@@ -220,10 +220,10 @@ def _build_on_arrays(model: keras.Model, sample: TensorBatch) -> None:
             sample = keras.tree.map_structure(keras.ops.convert_to_tensor, sample)
             if overrides(model, "train_step"):
                 rehearse(model, sample)
-            done = forward(model, sample, training=False)
-            warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
-            states = _states_of_updates(model, _own_metrics(model), done)
-        _require_sums(_own_metrics(model), states)
+            else:
+                done = forward(model, sample, training=False)
+                warn_of_values(model, "compute_metrics", update_metrics(model, done, done.loss))
+                _require_sums(_own_metrics(model), _states_of_updates(model, _own_metrics(model), done))
     except ElastableError:
         raise
     except Exception as error:

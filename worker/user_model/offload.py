@@ -171,10 +171,9 @@ def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
             layer.trainable = layer.trainable and variable.trainable
             layer.embeddings_regularizer, layer.embeddings_constraint = variable.regularizer, variable.constraint
             layer.variable_path = variable.path
-            key = (
-                (variable.value.name, variable.value._unique_id) if backend().has_graphs else (variable.name, variable)
-            )
-            object.__setattr__(layer, "_replaced", key)
+            value = variable.value
+            replaced = (value.name, value._unique_id) if backend().has_graphs else (variable.name, variable)
+            object.__setattr__(layer, "_replaced", replaced)
             _tie(model, variable, layer.embeddings)
             # What was traced before, as a `tf.function` of the program, reads the variable on: no rows of old.
             variable.assign(np.full(tuple(variable.shape), np.nan))
