@@ -168,11 +168,10 @@ class JaxBackend(ArrayBackend):
     def constant(
         self, rows: BackendTensor, weights: Iterable[BackendTensor], refuse: Callable[[], object]
     ) -> BackendTensor:
-        # JAX tells nobody that it differentiates, but the values of weights are of another class then. Of a function
-        # that is compiled before it is differentiated they are not: that is not seen.
-        if any(type(each).__name__ in _DIFFERENTIATED for each in weights):
-            refuse()
-        return rows
+        # A function of the weights too, so that JAX asks for its derivative, also where it is compiled before.
+        kept = jax.custom_vjp(lambda rows, weights: rows)
+        kept.defvjp(lambda rows, weights: refuse(), lambda *given: refuse())
+        return kept(rows, list(weights))
 
 
 def _once(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
@@ -192,9 +191,6 @@ def _keep(variables: Sequence[keras.Variable], values: Sequence[BackendTensor]) 
     for variable, value in zip(variables, values, strict=True):
         variable._value = value
 
-
-#: Classes of the values by which JAX differentiates.
-_DIFFERENTIATED = ("JVPTracer", "LinearizeTracer")
 
 #: What JAX leaves as it is where it has no 64 bits.
 _LIMITS = {np.dtype(np.int64): np.iinfo(np.int32), np.dtype(np.uint64): np.iinfo(np.uint32)}

@@ -247,8 +247,11 @@ def check_a_loop_that_leaves_the_table_out() -> None:
         return keras.ops.mean(model.stateless_call(values, states, x)[0])
 
     dense = [each.value for each in model.trainable_variables if not hasattr(each, "table_name")]
-    with refusing("et.fit"), rows_unlisted():
-        jax.grad(loss_of)(dense)
+    with rows_unlisted():
+        jax.jit(loss_of)(dense)
+        for gradient in (jax.grad(loss_of), jax.jit(jax.grad(loss_of)), jax.grad(jax.jit(loss_of))):
+            with refusing("et.fit"):
+                gradient(dense)
 
 
 def check_one_seed_is_one_result() -> None:
