@@ -104,7 +104,7 @@ class JaxBackend(ArrayBackend):
             arrays: Sequence[Array], given: Any, preset: Sequence[tuple[keras.Variable, Array]]
         ) -> tuple[Any, list[Array | None], list[Array | None]]:
             if eagerly:
-                arrays, given = jax.tree.map(jax.numpy.asarray, (list(arrays), given))
+                arrays, given = jax.tree.map(jax.numpy.array, (list(arrays), given))
             set_to = {id(variable): value for variable, value in preset}
             rest = [set_to.get(id(each), each.value) for each in others]
             (dense, rows), (found, after) = compiled([each.value for each in trained], list(arrays), rest, given)

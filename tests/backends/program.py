@@ -254,6 +254,44 @@ def check_a_loop_that_leaves_the_table_out() -> None:
                 gradient(dense)
 
 
+class Keeping(keras.layers.Layer):
+    """Gives what it is given, which is its state, too."""
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.last = self.add_weight(shape=(BATCH, *shape[1:]), initializer="zeros", trainable=False, name="last")
+
+    def call(self, rows: keras.KerasTensor) -> keras.KerasTensor:
+        if rows.shape[0] == BATCH:  # not of a model that is only built, or planned
+            self.last.assign(rows)
+        return rows
+
+
+def check_rows_that_a_layer_keeps() -> None:
+    """They stay those of their step, whatever memory the rows of the next one come in."""
+    x, y = records(4)
+    for eagerly in (False, True):
+        kept = Keeping()
+        model = model_of(in_a_row(keras.Sequential([et.Embedding(ROWS, DIM, name="items"), kept])), "sgd")
+        model.compile(keras.optimizers.SGD(0.2), "mse", run_eagerly=eagerly)
+        seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+        class Watch(keras.callbacks.Callback):
+            def on_train_batch_end(
+                self,
+                batch: int,
+                logs: object = None,
+                kept: Keeping = kept,
+                seen: list[tuple[np.ndarray, np.ndarray]] = seen,
+            ) -> None:
+                found = keras.ops.convert_to_numpy(kept.last.value)
+                seen.append((found, found.copy()))
+
+        et.fit(model, x, y, batch_size=BATCH, verbose=0, callbacks=[Watch()])
+        assert len({copy.tobytes() for _, copy in seen}) == len(x) // BATCH
+        for found, copy in seen:
+            np.testing.assert_array_equal(found, copy)
+
+
 def check_one_seed_is_one_result() -> None:
     """To the bit, with Dropout, also in two calls."""
     x, y = records(3)

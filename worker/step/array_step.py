@@ -99,6 +99,9 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
 # One micro-batch
 
 
+_ALIGNED = 64  # bytes: JAX copies what begins elsewhere
+
+
 class _Given(NamedTuple):
     """What a step gets besides the rows: its batch, masks of its calls, and which of the touched rows are there."""
 
@@ -116,20 +119,38 @@ class _ArrayStep:
         self._penalised = [layer for layer in dict.fromkeys(plan.layers) if layer.embeddings_regularizer is not None]
         self._variables, self._states = dense_parts(model)
         self._planned: list[Int64] = []
+        self._gathered: dict[int, Float32] = {}
 
     def _gather(self, bets: Mapping[str, Float32], ids: IdSets) -> tuple[list[Float32], dict[int, Array]]:
         """The rows of every call, in its shape, and the masks of those with padding."""
         rows, masks = [], {}
+        eager = array_backend().compares_ids or bool(self._model.run_eagerly)
         self._planned = []
         for call, layer in self._calls:
             table, inverse, shape = layer.table_name, ids.inverses[call], ids.shapes[call]
-            rows.append(bets[table].take(inverse, axis=0).reshape(*shape, layer.output_dim))
+            given = self._memory(call, len(inverse), layer.output_dim, eager)
+            bets[table].take(inverse, axis=0, out=given, mode="clip")  # the other modes copy once more
+            rows.append(given.reshape(*shape, layer.output_dim))
             unique = ids.unique[table]
-            if array_backend().compares_ids or self._model.run_eagerly:
+            if eager:
                 self._planned.append(unique[inverse].reshape(shape))
             if layer.mask_zero:
                 masks[call] = (unique != 0)[inverse].reshape(shape)
         return rows, masks
+
+    def _memory(self, call: int, count: int, dim: int, eager: bool) -> Float32:
+        """float32 `[count, dim]` for the rows of a call: where the step is compiled, that of the steps before.
+
+        These have read it, and what a backend need not copy is aligned. Code that runs eagerly may keep its rows.
+        """
+        if eager:
+            return np.empty((count, dim), np.float32)
+        kept = self._gathered.get(call)
+        if kept is None or kept.size < count * dim:
+            room = np.empty(4 * count * dim + _ALIGNED, np.uint8)
+            kept = room[-room.ctypes.data % _ALIGNED :][: 4 * count * dim].view(np.float32)
+            self._gathered[call] = kept
+        return kept[: count * dim].reshape(count, dim)
 
     def _forward(
         self, rows: Sequence[BackendTensor], touched: Sequence[BackendTensor], given: _Given, training: bool
