@@ -75,7 +75,7 @@ class IdPlan:
             raise BadIds(f"{', '.join(self.columns)}: {message}") from error
 
 
-def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
+def plan_ids(model: keras.Model, spec: BatchSpec, training: bool | None) -> IdPlan:
     """Traces the step of `model` on a batch of `spec` and extracts its id plan.
 
     The whole step (model, loss and metrics) is traced; its embedding calls record their ids and return zeros. The part
@@ -84,7 +84,7 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     Args:
         model: A compiled and built model.
         spec: TypeSpecs of a batch (x,), (x, y) or (x, y, sample_weight); ids may come from any of them.
-        training: Whether it is a training or an evaluation step.
+        training: Whether it is a training or an evaluation step; None: it only predicts, without loss and metrics.
 
     Raises:
         ModelError: an embedding that is not a layer of the model.
@@ -113,17 +113,22 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     needed = {operation for ids in fetched for operation in ancestors(ids)}
     columns = dict.fromkeys(name for name, feed in zip(names, feeds, strict=True) if feed.op in needed)
     # Only what the ids need survives: no dropout, no moving averages, no rows.
-    return IdPlan(layers, planned, tables, tuple(columns), wrapped.prune(list(feeds), fetched))
+    pruned = wrapped.prune(list(feeds), fetched)
+    # Called by itself, it fails at a signature that it does not have, and writes an error with all its arguments first.
+    function = tf.function(lambda *flat: pruned(*flat), input_signature=flat_spec(spec), autograph=False)
+    return IdPlan(layers, planned, tables, tuple(columns), function.get_concrete_function())
 
 
-def _traced(model: keras.Model, spec: BatchSpec, training: bool) -> tuple[PlanScope, Any]:
+def _traced(model: keras.Model, spec: BatchSpec, training: bool | None) -> tuple[PlanScope, Any]:
     """The embedding calls of a step, and its graph as a function that can be pruned."""
     scope, method = PlanScope(), "train_step" if training else "test_step"
 
     def trace(*flat: tf.Tensor) -> list[tf.Tensor]:
         batch = pack_flat(spec, flat)
         with entered(scope):
-            if overrides(model, method):
+            if training is None:
+                model(batch[0], training=False)
+            elif overrides(model, method):
                 rehearse(model, batch) if training else model.test_step(batch)
             else:
                 done = forward(model, batch, training)
