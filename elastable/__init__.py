@@ -12,7 +12,7 @@
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
 * replicas: `replica_group`, `CommGroup`
-* saving: `save`; export: `export_keras`
+* saving: `save`; export: `export_keras`; predictions: `Predictor`
 * tables in replicas' own memory: `create_host_embedding`, `HostEmbedding`, `HostEmbeddingOptimizerSpec`,
   `HostEmbeddingSGDGAOptimizerSpec`, `save_host_embedding`, `load_host_embedding`
 * traces: `exporting_traces`
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from elastable.embedding_store.open_store import open_store as open_store
     from elastable.in_process.fitting import fit as fit
     from elastable.in_process.tape_step import step as step
+    from elastable.models.predictor import Predictor as Predictor
     from elastable.models.saving import save as save
     from elastable.monitoring.tracing import exporting_traces as exporting_traces
     from elastable.replicas.groups.group import CommGroup as CommGroup
@@ -87,6 +88,7 @@ _NAMES_OF = {
     "elastable.embedding_store.open_store": "open_reader open_store",
     "elastable.in_process.fitting": "fit",
     "elastable.in_process.tape_step": "step",
+    "elastable.models.predictor": "Predictor",
     "elastable.models.saving": "save",
     "elastable.monitoring.tracing": "exporting_traces",
     "elastable.replicas.groups.group": "CommGroup",

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from elastable.commands.checkpoint_commands import checkpoint
 from elastable.commands.config import config
-from elastable.commands.job import REPLICAS_SETTINGS, master, replicas, serve, train, worker
+from elastable.commands.job import REPLICAS_SETTINGS, master, replicas, serve, serve_model, train, worker
 from elastable.commands.kg import kg
 from elastable.commands.lookup import lookup
 from elastable.commands.model_commands import evaluate, export, plan, predict
@@ -41,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     add_completion=False,
 )
-for command in (train, master, worker, serve, evaluate, predict, export, plan, status, lookup):
+for command in (train, master, worker, serve, serve_model, evaluate, predict, export, plan, status, lookup):
     app.command()(command)
 app.command(context_settings=REPLICAS_SETTINGS)(replicas)
 app.add_typer(checkpoint)

@@ -17,7 +17,7 @@ from elastable.embedding_store.engine.store_tier import DEFAULT_EVERY_S, StoreTi
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.store_reader import StoreReader
+from elastable.embedding_store.store_reader import HeldReader, StoreReader
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.memory_budget import row_budget_here
 from elastable.embedding_store.support.store_url import (
@@ -288,7 +288,25 @@ def open_reader(url: str, follow: bool = False, deadline_s: float | None = None)
     raise _unknown("a reader of", url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
 
 
-def _redis_reader(url: str, follow: bool, deadline_s: float | None) -> StoreReader:
+def open_follower(url: str, deadline_s: float | None = None) -> HeldReader:
+    """A reader that holds all rows of a store in Redis in memory, and goes from version to version when it is told to.
+
+    Args:
+        url: `redis://...` or `rediss://...` of a store that another process writes.
+        deadline_s: As of `open_reader`.
+
+    Raises:
+        BadInput, Unsupported: a store that cannot be followed.
+        StoreBroken, Unavailable, DeadlineExceeded, StoreFailed: as of `open_reader`.
+    """
+    if _scheme(url) not in SCHEMES:
+        raise _unknown("a follower of", url, [f"{scheme}://host:port" for scheme in SCHEMES])
+    reader = _redis_reader(url, True, deadline_s, held=True)
+    assert isinstance(reader, HeldReader)
+    return reader
+
+
+def _redis_reader(url: str, follow: bool, deadline_s: float | None, held: bool = False) -> StoreReader:
     options, rest = TierOptions.taken_from(url)
     if options.log != "own" and follow:
         raise Unsupported("follow=True of a store whose log is not in Redis (log=): its newest version is not there")
@@ -296,7 +314,8 @@ def _redis_reader(url: str, follow: bool, deadline_s: float | None) -> StoreRead
     with ExitStack() as opened:
         tier = opened.enter_context(RedisTier(parsed))
         log = opened.enter_context(RedisLog(parsed) if options.log == "own" else NoLog())
-        reader = StoreReader(tier, log, follow, parsed.deadline)
+        timeout_s = parsed.deadline
+        reader = HeldReader(tier, log, timeout_s) if held else StoreReader(tier, log, follow, timeout_s)
         opened.pop_all()  # which are the reader's to close now
     return reader
 

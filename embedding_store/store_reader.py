@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -99,6 +100,13 @@ class FollowedTable(MemoryTable):
             out[stored] = self._numbers(wanted.rows)[places[stored]]
         return out
 
+    def take(self, records: Records) -> None:
+        """Takes rows of the tier into memory."""
+        self.make_ready_to_put(records.ids, loaded=False)
+        positions = np.empty(len(records.ids), np.int64)
+        self.directory.claim(records.ids, positions)
+        self.rows.load(records.rows, np.arange(len(positions)), positions)
+
     def put(self, block: RowBlock) -> None:
         self._gone.remove(block.ids)
         super().put(block)
@@ -185,7 +193,7 @@ class StoreReader(BaseSource):
 
     def __init__(self, tier: Tier, log: Log, follow: bool = False, timeout_s: float = 10.0) -> None:
         self._tier, self._log, self._follow, self._timeout_s = tier, log, follow, timeout_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._loads = 0
         self._applied = 0
         self._replayed = ReplayedTables({}, FollowedTable)
@@ -302,6 +310,16 @@ class StoreReader(BaseSource):
 
     def _load(self) -> None:
         """Begins anew with the state of the last flush; the lock is held."""
+        self._begin_with(*self._flushed())
+
+    def _begin_with(self, replayed: ReplayedTables, sequence: int) -> None:
+        self._replayed, self._begin, self._applied = replayed, sequence, sequence
+        self._loads += 1
+        if self._follow:
+            self._apply()
+
+    def _flushed(self) -> tuple[ReplayedTables, int]:
+        """The tables as of the last flush, and the number of the last entry of the log that these include."""
         give_up = time.monotonic() + self._timeout_s
         while True:
             content = self._tier.state()
@@ -324,11 +342,7 @@ class StoreReader(BaseSource):
         tables: dict[str, MemoryTable] = {
             table.spec.name: FollowedTable.of(table, in_tier=table.stored in self._there) for table in state.tables
         }
-        self._replayed = ReplayedTables(tables, FollowedTable, state.version, state.record)
-        self._begin = self._applied = state.sequence
-        self._loads += 1
-        if self._follow:
-            self._apply()
+        return ReplayedTables(tables, FollowedTable, state.version, state.record), state.sequence
 
     def _apply(self) -> None:
         """Applies the entries after the last one; begins anew where they have been trimmed meanwhile."""
@@ -374,3 +388,70 @@ class StoreReader(BaseSource):
                 "up at the job's master, or open the reader with follow=True"
             )
         return table
+
+
+class HeldReader(StoreReader):
+    """Exactly one version of a store that another process writes; `advance` goes on to the newest.
+
+    All rows are in memory, with their slots, as the store has them. Where the log behind its version was trimmed, it
+    reads the rows anew, and answers from the version that it has until it has the newest one.
+
+    Args:
+        tier, log, timeout_s: As of `StoreReader`.
+    """
+
+    def __init__(self, tier: Tier, log: Log, timeout_s: float = 10.0) -> None:
+        super().__init__(tier, log, follow=True, timeout_s=timeout_s)
+
+    @contextmanager
+    def at_one_version(self) -> Iterator[tuple[int, bytes | None]]:
+        """The version, and its record; within the block lookups in this thread are of it."""
+        with self._lock:
+            yield self._replayed.version, self._replayed.record
+
+    def advance(self) -> int:
+        """Goes on to the newest version, and returns it; called by one thread.
+
+        Raises:
+            StoreBroken, StoreFailed, Unavailable, DeadlineExceeded: as of `StoreReader`; the version is as before.
+        """
+        self._log.refresh()
+        if self._log.first > self._applied + 1 or self._log.last < self._applied:
+            begun = self._flushed()
+            now, newest = self._replayed.version, max(begun[0].version, self._newest())
+            if newest < now:
+                raise StoreBroken(
+                    f"{self._tier.place} is at version {newest}, and was at version {now}: it has lost what it held, "
+                    "or another job began there"
+                )
+            with self._lock:
+                self._begin_with(*begun)
+        else:
+            with self._lock:
+                self._apply()
+        return self._replayed.version
+
+    def newest(self) -> int:
+        """The store's version."""
+        self._log.refresh()
+        return max(self._replayed.version, self._newest())
+
+    def _refresh(self) -> None:
+        """Lookups stay at their version."""
+
+    def _flushed(self) -> tuple[ReplayedTables, int]:
+        give_up = time.monotonic() + self._timeout_s
+        while True:
+            replayed, sequence = super()._flushed()
+            for table in replayed.tables.values():
+                assert isinstance(table, FollowedTable)
+                if table.tier_name is not None:
+                    for block in self._tier.scan(table.tier_name):
+                        table.take(block)
+                    table.tier_name = None
+            # Some of the rows may be of later versions: what the log has kept of these is applied next.
+            self._log.refresh()
+            if self._log.first <= sequence + 1:
+                return replayed, sequence
+            if time.monotonic() > give_up:
+                raise DeadlineExceeded(f"{self._tier.place} was flushed whenever its rows were read; give it more time")

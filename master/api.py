@@ -372,6 +372,8 @@ class JobSpec:
         initial_epoch: The epoch that the job begins at.
         evaluation_batch_size: Records evaluated together; 0: `micro_batch_size`.
         backend: What Keras runs on, on every worker: backends round differently. "": any.
+        model_config: The model's Keras configuration, as JSON, compressed by zlib, in base64: a version names its model
+            by it. "": a model that has none, such as a subclass without `get_config`.
     """
 
     job: str = ""
@@ -397,6 +399,7 @@ class JobSpec:
     initial_epoch: int = 0
     evaluation_batch_size: int = 0
     backend: str = ""
+    model_config: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_worker", tuple(self.on_worker))

@@ -173,6 +173,7 @@ ROOMS = {
             "models",
             "callbacks",
             "jobs",
+            "serving",
             "in_process",
             "launch",
             "commands",

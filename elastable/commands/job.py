@@ -8,7 +8,8 @@ import typer
 
 from elastable.commands.command_line import takes
 from elastable.embedding_store.option import Option, required, setting
-from elastable.jobs.options import JobOptions, ServerOptions, TrainOptions, WorkerOptions
+from elastable.embedding_store.support.extras import needs
+from elastable.jobs.options import JobOptions, ModelServerOptions, ServerOptions, TrainOptions, WorkerOptions
 from elastable.output.progress_bars import JobConsole
 from elastable.process.child import when_parent_ends
 from elastable.process.exit_codes import ExitCode
@@ -40,6 +41,16 @@ def serve(options: ServerOptions) -> None:
     from elastable.jobs.serving import run_parameter_server
 
     raise typer.Exit(run_parameter_server(options, JobConsole()))
+
+
+@takes(ModelServerOptions)
+def serve_model(options: ModelServerOptions) -> None:
+    """Answer predictions of a trained model over HTTP: the Open Inference Protocol, and TensorFlow Serving's REST."""
+    import_backend()
+    with needs("elastable serve-model", "monitoring"):
+        from elastable.serving.process import run_model_server
+
+    raise typer.Exit(run_model_server(options, JobConsole()))
 
 
 @takes(WorkerOptions)

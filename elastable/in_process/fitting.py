@@ -6,6 +6,7 @@ import socket
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -33,6 +34,7 @@ from elastable.master.model.keras_optimizer import accumulated_by
 from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
+from elastable.models.configuration import config_of
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
 from elastable.worker.keras.same_optimizer import kept_traces
@@ -181,6 +183,8 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     version = schedule.first_version(settings.initial_epoch)
     start = Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
     store = placed_in_stores(parts, settings.store, settings.locations, version, moved)
+    if store.keeps_records:
+        job = replace(job, offload_above=settings.offload_embeddings_above, model_config=config_of(model))
     kept = kept_traces(model) if parts.steps is None else {}
     dense: DenseModel = kept["dense"] if "dense" in kept else parts.dense()
     dense.begin()

@@ -21,7 +21,7 @@ from elastable.embedding_store.support.store_url import (
     refuse_remote_shards,
     server_addresses,
 )
-from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.jobs.servers.finding import DnsServers, is_dns_name
 from elastable.jobs.servers.store_registry import is_registry
@@ -277,6 +277,46 @@ class TrainOptions(JobOptions):
     workers: int = _of_job(2, "Worker processes to start on this machine.", at_least=1)
     profile: Path | None = setting(None, _PROFILE)
     listen: str = setting("127.0.0.1:0", _LISTEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelServerOptions:
+    """Settings of `elastable serve-model`.
+
+    Raises:
+        BadInput: a value that is not allowed; or it is to follow what does not change.
+    """
+
+    source: str = required(
+        Option(
+            "A run directory, a checkpoint, or the redis:// URL of a store that a job writes to.",
+            metavar="RUN|DIR|URL", positional=True,
+        )
+    )  # fmt: skip
+    model_file: Path | None = setting(
+        None,
+        Option(
+            "The job's model file, for a model of classes and functions of your own.", metavar="MODEL.py",
+            unset="the model as the version describes it",
+        ),
+    )  # fmt: skip
+    follow: bool = setting(
+        False, Option("Go on to every version that the job commits, for a store in Redis.", flags=("--follow",))
+    )
+    http: str = setting(
+        "127.0.0.1:8501", _network("Address to answer at; port 0 takes a free one.", metavar="HOST:PORT")
+    )
+    insecure: bool = setting(False, _network("Serve others than this host without TLS and tokens."))
+    deadline_s: float = setting(10.0, deadline("How long reading the store may take."))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        _check_addresses(http=self.http)
+        if self.follow and self.source.partition("://")[0] not in SCHEMES:
+            raise BadInput(
+                f"--follow: versions are followed in a store in Redis (redis://...), and {self.source} is one version: "
+                "leave --follow out, or give the job --store redis://... and serve that"
+            )
 
 
 @dataclass(frozen=True, slots=True)

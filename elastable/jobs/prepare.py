@@ -29,6 +29,7 @@ from elastable.master.model.dense import DenseModel
 from elastable.master.model.keras_optimizer import accumulated_by, accumulation_of
 from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.tasks.progress import Progress
+from elastable.models.configuration import config_of
 from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader
@@ -146,6 +147,7 @@ def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assem
         validation_records=0 if validation is None else len(validation),
         average=average,
         backend=backend().name,
+        model_config=config_of(model),
         **{name: getattr(options, name) for name in _SAME_NAME},
     )
 

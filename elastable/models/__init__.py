@@ -1,3 +1,3 @@
-"""A model on its way: what was not trained, saving it."""
+"""A model on its way: what was not trained, saving it, predicting with it."""
 
-__all__ = ["saving", "trained"]
+__all__ = ["configuration", "predictor", "saving", "trained"]

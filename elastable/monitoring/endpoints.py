@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import resources
@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from elastable.embedding_store.errors import ElastableError
@@ -35,15 +35,20 @@ T = TypeVar("T")
 
 
 class Endpoints:
-    """Answers for one process. One request at a time reads its state, in a separate thread."""
+    """Answers for one process. One request at a time reads its state, in a separate thread.
 
-    def __init__(self, watched: Watched) -> None:
+    Args:
+        others: What else the process answers at the same address.
+    """
+
+    def __init__(self, watched: Watched, others: Sequence[BaseRoute] = ()) -> None:
         self._watched = watched
         self._registry = registry_of(watched.sources)
         self._reader = ThreadPoolExecutor(1, "elastable-watched")
         self._prober = ThreadPoolExecutor(1, "elastable-probed")  # a probe waits for no metrics
         self._events = EventStream(self._state)
-        routes = [
+        routes: list[BaseRoute] = [
+            *others,
             Route("/", self._index),
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),

@@ -74,6 +74,7 @@ class HttpServer(Closing):
         app: Answers requests that `Access` lets through.
         credentials: A certificate means TLS; a token of any role is needed where there is one.
         insecure: Whether it may be open to everybody who reaches it.
+        posts: Whether requests may have bodies, which `app` bounds.
 
     Attributes:
         address: Where it listens, the port taken.
@@ -83,11 +84,13 @@ class HttpServer(Closing):
         BadInput: the address cannot be listened on, or the credentials do not fit it.
     """
 
-    def __init__(self, address: Address, app: ASGIApp, credentials: Credentials, insecure: bool = False) -> None:
+    def __init__(
+        self, address: Address, app: ASGIApp, credentials: Credentials, insecure: bool = False, posts: bool = False
+    ) -> None:
         listening = _listening(address, credentials, insecure)
         self.address = Address(address.host, listening.getsockname()[1])
         self.url = f"{'http' if credentials.certificate is None else 'https'}://{self.address.for_this_host()}/"
-        guarded = Access(app, credentials.tokens, address.is_loopback and not credentials.tokens)
+        guarded = Access(app, credentials.tokens, address.is_loopback and not credentials.tokens, posts)
         self._server = uvicorn.Server(_config(guarded, credentials))
         self._thread = threading.Thread(
             target=self._server.run, args=([listening],), name="elastable-http", daemon=True
@@ -170,10 +173,11 @@ class Access:
         tokens: Any of them is enough; none: nobody needs one.
         local: Whether only this host reaches the server. Then it must be called by a name of this host: a page of
             another site whose name leads here is no client.
+        posts: Whether POST is a method, and requests may have bodies.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Collection[str], local: bool) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, tokens: Collection[str], local: bool, posts: bool = False) -> None:
+        self._app, self._posts = app, posts
         self._tokens = [token.encode() for token in tokens]
         self._local = local
 
@@ -195,9 +199,13 @@ class Access:
 
     def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
         """The answer to a request that nobody may make."""
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("GET and HEAD are all there is\n", 405, {"Allow": "GET, HEAD"})
-        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        methods = ("GET", "HEAD", "POST") if self._posts else ("GET", "HEAD")
+        if scope["method"] not in methods:
+            allowed = ", ".join(methods)
+            return PlainTextResponse(f"{allowed} are all there is\n", 405, {"Allow": allowed})
+        if scope["method"] == "POST":
+            pass
+        elif headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             return PlainTextResponse("requests have no body\n", 413, {"Connection": "close"})
         if self._local and not names_this_host(headers.get("host", "")):
             return PlainTextResponse("call this server by localhost or 127.0.0.1\n", 421)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elastable.embedding_store.composite.composite_store import CompositeSource
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.measures import Counts, Histogram, LookupCounts
+from elastable.embedding_store.measures import Counts, Durations, Histogram, LookupCounts
 from elastable.embedding_store.shards.server_contract import ServerStatus
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.retry import RETRIES
@@ -355,6 +355,28 @@ def worker_source(measures: "WorkerMeasures") -> Iterator[Sample]:
     yield _WORKER_RECORDS(measures.records.value)
     yield from _by_label(_WORKER_PHASE_S, measures.phases.histograms())
     yield _SESSIONS(measures.sessions.value)
+
+
+# A server of predictions
+
+_PREDICTIONS = _counter(
+    "elastable_prediction_requests_total", "requests", "Requests for predictions, by protocol and HTTP status.",
+    "protocol", "status",
+)  # fmt: skip
+_PREDICTION_S = _histogram(
+    "elastable_prediction_seconds", "seconds", "From a request's head to its answer, by protocol.", "protocol"
+)
+_SERVED_VERSION = _gauge("elastable_served_version", "version", "Version that predictions are of.")
+_BEHIND = _gauge("elastable_served_lag_versions", "versions", "Versions that it is behind the store that it follows.")
+
+
+def prediction_source(requests: Counts, seconds: Durations, version: int, newest: int) -> Iterator[Sample]:
+    """Of a server of predictions."""
+    for (protocol, status), total in requests.totals().items():
+        yield _PREDICTIONS(total, protocol, status)
+    yield from _by_label(_PREDICTION_S, seconds.histograms())
+    yield _SERVED_VERSION(version)
+    yield _BEHIND(max(0, newest - version))
 
 
 # Any process of Elastable, next to `process_*` of prometheus_client (memory, processor time, files)

@@ -24,7 +24,7 @@ from tests.preloaded.client import preloaded_python
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
 _REDIS_HOST = re.compile(r"redis://([\w.-]+):6379")
-_GRPC_HOST = re.compile(r"\b([A-Za-z][\w.-]*|127\.0\.0\.1|0\.0\.0\.0):50051\b")
+_GRPC_HOST = re.compile(r"\b([A-Za-z][\w.-]*|127\.0\.0\.1|0\.0\.0\.0):(?:50051|8501)\b")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 

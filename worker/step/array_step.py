@@ -45,7 +45,7 @@ class ArrayIdPlan:
         return [layer.ids_of(ids) for layer, ids in zip(self.layers, found, strict=True)]
 
 
-def plan_array_ids(model: keras.Model, spec: BatchSpec, training: bool) -> ArrayIdPlan:
+def plan_array_ids(model: keras.Model, spec: BatchSpec, training: bool | None) -> ArrayIdPlan:
     """The id plan of a step of `model` on batches of `spec`; arguments as of `elastable.worker.step.id_plan.plan_ids`.
 
     Raises:
@@ -57,7 +57,9 @@ def plan_array_ids(model: keras.Model, spec: BatchSpec, training: bool) -> Array
     def body(batch: TensorBatch, zero: BackendTensor) -> list[BackendTensor]:
         scope = ArrayPlanScope(zero)
         with entered(scope):
-            if training and overrides(model, "train_step"):
+            if training is None:
+                model(batch[0], training=False)
+            elif training and overrides(model, "train_step"):
                 rehearse(model, batch)
             else:
                 done = forward(model, batch, training)
@@ -235,6 +237,31 @@ class ArrayEvaluateStep(_ArrayStep):
             )
         self._function(*flat)
         return tuple(map(array_backend().copied, self._model.metrics_variables))
+
+
+class ArrayInferStep(_ArrayStep):
+    """What the model predicts for a batch (x,), as in inference."""
+
+    _function: Callable[..., list[Array]] | None = None
+
+    def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets) -> list[Array]:
+        """The outputs in the order of the model's; arguments as of `ArrayEvaluateStep`."""
+        rows, masks = self._gather(bets, ids)
+        given = (rows, _Given(batch, masks, {}))
+        flat = keras.tree.flatten(given)
+        if self._function is None:
+            places = keras.tree.map_structure(lambda _: 0, given)
+
+            def body(*leaves: BackendTensor) -> list[BackendTensor]:
+                rows, its = keras.tree.pack_sequence_as(places, leaves)
+                with entered(ArrayStepScope(self._plan.layers, rows, its.masks, self._planned)):
+                    found: list[BackendTensor] = keras.tree.flatten(self._model(its.batch[0], training=False))
+                    return found
+
+            self._function = array_backend().update(
+                body, flat, _variables_of(self._model), bool(self._model.run_eagerly)
+            )
+        return self._function(*flat)
 
 
 class ArrayTrainStep(_ArrayStep):

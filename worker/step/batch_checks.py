@@ -58,7 +58,7 @@ def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str)
             raise BadInput(f"{source}: {name} is {message}, and {first} in the first records of the training data")
         if len(value.shape) == 0:
             raise BadInput(f"{source}: {name} is a single value; the first axis must be the records")
-        found = int(records_in(value))
+        found = value.shape[0]
         if found != records:
             raise BadInput(f"{source}: {name} holds {found} records, and {records} were asked for")
 

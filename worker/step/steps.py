@@ -8,15 +8,21 @@ import keras
 
 from elastable.master.backend.contract import backend
 from elastable.worker.keras.structures import BatchSpec
-from elastable.worker.step.array_step import ArrayEvaluateStep, ArrayIdPlan, ArrayTrainStep, plan_array_ids
+from elastable.worker.step.array_step import (
+    ArrayEvaluateStep,
+    ArrayIdPlan,
+    ArrayInferStep,
+    ArrayTrainStep,
+    plan_array_ids,
+)
 from elastable.worker.step.id_plan import IdPlan, plan_ids
-from elastable.worker.step.train_step import EvaluateStep, Lookup, OwnTrainStep, TrainStep
+from elastable.worker.step.train_step import EvaluateStep, InferStep, Lookup, OwnTrainStep, TrainStep
 
 if TYPE_CHECKING:
     from elastable.worker.step.traced.step_plan import StepPlan
 
 
-def make_plan(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan | ArrayIdPlan:
+def make_plan(model: keras.Model, spec: BatchSpec, training: bool | None) -> IdPlan | ArrayIdPlan:
     """The id plan of the model's step on batches of `spec`; see `elastable.worker.step.id_plan.plan_ids`."""
     return plan_ids(model, spec, training) if backend().has_graphs else plan_array_ids(model, spec, training)
 
@@ -43,3 +49,12 @@ def make_evaluate_step(
     if isinstance(plan, ArrayIdPlan):
         return ArrayEvaluateStep(model, plan)
     return EvaluateStep(model, spec, plan, lookup)
+
+
+def make_infer_step(
+    model: keras.Model, spec: BatchSpec, plan: IdPlan | ArrayIdPlan, lookup: Lookup
+) -> InferStep | ArrayInferStep:
+    """The step that predicts, of a plan for that alone; arguments as of `make_train_step`."""
+    if isinstance(plan, ArrayIdPlan):
+        return ArrayInferStep(model, plan)
+    return InferStep(model, spec, plan, lookup)

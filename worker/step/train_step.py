@@ -181,6 +181,23 @@ class EvaluateStep(ModelStep):
         return _values(self._model.metrics_variables)
 
 
+class InferStep(ModelStep):
+    """What the model predicts for a batch (x,), as in inference."""
+
+    def __init__(self, model: keras.Model, spec: BatchSpec, plan: IdPlan, lookup: Lookup | None) -> None:
+        super().__init__(model, spec, plan, lookup, training=False)
+
+    def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets) -> list[Tensor]:
+        """The outputs in the order of the model's; arguments as in `TrainStep`."""
+        return list(_arrays(self._call(batch, bets, ids, 0)))
+
+    def _body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+        batch, bets, inverses, _ = self._unpack(flat)
+        with entered(StepScope(self._plan.layers, inverses, bets, self._lookup)):
+            found: list[tf.Tensor] = tf.nest.flatten(self._model(batch[0], training=False))
+            return found
+
+
 def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(variable.value) for variable in variables]
 

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from elastable.embedding_store import RemoteStore, TableSpec
 from elastable.embedding_store.errors import ElastableError, Unavailable
+from elastable.embedding_store.measures import Counts, Durations
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import AsyncPushId, Push, WorkerIdentity
@@ -27,6 +28,7 @@ from elastable.monitoring.metrics import (
     Metric,
     MetricKind,
     Source,
+    prediction_source,
     process_source,
     servers_source,
     shard_lookups_source,
@@ -191,6 +193,10 @@ def test_processes_that_are_traced_share_the_traces_of_versions(watched: Watched
 
 def test_every_metric_is_there(watched: Watched, server: Scrape, store_server: Scrape, shards: Scrape) -> None:
     found = watched.master.ours | watched.worker.ours | server.ours | store_server.ours | shards.ours
+    asked, took = Counts(), Durations()
+    asked.add("v2", "200")
+    took.add("v2", 0.1)
+    found |= {sample.metric.name for sample in prediction_source(asked, took, 1, 2)}
     # Nothing was tried again, or something was: that is a matter of chance.
     assert set(METRICS) == found | {"elastable_retries_total"}
 

@@ -1,0 +1,72 @@
+"""A model as its Keras configuration: what a version of a job says of its model, and the model made of that again."""
+
+import base64
+import json
+import logging
+import zlib
+
+import keras
+
+from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
+from elastable.embedding_store.errors import ModelError
+
+_log = logging.getLogger(__name__)
+
+_HINT = "name the model file, too (--model-file MODEL.py)"
+_UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, zlib.error)
+_LARGEST = 16 << 20  # bytes of JSON: an array in a layer's configuration is not what a version is for
+
+
+def config_of(model: keras.Model) -> str:
+    """The configuration of a compiled model, as `JobSpec.model_config` has it; "": Keras cannot write it."""
+    try:
+        said = json.dumps(keras.saving.serialize_keras_object(model)).encode()
+    except Exception as error:  # noqa: BLE001 - get_config of the user's classes may raise anything
+        _log.info("model %r has no configuration (%s): it is served with its model file", model.name, error)
+        return ""
+    if len(said) > _LARGEST:
+        _log.info("the configuration of model %r has %d bytes: it is served with its model file", model.name, len(said))
+        return ""
+    return base64.b64encode(zlib.compress(said, 9)).decode()
+
+
+def same_model(one: DocumentFields, other: DocumentFields) -> bool:
+    """Whether two jobs have one model, however it is compiled."""
+    if any(one.get(name) != other.get(name) for name in ("model_sha256", "offload_above", "on_worker")):
+        return False
+    configs = one.get("model_config"), other.get("model_config")
+    if configs[0] == configs[1]:
+        return True
+    layers = [{**_unpacked(str(each or "")), "compile_config": None} for each in configs]
+    return layers[0] == layers[1]
+
+
+def model_of(config: str) -> keras.Model:
+    """The compiled model of a configuration that `config_of` gave, with new weights.
+
+    Nothing of the configuration is run: Lambda layers are refused by Keras.
+
+    Raises:
+        ModelError: there is none, it is malformed, or it names classes and functions of the user's.
+    """
+    said = _unpacked(config)
+    try:
+        model = keras.saving.deserialize_keras_object(said, safe_mode=True)
+    except Exception as error:
+        raise ModelError(f"the version's model cannot be made of its configuration alone ({error}); {_HINT}") from error
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"the version's model is a {type(model).__name__}, and no keras.Model")
+    return model
+
+
+def _unpacked(config: str) -> dict[str, object]:
+    if not config:
+        raise ModelError(f"the version names no model: its class has no configuration for Keras; {_HINT}")
+    try:
+        unpacked = zlib.decompressobj()
+        said: dict[str, object] = dict(
+            json.loads(unpacked.decompress(base64.b64decode(config, validate=True), _LARGEST))
+        )
+    except _UNREADABLE as error:
+        raise ModelError(f"the version's model is no configuration of Keras: {error}") from error
+    return said

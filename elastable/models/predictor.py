@@ -1,0 +1,329 @@
+"""`et.Predictor`: predictions of a trained model, each from one version of its rows and its dense part."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.closing import Closing
+from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.malformed import DocumentFields
+from elastable.embedding_store.contract.row_source import variables_of
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, StoreBroken, Unsupported
+from elastable.embedding_store.open_store import open_follower
+from elastable.embedding_store.store_reader import HeldReader
+from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
+from elastable.master.api import Tensor
+from elastable.master.backend.contract import backend
+from elastable.master.backend.lazy import tf
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.commits.version_record import VersionRecord
+from elastable.master.model.dense import dense_part
+from elastable.models.configuration import model_of, same_model
+from elastable.worker.keras.structures import BatchSpec
+from elastable.worker.layers.model_tables import store_layers
+from elastable.worker.readers.batch.reader import Reader
+from elastable.worker.rows.model_inputs import inputs_of
+from elastable.worker.rows.saved_rows import leaving_rows_out
+from elastable.worker.step.batch_checks import ArraySpec, require_like
+from elastable.worker.step.id_set import make_id_sets
+from elastable.worker.step.steps import make_infer_step, make_plan
+from elastable.worker.user_model.build import as_tensors, make_model
+from elastable.worker.user_model.model_file import load_model_file
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """A tensor that a model takes or gives.
+
+    Attributes:
+        dtype: As of Keras, such as "int64", "float32" or "string".
+        shape: Without the records; None: any size.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+class _Versions(Protocol):
+    """Where a predictor's versions come from."""
+
+    rows: HeldReader | EmbeddingStore
+    job: DocumentFields
+
+    def current(self) -> AbstractContextManager[tuple[int, Mapping[str, Tensor] | None]]:
+        """The version that `rows` are of within the block, and its dense part; None: that of the call before."""
+
+    def advance(self) -> int: ...
+
+    def newest(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class _Saved:
+    """The version of a checkpoint, or the newest one of a run."""
+
+    def __init__(self, place: str | Path) -> None:
+        folder = Path(place)
+        saved = open_checkpoint(folder / "checkpoints" if (folder / "checkpoints").is_dir() else place)
+        self.rows: HeldReader | EmbeddingStore = MemoryStore()
+        restore_tables(saved, self.rows)
+        self.job, self._version = saved.job, saved.version
+        self._dense: Mapping[str, Tensor] | None = saved.dense()
+
+    @contextmanager
+    def current(self) -> Iterator[tuple[int, Mapping[str, Tensor] | None]]:
+        dense, self._dense = self._dense, None
+        yield self._version, dense
+
+    def advance(self) -> int:
+        return self._version
+
+    newest = advance
+
+    def close(self) -> None:
+        self.rows.close()
+
+
+class _Followed:
+    """The versions of a store that a job writes."""
+
+    def __init__(self, url: str, deadline_s: float | None) -> None:
+        self._place = redacted(url)
+        self._reader = open_follower(url, deadline_s)
+        self.rows: HeldReader | EmbeddingStore = self._reader
+        self._taken = -1
+        try:
+            with self._reader.at_one_version() as (_, record):
+                self.job: DocumentFields = dict(self._record(record).job)
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def _record(self, record: bytes | None) -> VersionRecord:
+        if record is None:
+            raise CheckpointError(f"{self._place} holds no version of a job yet: start one with --store {self._place}")
+        return VersionRecord.from_bytes(record)
+
+    @contextmanager
+    def current(self) -> Iterator[tuple[int, Mapping[str, Tensor] | None]]:
+        with self._reader.at_one_version() as (version, record):
+            dense = None
+            if version != self._taken:
+                found = self._record(record)
+                if not same_model(dict(found.job), self.job):
+                    raise StoreBroken(
+                        f"{self._place} holds versions of job {found.job['job']} now, whose model is another one than "
+                        f"that of {self.job['job']}: open it anew"
+                    )
+                dense = found.dense
+            yield version, dense
+            self._taken = version
+
+    def advance(self) -> int:
+        return self._reader.advance()
+
+    def newest(self) -> int:
+        return self._reader.newest()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class Predictor(Closing):
+    """Predicts with a trained model, which needs no other process, and none of its data.
+
+    Calls from several threads are answered one after another.
+
+    Args:
+        source: A run directory, a checkpoint (their newest version), or the `redis://` URL of a store that a job
+            writes to: the version that it has now, and after each `advance` the newest one.
+        model_file: The job's model file, for models that are made of classes and functions of your own; None: the model
+            is made of the configuration that the version names.
+        deadline_s: Seconds that reading Redis may take; None: 10.
+
+    Attributes:
+        name: Of the model.
+        inputs, outputs: What it takes and gives.
+
+    Raises:
+        BadInput, CheckpointError, ModelError, Unsupported: there is no such version, or it cannot be used here.
+        Unavailable, StoreBroken: the store cannot be read.
+    """
+
+    def __init__(
+        self, source: str | Path, *, model_file: str | Path | None = None, deadline_s: float | None = None
+    ) -> None:
+        url = str(source)
+        with ExitStack() as held:
+            followed = url.partition("://")[0] in SCHEMES
+            self._versions: _Versions = _Followed(url, deadline_s) if followed else _Saved(source)
+            held.callback(self._versions.close)
+            job = self._versions.job
+            if (trained_on := str(job.get("backend", ""))) not in ("", backend().name):
+                raise Unsupported(
+                    f"the model was trained on Keras' {trained_on} backend: set KERAS_BACKEND={trained_on}"
+                )
+            self._model = _model(job, model_file)
+            self._dense = dense_part(self._model, None)
+            for layer in store_layers(self._model):
+                layer.attach(self._versions.rows, int(job["seed"]))
+            self.name = str(self._model.name)
+            self.inputs, self._spec, self._packed = _inputs(self._model)
+            self._plan = make_plan(self._model, self._spec, training=None)
+            rows = self._versions.rows
+            self._step = make_infer_step(
+                self._model, self._spec, self._plan, lambda table, ids: rows.lookup({table: ids})[table]
+            )
+            self._one, self._version = threading.Lock(), 0
+            self.outputs = _outputs(self._model)
+            with self._one, self._at_version():
+                pass
+            held.pop_all()
+
+    @property
+    def version(self) -> int:
+        """The version that the last prediction was of, or the next one is of."""
+        return self._version
+
+    def advance(self) -> int:
+        """Goes on to the newest version of a store that a job writes to; returns the version. Raises as the class."""
+        self._versions.advance()
+        with self._one, self._at_version():
+            return self._version
+
+    def newest(self) -> int:
+        """The newest version that `advance` would go on to."""
+        return self._versions.newest()
+
+    def predict(self, x: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], int]:
+        """The outputs for some records, by name, and the version that all of them are of.
+
+        Args:
+            x: Every input by name, `[records, ...]`.
+
+        Raises:
+            BadInput, BadIds, IdOutOfRange: a name, dtype, shape or value that the model does not take.
+        """
+        batch, records = self._batch(x)
+        with self._one, self._at_version():
+            ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._versions.rows.specs())
+            found = self._step(batch, self._versions.rows.lookup(ids.unique), ids)
+            named = {each.name: np.asarray(value) for each, value in zip(self.outputs, found, strict=True)}
+            for name, value in named.items():
+                if value.ndim == 0 or len(value) != records:
+                    raise ModelError(
+                        f"output {name!r} is {list(value.shape)} for {records} records: it has none of each"
+                    )
+            return named, self._version
+
+    def close(self) -> None:
+        """Lets go of the rows. Closing twice is harmless."""
+        self._versions.close()
+
+    def _batch(self, x: Mapping[str, npt.ArrayLike]) -> tuple[tuple[object, ...], int]:
+        known = {each.name: each for each in self.inputs}
+        if set(x) != set(known):
+            raise BadInput(f"inputs {', '.join(sorted(x)) or 'none'}: the model takes {', '.join(known)}")
+        arrays = {name: _as_array(each, x[name]) for name, each in known.items()}
+        sizes = {name: len(array) for name, array in arrays.items()}
+        records = next(iter(sizes.values()), 0)
+        if len(set(sizes.values())) != 1 or not records:
+            raise BadInput(f"inputs of {sizes} records: all need the same number, at least 1")
+        batch = as_tensors((self._packed(arrays),), "the inputs", self._model)
+        require_like(self._spec, batch, records, "the inputs")
+        return batch, records
+
+    @contextmanager
+    def _at_version(self) -> Iterator[None]:
+        with self._versions.current() as (version, dense):
+            if dense is not None:
+                for variable, value in zip(variables_of(self._model.weights), self._dense.weights(dense), strict=True):
+                    backend().assign(variable, value)
+            self._version = version
+            yield
+
+
+def _model(job: DocumentFields, model_file: str | Path | None) -> keras.Model:
+    """The model of a version, built, without rows."""
+    file = None if model_file is None else load_model_file(model_file)
+
+    def records() -> Reader:
+        found = None if file is None else file.reader("train") or file.reader("validation")
+        if found is None:
+            raise ModelError(
+                "Keras builds the model on its first records only: name its model file (--model-file MODEL.py), with a "
+                "data() that has some"
+            )
+        return found
+
+    make = (lambda: model_of(str(job.get("model_config", "")))) if file is None else file.model
+    with leaving_rows_out():
+        return make_model(make, records, int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ()))
+
+
+def _inputs(model: keras.Model) -> tuple[list[TensorSignature], BatchSpec, Callable[[Mapping[str, object]], object]]:
+    """What a model takes, the spec of its batches (x,), and what makes x of arrays by name."""
+    given = inputs_of(model)
+    named = dict(given) if isinstance(given, Mapping) else {each.name: each for each in keras.tree.flatten(given)}
+    kinds = [type(each) for each in named.values()]
+    if given is None or any(kind is not keras.KerasTensor for kind in kinds):
+        raise Unsupported(
+            f"model {model.name!r} has no inputs with names and dtypes; make it of keras.Input (Functional, or "
+            "Sequential with a keras.Input), with a flat dict or list of them"
+        )
+    if any(getattr(each, "ragged", False) or each.sparse for each in named.values()):
+        raise Unsupported(f"model {model.name!r} has ragged or sparse inputs, which no protocol here carries; pad them")
+    inputs = [TensorSignature(name, str(each.dtype), tuple(each.shape[1:])) for name, each in named.items()]
+
+    def packed(arrays: Mapping[str, object]) -> object:
+        if isinstance(given, Mapping):
+            return dict(arrays)
+        in_order = [arrays[each.name] for each in inputs]
+        return in_order if isinstance(given, list | tuple) else in_order[0]
+
+    if backend().has_graphs:
+        specs = {each.name: tf.TensorSpec((None, *each.shape), each.dtype) for each in inputs}
+    else:
+        specs = {each.name: ArraySpec(np.dtype(each.dtype), (None, *each.shape)) for each in inputs}
+    return inputs, (packed(specs),), packed
+
+
+def _outputs(model: keras.Model) -> list[TensorSignature]:
+    names = list(model.output_names) if hasattr(model, "output_names") else []
+    made = keras.tree.flatten(model.outputs)
+    if len(names) != len(made):
+        names = [f"output_{place}" for place in range(len(made))]
+    return [
+        TensorSignature(str(name), str(each.dtype), tuple(each.shape[1:]))
+        for name, each in zip(names, made, strict=True)
+    ]
+
+
+def _as_array(given: TensorSignature, value: npt.ArrayLike) -> Array:
+    """Values of one input; a float input also takes integers. Raises `BadInput`."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf" and "float" in given.dtype:
+            array = array.astype(given.dtype)
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"input {given.name!r}: {error}") from error
+    if array.ndim != 1 + len(given.shape) or any(
+        size not in (None, found) for size, found in zip(given.shape, array.shape[1:], strict=True)
+    ):
+        wanted = ", ".join("any" if size is None else str(size) for size in ("records", *given.shape))
+        raise BadInput(f"input {given.name!r} is {list(array.shape)}; it must be [{wanted}]")
+    if array.dtype.kind not in ("SUO" if given.dtype == "string" else "b" if given.dtype == "bool" else "iuf"):
+        raise BadInput(f"input {given.name!r} is of {array.dtype}; it takes {given.dtype}")
+    return array

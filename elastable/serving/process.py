@@ -1,0 +1,55 @@
+"""`elastable serve-model`: a process that answers predictions until a signal ends it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+
+from rich.console import Console
+
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.jobs.options import ModelServerOptions
+from elastable.models.predictor import Predictor
+from elastable.monitoring.endpoints import Endpoints
+from elastable.monitoring.http_server import HttpServer, require_servable
+from elastable.monitoring.metrics import Sample, prediction_source
+from elastable.monitoring.page.views import Watched
+from elastable.process.exit_codes import ExitCode
+from elastable.process.heap import keep_collections_short
+from elastable.process.logs import describe_process
+from elastable.process.stopping import stopping_on_signals
+from elastable.serving.service import PredictionService
+
+
+def run_model_server(options: ModelServerOptions, console: Console) -> int:
+    """Answers until a signal ends it; the exit code.
+
+    Raises:
+        ElastableError: the model cannot be served, or the address not be used.
+    """
+    address, credentials = Address.parse(options.http), Credentials.from_environment()
+    require_servable(address, credentials, options.insecure)  # before a model is read for minutes
+    describe_process(role="model-server")
+    with ExitStack() as held:
+        predictor = Predictor(options.source, model_file=options.model_file, deadline_s=options.deadline_s)
+        held.callback(predictor.close)
+        service = held.enter_context(PredictionService(predictor, options.follow))
+        watched = Watched({"predictions": partial(_samples, service)}, service.not_ready)
+        endpoints = held.enter_context(closing(Endpoints(watched, service.routes)))
+        keep_collections_short()
+        server = HttpServer(address, endpoints.app, credentials, options.insecure, posts=True)
+        held.enter_context(server)
+        line = f"model {predictor.name}, version {predictor.version}, at {server.url}"
+        console.print(line, highlight=False, markup=False)
+        stopped = threading.Event()
+        with stopping_on_signals(lambda reason: stopped.set(), console):
+            stopped.wait()
+    return ExitCode.DONE
+
+
+def _samples(service: PredictionService) -> Iterator[Sample]:
+    it = service.predictor
+    return prediction_source(
+        service.requests, service.seconds, it.version, it.newest() if service.follows else it.version
+    )

@@ -1,0 +1,196 @@
+"""An ASGI application that predicts: the Open Inference Protocol and TensorFlow Serving's REST, with their bounds."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from elastable.embedding_store.closing import Closing
+from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.measures import Counts, Durations
+from elastable.models.predictor import Predictor
+from elastable.serving.protocols import infer_reply, infer_request, metadata, predict_reply, predict_request
+
+LARGEST_BODY = 16 << 20
+"""Bytes of a request; one that is larger is answered with 413."""
+
+MOST_WAITING = 64
+"""Requests that wait for their predictions; one more is answered with 429."""
+
+_BODY_S = 10.0  # for a request to arrive
+_FOLLOW_EVERY_S = 0.02
+_FOLLOW_AGAIN_S = 1.0  # where the store cannot be read
+
+_log = logging.getLogger(__name__)
+_Answer = Callable[[Request], Awaitable[Response]]
+
+
+class PredictionService(Closing):
+    """Answers requests for predictions of one model, each from one version, which the reply names.
+
+    Predictions are computed one after another in a thread of their own; with `follow` another thread goes on to the
+    store's newest version whenever there is one.
+
+    Attributes:
+        follows: Whether it goes on to newer versions.
+        routes: For a Starlette application.
+        requests: Counts of answers by protocol and status.
+        seconds: From the whole request to its answer, of those that were computed.
+        behind: Why the newest version is not known; None: it is.
+    """
+
+    def __init__(self, predictor: Predictor, follow: bool) -> None:
+        self.predictor, self.requests, self.seconds = predictor, Counts(), Durations()
+        self.behind: str | None = None
+        self._waiting = 0
+        self._computing = ThreadPoolExecutor(1, "elastable-predictions")
+        self._stopped = threading.Event()
+        self._follower = threading.Thread(target=self._follow, name="elastable-follower", daemon=True)
+        self.follows = follow
+        if follow:
+            self._follower.start()
+        model = predictor.name
+        self.routes: list[BaseRoute] = [
+            Route("/v2", self._server),
+            Route("/v2/health/live", self._live),
+            Route("/v2/health/ready", self._ready),
+        ]
+        for path in (f"/v2/models/{model}", f"/v2/models/{model}/versions/{{version:int}}"):
+            self.routes += [
+                Route(path, self._metadata),
+                Route(f"{path}/ready", self._ready),
+                Route(f"{path}/infer", self._counted("v2", self._infer), methods=["POST"]),
+            ]
+        for path in (f"/v1/models/{model}", f"/v1/models/{model}/versions/{{version:int}}"):
+            self.routes += [
+                Route(path, self._status),
+                Route(f"{path}:predict", self._counted("v1", self._predict), methods=["POST"]),
+            ]
+
+    def not_ready(self) -> dict[str, str]:
+        """Why requests had better go elsewhere; empty: they need not."""
+        return {} if self.behind is None else {"store": self.behind}
+
+    def close(self) -> None:
+        """Ends the threads. Closing twice is harmless."""
+        self._stopped.set()
+        if self.follows:
+            self._follower.join()
+        self._computing.shutdown()
+
+    def _follow(self) -> None:
+        wait_s = _FOLLOW_EVERY_S
+        while not self._stopped.wait(wait_s):
+            try:
+                self.predictor.advance()
+                self.behind, wait_s = None, _FOLLOW_EVERY_S
+            except ElastableError as error:
+                if self.behind is None:
+                    _log.warning("version %d is answered from until this ends: %s", self.predictor.version, error)
+                self.behind, wait_s = str(error), _FOLLOW_AGAIN_S
+
+    def _counted(self, protocol: str, answer: _Answer) -> _Answer:
+        """Counts the answers, and tells what is wrong with a request."""
+
+        @wraps(answer)
+        async def answered(request: Request) -> Response:
+            try:
+                with self.seconds.timing(protocol):
+                    found = await answer(request)
+            except BadInput as error:
+                found = _refused(400, str(error))
+            except HTTPException as error:
+                found = _refused(error.status_code, error.detail, error.headers)
+            except ElastableError as error:
+                found = _refused(503, str(error))
+            self.requests.add(protocol, str(found.status_code))
+            return found
+
+        return answered
+
+    async def _computed(self, request: Request, x: Mapping[str, Array]) -> tuple[dict[str, Array], int]:
+        if self._waiting >= MOST_WAITING:
+            raise HTTPException(429, f"{MOST_WAITING} requests wait already", {"Retry-After": "1"})
+        self._waiting += 1
+        try:
+            run = asyncio.get_running_loop().run_in_executor
+            found, version = await run(self._computing, self.predictor.predict, x)
+        finally:
+            self._waiting -= 1
+        self._require(request, version)
+        return found, version
+
+    def _require(self, request: Request, version: int) -> None:
+        wanted = request.path_params.get("version", version)
+        if wanted != version:
+            raise HTTPException(404, f"version {wanted} is not here; version {version} is")
+
+    async def _infer(self, request: Request) -> Response:
+        length = request.headers.get("inference-header-content-length")
+        if length is not None and not length.isdecimal():
+            raise BadInput(f"Inference-Header-Content-Length is {length!r}; it must be a number of bytes")
+        asked = infer_request(await _body(request), None if length is None else int(length))
+        found, version = await self._computed(request, asked.x)
+        body, header = infer_reply(asked, self.predictor.name, version, self.predictor.outputs, found)
+        if header is None:
+            return Response(body, media_type="application/json")
+        headers = {"Inference-Header-Content-Length": str(header)}
+        return Response(body, headers=headers, media_type="application/octet-stream")
+
+    async def _predict(self, request: Request) -> Response:
+        x, by_record = predict_request(await _body(request), self.predictor.inputs)
+        found, version = await self._computed(request, x)
+        headers = {"Elastable-Model-Version": str(version)}  # the protocol has no place for it
+        return Response(predict_reply(found, by_record), headers=headers, media_type="application/json")
+
+    async def _server(self, request: Request) -> Response:
+        return JSONResponse({"name": "elastable", "version": "2", "extensions": ["binary_tensor_data"]})
+
+    async def _live(self, request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def _ready(self, request: Request) -> Response:
+        self._require(request, self.predictor.version)
+        return JSONResponse({"ready": self.behind is None}, 200 if self.behind is None else 503)
+
+    async def _metadata(self, request: Request) -> Response:
+        it = self.predictor
+        self._require(request, it.version)
+        return JSONResponse(metadata(it.name, it.version, it.inputs, it.outputs))
+
+    async def _status(self, request: Request) -> Response:
+        self._require(request, self.predictor.version)
+        good = {"error_code": "OK", "error_message": ""}
+        status = {"version": str(self.predictor.version), "state": "AVAILABLE", "status": good}
+        return JSONResponse({"model_version_status": [status]})
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a request, bounded in bytes and in time."""
+
+    async def read() -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > LARGEST_BODY:
+                raise HTTPException(413, f"a request has at most {LARGEST_BODY} bytes", {"Connection": "close"})
+            parts.append(part)
+        return b"".join(parts)
+
+    try:
+        return await asyncio.wait_for(read(), _BODY_S)
+    except TimeoutError:
+        raise HTTPException(408, f"the request did not arrive in {_BODY_S:g} s", {"Connection": "close"}) from None
+
+
+def _refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json.dumps({"error": why}), status, dict(headers or {}), "application/json")

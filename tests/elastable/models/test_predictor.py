@@ -1,0 +1,235 @@
+"""`et.Predictor`: a model's predictions from what a job left, or from what it commits."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import elastable as et
+from elastable.embedding_store.errors import (
+    BadIds,
+    BadInput,
+    CheckpointError,
+    ElastableError,
+    IdOutOfRange,
+    ModelError,
+    Unsupported,
+)
+from elastable.embedding_store.open_store import open_follower, open_store
+from elastable.embedding_store.store_reader import HeldReader
+from elastable.models import predictor
+from elastable.models.configuration import config_of, model_of
+from elastable.models.predictor import Predictor
+from tests.elastable.click_job import data as click_data
+from tests.elastable.processes import run_elastable
+from tests.untyped import Keyword, Keywords
+
+CLICKS = Path(__file__).parents[1] / "click_job.py"
+BATCH = 16
+IDS = np.random.default_rng(0).integers(0, 40, (96, 3))
+X: dict[str, np.ndarray] = {
+    "ids": IDS * 10**15 - 2**60,
+    "seen": IDS,
+    "age": np.random.default_rng(1).random((96, 2)).astype(np.float32),
+}
+Y = np.random.default_rng(2).random((96, 1)).astype(np.float32)
+
+
+@pytest.fixture
+def url(valkey_url: str) -> str:
+    """Of a store that nobody in this process has had open."""
+    return f"{valkey_url}?namespace={uuid.uuid4().hex}"
+
+
+def model(**table: Keyword) -> keras.Model:
+    given = {
+        "ids": keras.Input((3,), dtype="int64", name="ids"),
+        "seen": keras.Input((3,), dtype="int64", name="seen"),
+        "age": keras.Input((2,), name="age"),
+    }
+    parts = [
+        et.Embedding(None, 4, combiner="mean", name="any", **table)(given["ids"]),
+        keras.layers.Flatten()(keras.layers.Embedding(40, 8, name="large")(given["seen"])),
+        keras.layers.BatchNormalization()(given["age"]),
+    ]
+    hidden = keras.layers.Dropout(0.2)(keras.layers.Dense(8, "relu")(keras.layers.Concatenate()(parts)))
+    made = keras.Model(given, [keras.layers.Dense(1, name="click")(hidden), keras.layers.Dense(2, name="more")(hidden)])
+    made.compile(keras.optimizers.Adam(0.05), "mse")
+    return made
+
+
+def train(of: keras.Model, url: str, epochs: int = 1, first: int = 0, **settings: Keyword) -> None:
+    et.fit(
+        of, X, [Y, np.repeat(Y, 2, axis=1)], store=url, batch_size=BATCH, epochs=epochs, initial_epoch=first,
+        offload_embeddings_above=100, verbose=0, **settings,
+    )  # fmt: skip
+
+
+def assert_predicts(found: Predictor, like: keras.Model, version: int) -> None:
+    """The same numbers as the model, for known ids and others."""
+    other = {**X, "ids": X["ids"] + 1}
+    for x in (X, other):
+        outputs, said = found.predict(x)
+        assert (said, found.version) == (version, version)
+        for name, wanted in zip(("click", "more"), like.predict(x, batch_size=96, verbose=0), strict=True):
+            np.testing.assert_allclose(outputs[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_store_in_redis_is_followed_from_version_to_version(url: str) -> None:
+    trained = model()
+    train(trained, url)
+    with Predictor(url) as found:
+        assert [(each.name, each.dtype, each.shape) for each in found.inputs] == [
+            ("ids", "int64", (3,)), ("seen", "int64", (3,)), ("age", "float32", (2,)),
+        ]  # fmt: skip
+        assert [(each.name, each.shape) for each in found.outputs] == [("click", (1,)), ("more", (2,))]
+        assert_predicts(found, trained, 6)
+        before = found.predict(X)[0]["click"]
+        train(trained, url, epochs=3, first=1)
+        again, version = found.predict(X)
+        assert version == 6
+        np.testing.assert_array_equal(again["click"], before)
+        assert found.newest() == 18
+        assert found.advance() == 18
+        assert_predicts(found, trained, 18)
+
+
+@pytest.mark.parametrize("settings", [{"lazy": False}, {"eviction": et.EvictionSpec(max_age=4)}, {"dtype": "bfloat16"}])
+def test_rows_that_move_go_and_are_rounded(url: str, settings: Keywords) -> None:
+    lazy: Keywords = {"lazy": False} if "lazy" in settings else {}
+    table: Keywords = {"table_dtype": "bfloat16"} if "dtype" in settings else {} if lazy else settings
+    trained = model(**table)
+    if lazy:
+        trained.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), "mse")
+    train(trained, url, **lazy)
+    with Predictor(url) as found:
+        for epoch in (1, 2, 3):
+            train(trained, url, epochs=epoch + 1, first=epoch, **lazy)
+            found.advance()
+            assert_predicts(found, trained, 6 * (epoch + 1))
+
+
+def test_a_log_that_was_trimmed_is_no_end(url: str) -> None:
+    """The rows are read anew; until then it answers from the version that it has."""
+    trained = model()
+    train(trained, f"{url}&log_bytes=1&flush=0.05")
+    with Predictor(url) as found:
+        store = trained.get_layer("any").source
+        train(trained, store, epochs=4, first=1)
+        wait_until(lambda: first_of_log(url) > 7, "what follows version 6 is trimmed")
+        assert found.predict(X)[1] == 6
+        assert found.advance() == 24
+        assert_predicts(found, trained, 24)
+
+
+def first_of_log(url: str) -> int:
+    with closing(open_follower(url)) as reader:
+        return reader._log.first
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("served")
+    options = ("--workers", "1", "--micro-batch-size", "64", "--run-dir", home)
+    done = run_elastable("train", CLICKS, *options)
+    assert done.code == 0, done.err
+    return home / "latest"
+
+
+def test_a_run_and_its_checkpoint_are_served_without_its_model_file(run: Path) -> None:
+    x, _ = click_data("validation")
+    plain = keras.models.load_model(run / "model.keras")
+    wanted = plain.predict([x["user_ids"], x["word_ids"]], batch_size=512, verbose=0)
+    checkpoint = sorted((run / "checkpoints").glob("ckpt-*"))[-1]
+    for source in (run, checkpoint, str(checkpoint)):
+        with Predictor(source) as found:
+            outputs, version = found.predict(x)
+            assert version == json.loads((run / "result.json").read_text())["version"] == found.advance()
+            (name,) = outputs
+            np.testing.assert_allclose(outputs[name], wanted, rtol=1e-5, atol=1e-6)
+            with pytest.raises(IdOutOfRange, match="users"):
+                found.predict({**x, "user_ids": x["user_ids"] + 50})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ids": None}, "inputs age, seen: the model takes"),
+        ({"more": X["age"]}, "inputs age, ids, more, seen"),
+        ({"age": X["age"][:, :1]}, r"'age' is \[96, 1\]; it must be \[records, 2\]"),
+        ({"age": X["age"][:5]}, "need the same number"),
+        ({"ids": X["ids"].astype(str)}, "'ids' is of <U21; it takes int64"),
+        ({"seen": IDS + 0.5}, "no integer"),
+        ({"age": np.array([["1", "2"]] * 96)}, "'age' is of <U1"),
+        ({"seen": IDS + 40}, "large"),
+        ({name: value[:0] for name, value in X.items()}, "at least 1"),
+    ],
+)
+def test_what_a_model_does_not_take_is_refused(url: str, change: dict[str, npt.ArrayLike | None], said: str) -> None:
+    train(model(), url)
+    with Predictor(url) as found:
+        with pytest.raises((BadInput, BadIds, IdOutOfRange), match=said):
+            found.predict({name: value for name, value in {**X, **change}.items() if value is not None})
+        assert len(found.predict(X)[0]["click"]) == 96
+
+
+def test_a_configuration_is_read_and_never_run() -> None:
+    made = model()
+    again = model_of(config_of(made))
+    assert [layer.name for layer in again.layers] == [layer.name for layer in made.layers]
+    assert again.compiled
+    ids = keras.Input((2,), name="ids")
+    run = keras.Model(ids, keras.layers.Lambda(lambda given: given + 1)(ids))
+    run.compile("sgd", "mse")
+    for config, said in [
+        (config_of(run), "--model-file"),
+        ("", "--model-file"),
+        ("no base64!", "no configuration"),
+        (config_of(model())[:40], "no configuration"),
+    ]:
+        with pytest.raises(ModelError, match=said):
+            model_of(config)
+
+
+def test_what_cannot_be_served_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[tuple[str | Path, type[ElastableError], str]] = [
+        (tmp_path, CheckpointError, "no checkpoint"),
+        (url, CheckpointError, "no version of a job yet"),
+        ("memory", CheckpointError, "no checkpoint"),
+    ]
+    for source, kind, said in refused:
+        with pytest.raises(kind, match=said):
+            Predictor(source)
+    train(model(), url)
+    monkeypatch.setattr(predictor, "backend", lambda: type("Other", (), {"name": "jax", "has_graphs": True}))
+    with pytest.raises(Unsupported, match="KERAS_BACKEND=tensorflow"):
+        Predictor(url)
+    with pytest.raises(BadInput, match="follower"):
+        open_follower("file:///nowhere")
+
+
+@pytest.fixture
+def followed(url: str) -> Iterator[Callable[[], HeldReader]]:
+    with open_store(url) as store:
+        store.create_table(et.TableSpec("rows", 4))
+        yield lambda: open_follower(url)
+
+
+def test_a_reader_that_holds_its_rows_stays_at_its_version(followed: Callable[[], HeldReader], url: str) -> None:
+    with followed() as reader, reader.at_one_version() as (version, record):
+        assert (version, record) == (0, None)
+        assert reader.lookup({"rows": np.arange(3)})["rows"].shape == (3, 4)

@@ -1,0 +1,270 @@
+"""A server of predictions, asked by the official client and by hand."""
+
+import json
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+import elastable as et
+from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.models.predictor import Predictor
+from elastable.monitoring.endpoints import Endpoints
+from elastable.monitoring.http_server import HttpServer
+from elastable.monitoring.page.views import Watched
+from elastable.process.exit_codes import ExitCode
+from elastable.serving import service
+from elastable.serving.service import LARGEST_BODY, MOST_WAITING, PredictionService
+from tests.certificates import TOKEN
+from tests.elastable.monitoring.http_client import LIMIT_S, Answer, get
+from tests.elastable.processes import elastable, run_elastable, wait_until
+from tests.servers import running_server
+
+CLICKS = Path(__file__).parents[1] / "click_job.py"
+IDS = np.random.default_rng(0).integers(0, 40, (64, 3))
+Y = np.random.default_rng(2).random((64, 1)).astype(np.float32)
+
+
+def trained(url: str) -> keras.Model:
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    hidden = keras.layers.Dense(4, "relu")(et.Embedding(None, 4, combiner="mean", name="any")(ids))
+    model = keras.Model(ids, keras.layers.Dense(1, name="click")(hidden), name="clicks")
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    et.fit(model, IDS, Y, store=url, batch_size=16, verbose=0)
+    return model
+
+
+@contextmanager
+def served(url: str, follow: bool = False, token: str | None = None) -> Iterator[tuple[HttpServer, PredictionService]]:
+    with ExitStack() as held:
+        predictor = held.enter_context(Predictor(url))
+        found = held.enter_context(PredictionService(predictor, follow))
+        endpoints = held.enter_context(closing(Endpoints(Watched({}, found.not_ready), found.routes)))
+        yield (
+            held.enter_context(
+                HttpServer(Address("127.0.0.1", 0), endpoints.app, Credentials(token=token), posts=True)
+            ),
+            found,
+        )
+
+
+@pytest.fixture
+def url(valkey_url: str) -> str:
+    """Of a store that nobody in this process has had open."""
+    return f"{valkey_url}?namespace={uuid.uuid4().hex}"
+
+
+def post(server: HttpServer, path: str, body: object, headers: dict[str, str] | None = None) -> Answer:
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return get(f"{server.url}{path}", headers, "POST", body=sent)
+
+
+def test_tritons_client_talks_to_it(url: str) -> None:
+    model = trained(url)
+    with served(url) as (server, _), triton.InferenceServerClient(str(server.address)) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("clicks")
+        assert client.is_model_ready("clicks", "4")
+        assert client.get_model_metadata("clicks") == {
+            "name": "clicks", "versions": ["4"], "platform": "elastable",
+            "inputs": [{"name": "ids", "datatype": "INT64", "shape": [-1, 3]}],
+            "outputs": [{"name": "click", "datatype": "FP32", "shape": [-1, 1]}],
+        }  # fmt: skip
+        wanted = model.predict(IDS, verbose=0)
+        for binary in (True, False):
+            given = triton.InferInput("ids", list(IDS.shape), "INT64")
+            given.set_data_from_numpy(IDS, binary_data=binary)
+            outputs = [triton.InferRequestedOutput("click", binary_data=binary)]
+            found = client.infer("clicks", [given], outputs=outputs, request_id="7")
+            np.testing.assert_allclose(found.as_numpy("click"), wanted, rtol=1e-5, atol=1e-6)
+            response = found.get_response()
+            assert (response["model_version"], response["id"]) == ("4", "7")
+        with pytest.raises(triton.InferenceServerException, match="version 9 is not here; version 4 is"):
+            client.infer("clicks", [given], model_version="9")
+        given = triton.InferInput("ids", [1, 2], "INT64")
+        given.set_data_from_numpy(IDS[:1, :2])
+        with pytest.raises(triton.InferenceServerException, match="it must be"):
+            client.infer("clicks", [given])
+
+
+def test_it_is_asked_as_tensorflow_serving(url: str) -> None:
+    model = trained(url)
+    wanted = model.predict(IDS[:2], verbose=0)
+    with served(url) as (server, counted):
+        status = json.loads(get(f"{server.url}v1/models/clicks").text)["model_version_status"]
+        assert [(each["version"], each["state"]) for each in status] == [("4", "AVAILABLE")]
+        for body, key in (
+            ({"instances": IDS[:2].tolist()}, "predictions"),
+            ({"instances": [{"ids": each} for each in IDS[:2].tolist()]}, "predictions"),
+            ({"inputs": IDS[:2].tolist()}, "outputs"),
+            ({"signature_name": "serving_default", "inputs": {"ids": IDS[:2].tolist()}}, "outputs"),
+        ):
+            answer = post(server, "v1/models/clicks:predict", body)
+            assert (answer.status, answer.headers["elastable-model-version"]) == (200, "4")
+            np.testing.assert_allclose(json.loads(answer.text)[key], wanted, rtol=1e-5, atol=1e-6)
+        assert counted.requests.totals() == {("v1", "200"): 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("v1/models/clicks:predict", b"", 400, "no JSON"),
+        ("v1/models/clicks:predict", {"instances": [[1, 2]]}, 400, "it must be [records, 3]"),
+        ("v1/models/clicks:predict", {"instances": [[1, 2, 2.5]]}, 400, "2.5 is no integer"),
+        ("v1/models/clicks:predict", {"inputs": {"other": [[1, 2, 3]]}}, 400, "the model takes ids"),
+        ("v1/models/clicks/versions/3:predict", {"instances": [[1, 2, 3]]}, 404, "version 4 is"),
+        ("v1/models/other:predict", {"instances": [[1, 2, 3]]}, 404, "Not Found"),
+        ("v2/models/clicks/infer", {"inputs": []}, 400, "the model takes ids"),
+        ("v1/models/clicks:predict", b" " * (LARGEST_BODY + 1), 413, f"at most {LARGEST_BODY} bytes"),
+    ],
+)
+def test_bad_requests_are_answered_by_what_they_are(url: str, path: str, body: object, status: int, said: str) -> None:
+    trained(url)
+    with served(url) as (server, _):
+        answer = post(server, path, body)
+        assert answer.status == status
+        assert said in answer.text
+        assert get(f"{server.url}v1/models/clicks:predict", method="PUT").status == 405
+        assert post(server, "v1/models/clicks:predict", {"instances": IDS.tolist()}).status == 200
+
+
+def test_nobody_waits_in_a_queue_without_end(url: str) -> None:
+    trained(url)
+    with served(url) as (server, counted):
+        answers: list[Answer] = []
+        body = {"instances": IDS[:1].tolist()}
+        threads = [
+            threading.Thread(target=lambda: answers.append(post(server, "v1/models/clicks:predict", body)))
+            for _ in range(MOST_WAITING)
+        ]
+        with counted.predictor._one:  # nothing is computed meanwhile
+            for thread in threads[:-8]:  # the server takes so many connections
+                thread.start()
+            counted._waiting += 8
+            end = time.monotonic() + LIMIT_S
+            while counted._waiting < MOST_WAITING:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            refused = post(server, "v1/models/clicks:predict", body)
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            counted._waiting -= 8
+        for thread in threads[:-8]:
+            thread.join(LIMIT_S)
+        assert [answer.status for answer in answers] == [200] * (MOST_WAITING - 8)
+
+
+def test_a_request_that_drips_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_BODY_S", 0.2)
+    trained(url)
+    with served(url) as (server, _), socket.create_connection(("127.0.0.1", server.address.port), LIMIT_S) as drip:
+        drip.sendall(b"POST /v1/models/clicks:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        assert drip.recv(1 << 12).startswith(b"HTTP/1.1 408 ")
+
+
+def test_tokens_are_asked_for(url: str) -> None:
+    trained(url)
+    with served(url, token=TOKEN) as (server, _):
+        body = {"instances": IDS[:1].tolist()}
+        assert post(server, "v1/models/clicks:predict", body).status == 401
+        assert post(server, "v1/models/clicks:predict", body, {"Authorization": f"Bearer {TOKEN}"}).status == 200
+
+
+def test_every_answer_is_of_one_version(url: str) -> None:
+    """Rows and dense part: while a job commits, answers of one version are equal, and the last is the model's."""
+    model = trained(url)
+    with served(url, follow=True) as (server, counted):
+        store = model.get_layer("any").source
+        training = threading.Thread(
+            target=lambda: et.fit(model, IDS, Y, store=store, batch_size=4, epochs=21, initial_epoch=1, verbose=0)
+        )
+        training.start()
+        answers: dict[str, set[str]] = {}
+        end = time.monotonic() + LIMIT_S
+        while training.is_alive() or counted.predictor.version < 21 * 16:
+            assert time.monotonic() < end, counted.predictor.version
+            answer = post(server, "v1/models/clicks:predict", {"instances": IDS[:8].tolist()})
+            if answer.status == 503:  # between the fits, where no version is the job's yet
+                assert "no version of a job yet" in answer.text
+                continue
+            answers.setdefault(answer.headers["elastable-model-version"], set()).add(answer.text)
+        training.join()
+        assert len(answers) > 1
+        assert [version for version, said in answers.items() if len(said) > 1] == []
+        last = post(server, "v1/models/clicks:predict", {"instances": IDS[:8].tolist()})
+        wanted = model.predict(IDS[:8], verbose=0)
+        np.testing.assert_allclose(json.loads(last.text)["predictions"], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_store_that_is_away_is_no_outage(server_binary: Path, tmp_path: Path) -> None:
+    with running_server(server_binary, tmp_path) as redis:
+        url = f"{redis.url}?deadline=2"
+        trained(url)
+        with served(url, follow=True) as (server, counted):
+            redis.kill()
+            wait(lambda: counted.behind is not None)
+            assert get(f"{server.url}v2/health/ready").status == 503
+            assert get(f"{server.url}readyz").status == 503
+            assert post(server, "v1/models/clicks:predict", {"instances": IDS.tolist()}).status == 200
+            redis.start()  # empty: what was answered from is answered from, and nobody is told that all is well
+            wait(lambda: "was at version 4" in str(counted.behind))
+            assert get(f"{server.url}v2/health/ready").status == 503
+            answer = post(server, "v1/models/clicks:predict", {"instances": IDS.tolist()})
+            assert (answer.status, answer.headers["elastable-model-version"]) == (200, "4")
+
+
+def test_another_job_in_the_store_is_not_taken_for_the_next_version(url: str) -> None:
+    trained(url)
+    with Predictor(url) as found:
+        other = keras.Sequential(
+            [keras.Input((3,), dtype="int64", name="ids"), et.Embedding(None, 4, "ones", name="b")]
+        )
+        other.compile("sgd", "mse")
+        with et.open_store(url) as store:
+            et.fit(other, IDS, np.zeros((64, 3, 4)), store=store, batch_size=8, verbose=0)
+        with pytest.raises(ElastableError, match="job"):
+            found.advance()
+
+
+def wait(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
+    done = run_elastable(
+        "train", CLICKS, "--workers", "1", "--micro-batch-size", "64", "--run-dir", tmp_path, "--no-export"
+    )
+    assert done.code == 0, done.err
+    with elastable(tmp_path / "process", "serve-model", tmp_path / "latest", "--http", "127.0.0.1:0") as running:
+        wait_until(lambda: " at http" in running.out + running.err, "the server", running)
+        said = running.out + running.err
+        assert "version 20" in said
+        at = said.partition(" at ")[2].split()[0]
+        name = said.partition("model ")[2].partition(",")[0]
+        x = {"user_ids": [1, 2], "word_ids": [[1, 2, 3], [4, 5, 6]]}
+        answer = get(f"{at}v1/models/{name}:predict", method="POST", body=json.dumps({"inputs": x}).encode())
+        assert answer.status == 200, answer.text
+        assert "elastable_served_version 20.0" in get(f"{at}metrics").text
+        running.signal(signal.SIGTERM)
+        assert running.wait() == ExitCode.DONE
+
+
+def test_what_cannot_be_served_is_refused_at_once(tmp_path: Path) -> None:
+    for arguments, said in (((tmp_path, "--follow"), "--follow"), ((tmp_path,), "no checkpoint")):
+        done = run_elastable("serve-model", *arguments)
+        assert done.code not in (0, 1)
+        assert said in " ".join((done.out + done.err).split())
