@@ -208,23 +208,21 @@ class Shard:
                 if self._saver is not None:
                     self._saver.abandon()
 
-    def push_rows(self, push: server_contract.RowPush) -> server_contract.RowPushReply:
-        """As `ShardStore.push_rows`, or `ClientPushes.push`."""
+    def push_rows(self, push: server_contract.RowPush, session: bytes = b"") -> server_contract.RowPushReply:
+        """As `ShardStore.push_rows` of a worker that shows `session`, or `ClientPushes.push`."""
         if self.clients is not None:
             return self.clients.push(push)
-        outcome = self._judge(push)
+        outcome = self._judge(push, session)
         if outcome is None:
             self._check(push)
             with self._pushing:
-                # Again: another worker may have been faster while the arrays were checked.
-                if (outcome := self._judge(push)) is None:
+                # Again: another worker, or another owner, may have been faster while the arrays were checked.
+                if (outcome := self._judge(push, session)) is None:
                     self._buffer.add(push, self.store.version())
         return server_contract.RowPushReply(outcome or server_contract.RowPushOutcome.ACCEPTED)
 
-    def _judge(self, push: server_contract.RowPush) -> server_contract.RowPushOutcome | None:
-        claim = self.ownership.claim
-        if claim is None or not claim.job:
-            raise errors.NotReady("no job has claimed the store server since it was started")
+    def _judge(self, push: server_contract.RowPush, session: bytes) -> server_contract.RowPushOutcome | None:
+        claim = self.ownership.require_session(session, push.sender)
         if push.job != claim.job:
             raise errors.JobFailed(f"the store server is job {claim.job}'s; the push is of job {push.job}")
         version = self.store.version()

@@ -214,8 +214,9 @@ class StoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PushRows(self, request_iterator, context):
-        """A store server keeps a push of its job until its owner says how pushes make
-        a version; a parameter server makes one of every push at once.
+        """A store server keeps a push of a worker that joined its job until its owner
+        says how pushes make a version; a parameter server makes one of every push
+        at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,8 +60,9 @@ class StoreStub:
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
     ResetVersion: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]
     PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
-    """A store server keeps a push of its job until its owner says how pushes make
-    a version; a parameter server makes one of every push at once.
+    """A store server keeps a push of a worker that joined its job until its owner
+    says how pushes make a version; a parameter server makes one of every push
+    at once.
     """
     Prepare: _grpc.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]
     """For the owner, who has claimed the server as an administrator."""
@@ -97,8 +98,9 @@ class StoreAsyncStub(StoreStub):
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
     ResetVersion: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
     PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
-    """A store server keeps a push of its job until its owner says how pushes make
-    a version; a parameter server makes one of every push at once.
+    """A store server keeps a push of a worker that joined its job until its owner
+    says how pushes make a version; a parameter server makes one of every push
+    at once.
     """
     Prepare: _aio.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]  # type: ignore[assignment]
     """For the owner, who has claimed the server as an administrator."""
@@ -209,8 +211,9 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowPushFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.RowPushReply, _abc.Awaitable[_store_pb2.RowPushReply]]:
-        """A store server keeps a push of its job until its owner says how pushes make
-        a version; a parameter server makes one of every push at once.
+        """A store server keeps a push of a worker that joined its job until its owner
+        says how pushes make a version; a parameter server makes one of every push
+        at once.
         """
 
     @_abc_1.abstractmethod
