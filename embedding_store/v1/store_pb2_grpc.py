@@ -190,7 +190,8 @@ class StoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """One block, or one state: whole or not at all.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -125,11 +126,14 @@ class _ShardServicer(StoreServicer):
         return store_pb2.DropTableReply()
 
     def put(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
-        for table, put in blocks_from_frames(frames):
-            if isinstance(put, TableState):
-                self._store.put_table_state(table, put)
-            else:
-                self._store.put(table, [put])
+        found = list(islice(blocks_from_frames(frames), 2))
+        if len(found) != 1:
+            raise BadInput("Put: one block, or state, is put by a call, whole or not at all")
+        ((table, put),) = found
+        if isinstance(put, TableState):
+            self._store.put_table_state(table, put)
+        else:
+            self._store.put(table, [put])
         return store_pb2.PutReply()
 
     def delete(self, frames: Iterator[bytes]) -> store_pb2.DeleteReply:

@@ -310,6 +310,38 @@ def test_asynchronous_pushes_count_on_any_version_and_each_replaces_the_one_befo
             assert store.read_rows(table, theirs.ids).weights.tobytes() == theirs.weights.tobytes()
 
 
+ONCE = Slices(np.array([5]), np.full((1, 3), 3e38, np.float32))
+SUMMED = Slices(np.array([5, 5]), np.full((2, 3), 3e38, np.float32))
+OF_A = of_sender("a", 3)
+UNFIT: dict[str, tuple[RowPush, type[Exception], str]] = {
+    "a sequence of 0": (replace(OF_A, micro_batch=0), errors.BadInput, "push 0 of 'a', whose last one was 2"),
+    "one far ahead": (replace(OF_A, micro_batch=2**32 + 3), errors.BadInput, "push 4294967299 of 'a'"),
+    "an age beyond the first version": (
+        replace(OF_A, version=-1),
+        errors.BadInput,
+        "version -1: the first version is 0",
+    ),
+    "a sum": (replace(OF_A, parts=({"fixed": SUMMED}, {})), errors.NotFinite, "summed gradient of id 5"),
+    "a sum of parts": (replace(OF_A, parts=({"fixed": ONCE}, {"fixed": ONCE})), errors.NotFinite, "gradient of id 5"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_asynchronous_pushes_that_cannot_be_are_refused_by_name_and_change_nothing(what: str) -> None:
+    wrong, kind, named = UNFIT[what]
+    with served(1) as ((server,), store):
+        begin(store)
+        assert push_as_sender(store, of_sender("a", 2)) is RowPushOutcome.ACCEPTED
+        held = server.shard.buffered_bytes
+        client = ShardClient(server.address, 60.0)
+        client.show_session(session_of(KEY, "a"))
+        with pytest.raises(kind, match=named):
+            client._pushes.send(wrong)
+        assert server.shard.buffered_bytes == held
+        assert push_as_sender(store, of_sender("a", 1)) is RowPushOutcome.STALE
+        assert push_as_sender(store, of_sender("a", 3)) is RowPushOutcome.ACCEPTED
+
+
 def test_pushes_of_senders_that_died_make_room_once_nobody_can_wait_for_them() -> None:
     with served(1, most_bytes=20_000) as ((server,), store):
         begin(store)
@@ -374,10 +406,8 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
     def shown(secret: bytes) -> tuple[tuple[str, bytes]]:
         return ((PROOF_KEYS[Proof.OWNER], secret),)
 
-    def send(row: int) -> None:
-        block = RowBlock(np.array([row]), np.zeros((1, 2), np.float32), np.zeros((1, 0), np.float32))
-        for frame in block_frames("t", block):
-            frames.put(frame)
+    block = RowBlock(np.array([1]), np.zeros((1, 2), np.float32), np.zeros((1, 0), np.float32))
+    whole = store_pb2.RowBlockFrame.FromString(next(block_frames("t", block)))
 
     with served(1) as ((server,), _):
         server.store.create_table(TableSpec("t", 2, 50))
@@ -386,14 +416,14 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
             stub.Claim(store_pb2.ClaimRequest(owner="a:1", first=True), timeout=60, metadata=shown(b"a" * 16))
             put = opened.stream_unary(f"/{STORE_SERVICE}/Put", None, None)
             answer = put.future(iter(frames.get, None), timeout=60, metadata=shown(b"a" * 16))
-            send(1)
-            until(lambda: server.store.row_count("t") == 1)
+            frames.put(store_pb2.RowBlockFrame(header=whole.header).SerializeToString())
+            until(frames.empty)
             stub.Claim(store_pb2.ClaimRequest(owner="b:2", first=True), timeout=60, metadata=shown(b"b" * 16))
-            send(2)
+            frames.put(store_pb2.RowBlockFrame(body=whole.body).SerializeToString())
             frames.put(None)
             with pytest.raises(grpc.RpcError, match="belongs to b:2 now"):
                 answer.result()
-        assert server.store.row_count("t") == 1
+        assert server.store.row_count("t") == 0
 
 
 def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_changes() -> None:

@@ -94,6 +94,16 @@ def test_a_worker_pushes_in_its_own_name_alone() -> None:
         assert store.push_rows(of_sender("w", 7)) is RowPushOutcome.DUPLICATE
 
 
+def test_terms_of_a_job_are_its_masters() -> None:
+    with served(1) as ((server,), store):
+        begin(store)
+        header = empty(0)
+        header.terms.summed = True
+        with pytest.raises(grpc.RpcError, match="terms are for a parameter server") as caught:
+            pushed(server.address, header, session_of(KEY, "w"))
+        assert (named(caught.value), server.shard.buffered_bytes) == ("BadInput", 0)
+
+
 def test_whoever_joined_the_master_before_joins_the_one_that_owns_the_server_now() -> None:
     """And not even a push that was under way as the server was claimed is taken."""
     with served(1) as ((server,), store), ShardClient(server.address, 60.0) as later:
