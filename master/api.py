@@ -107,6 +107,10 @@ class Session(Protocol):
     def job(self) -> JobSpec:
         """The job joined."""
 
+    @property
+    def store_session(self) -> bytes:
+        """What the worker shows to the job's store servers (`ShardStore.show_session`)."""
+
     def alive(self) -> bool:
         """False once the connection to the master is gone."""
 

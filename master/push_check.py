@@ -9,9 +9,10 @@ import numpy as np
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFound
 from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.shards.version_sums import require_finite_sums
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.tables.checks import require_finite, require_gradients, require_ids
-from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, Tensor
+from elastable.master.api import AsyncPushId, Divisor, EvaluationReport, GradientPart, Push, Tensor
 
 _MOST_PARTS = 64
 _MOST_RECORDS = 2**32  # of a micro-batch; all that are ever trained are counted in an int64 of the status
@@ -126,6 +127,8 @@ def _known(table: str, expected: Expected) -> TableSpec:
 def check_finite(push: Push, expected: Expected) -> None:
     """Refuses NaN and Inf in gradients, unless they may overflow, and in states; the push fits (`check_push`).
 
+    Of an asynchronous push, which makes a version alone, also in the sums that the version is made of.
+
     Raises:
         NotFinite: naming the variable, or the table and id; also where the worker or a store server has said so.
     """
@@ -145,6 +148,23 @@ def check_finite(push: Push, expected: Expected) -> None:
     for of_part in every:
         for table, slices in of_part.items():
             require_finite(expected.tables[table], slices.indices, slices.values)
+    if isinstance(push.id, AsyncPushId):
+        require_finite_sums(expected.tables, every)
+        for place in {place for part in push.parts for place in part.dense}:
+            if not np.isfinite(_summed(push, place)).all():
+                raise NotFinite(
+                    f"gradient of variable {expected.variables[place].name!r}: the parts' sum is not finite"
+                )
+
+
+def _summed(push: Push, place: int) -> Tensor:
+    """The gradient of a dense variable, of all parts together."""
+    first = push.dense[place]
+    with np.errstate(over="ignore"):
+        total = first.astype(np.result_type(first.dtype, np.float32))
+        for part in push.parts:
+            total += part.dense.get(place, 0)
+        return total.astype(first.dtype)
 
 
 def _refuse_not_finite(what: str, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:

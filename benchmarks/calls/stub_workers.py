@@ -15,10 +15,10 @@ import grpc.aio
 import numpy as np
 
 from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof
 from elastable.master.api import Push, SyncPushId
 from elastable.master.rpc.bulk_messages import push_frames
 from elastable.master.rpc.messages import MASTER_SERVICE
-from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
 
 TABLE, DIM, IDS = "t", 16, 512
@@ -43,7 +43,7 @@ class StubWorker:
         self._slices = Slices(random.integers(0, ROWS, IDS), random.standard_normal((IDS, DIM)).astype(np.float32))
         self._records = records
         self.name = f"stub-{seed}-{secrets.token_hex(4)}"
-        self._metadata = ((SESSION_KEY, secrets.token_bytes(16)),)
+        self._metadata = ((PROOF_KEYS[Proof.SESSION], secrets.token_bytes(16)),)
         # Channels share connections otherwise.
         self._channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
         self.joined = asyncio.Event()

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import secrets
 import signal
 import tempfile
 import time
@@ -19,6 +20,7 @@ from benchmarks.scale.setting import Run, Setting
 from benchmarks.storage.redis_log import COMPOSE_REDIS
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.shards.ownership import session_of
 from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.local_processes import LocalStores, StoreAccess
@@ -83,7 +85,9 @@ def shares(setting: Setting) -> tuple[float, float]:
         store = held.enter_context(open_store(stores.url))
         assert isinstance(store, StoreServers)
         store.create_table(table_spec(setting))
-        store.begin_job("scale", False)
+        key = secrets.token_bytes(32)
+        store.begin_job("scale", False, key)
+        store.show_session(session_of(key, "probe"))
         pushes = [
             Slices(ids, np.full((len(ids), setting.dim), 0.01, np.float32))
             for n in range(_PROBED_WORKERS)

@@ -45,6 +45,7 @@ class CommitCoordinator:
 
     def __init__(self, group: StoreGroup[EmbeddingStore], repairs_unknown: bool) -> None:
         self._stores, self._calls, self._in_memory = group.sources, group.calls, group.in_memory
+        self._owns = group.splits.owns
         self._repairs_unknown = repairs_unknown
         self._unfinished: UnfinishedCommit | None = None
 
@@ -112,9 +113,12 @@ class CommitCoordinator:
 
     def _stage(self, store: int, commit: Commit, share: _Share) -> Callable[[], None]:
         updates = {table.spec.name: table.update(part, update, squares) for table, part, update, squares in share}
-        # Learning rates of all tables: rows of a table without an update may follow the step too.
+        # Learning rates of all its tables: rows of a table without an update may follow the step too.
+        rates = {table: rate for table, rate in commit.learning_rates.items() if self._owns(store, table)}
+        frozen = tuple(table for table in commit.frozen if self._owns(store, table))
         record = commit.record if store == RECORD_STORE else None
-        return self._stores[store].stage(replace(commit, updates=updates, record=record))
+        part = replace(commit, updates=updates, learning_rates=rates, frozen=frozen, record=record)
+        return self._stores[store].stage(part)
 
     def _finish(self, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]], together: bool) -> None:
         for wave in waves:

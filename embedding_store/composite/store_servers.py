@@ -112,8 +112,12 @@ class StoreServers(PartitionedStore, ShardStore):
         for number, record in self._ask(lambda server: server.record()).items():
             refuse_moved(self._servers[number].address, record)
 
-    def begin_job(self, job: str, may_overflow: bool) -> None:
-        self._ask(lambda server: server.begin_job(job, may_overflow))
+    def begin_job(self, job: str, may_overflow: bool, session_key: bytes) -> None:
+        self._ask(lambda server: server.begin_job(job, may_overflow, session_key))
+
+    def show_session(self, session: bytes) -> None:
+        for server in self._servers:
+            server.show_session(session)
 
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         """Pushes to every server its share, to all at once.

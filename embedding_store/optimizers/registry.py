@@ -64,6 +64,8 @@ def row_optimizer(spec: OptimizerSpec) -> RowOptimizer:
     factory = _registered.get(spec.name) or FUSED.get(spec.name)
     if factory is None:
         raise BadSpec(f"unknown optimizer {spec.name!r} (known optimizers: {', '.join(known_row_optimizers())})")
+    if factory is FUSED.get(spec.name) and spec.keras_config:
+        raise BadSpec(f"optimizer {spec.name!r} has hyperparameters, and no keras_config: that is for other optimizers")
     optimizer = factory(spec)
     if not spec.lazy:
         form = dense_form(optimizer)

@@ -21,11 +21,12 @@ from elastable.embedding_store.errors import (
     ElastableError,
     NotFinite,
     StoreBroken,
+    TableNotFound,
     VersionError,
 )
 from elastable.embedding_store.shards.ownership import LONGEST_NAME
 from elastable.embedding_store.shards.server_contract import PushTerms, RowPush, RowPushOutcome, RowPushReply
-from elastable.embedding_store.shards.version_sums import check_parts, is_made, table_updates
+from elastable.embedding_store.shards.version_sums import check_parts, is_made, require_sequence, table_updates
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tables.checks import (
     MAX_VERSION,
@@ -75,6 +76,7 @@ class ClientPushes:
         _require_name(push)
         with self._alone():
             version, last = self._store.version(), self._sequences.get(push.sender, 0)
+            require_sequence(push.sender, push.micro_batch, last)
             if push.micro_batch < last:
                 return RowPushReply(RowPushOutcome.STALE, version)
             if push.micro_batch == last:
@@ -144,7 +146,12 @@ class ClientPushes:
         step = version if terms.step is None else terms.step
         require_numbers(Commit(wanted, {}, step, terms.learning_rates, time=terms.time))
         refuse_other_version(version, wanted - 1)
-        check_parts(self._store.specs(), push.parts, finite=False)
+        specs = self._store.specs()
+        for table in (*terms.learning_rates, *terms.frozen):
+            if table not in specs:
+                known = ", ".join(sorted(specs)) or "none"
+                raise TableNotFound(f"terms of table {table!r}, which is not there (tables: {known})")
+        check_parts(specs, push.parts, finite=False)
         if not terms.summed and any(of.row_squares is not None for part in push.parts for of in part.values()):
             raise BadGradient("row_squares are for a push in which each id comes once (summed)")
         if terms.summed:

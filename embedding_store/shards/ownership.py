@@ -1,16 +1,16 @@
-"""Who owns a store server, which of how many servers it is, and where its rows went."""
+"""Who owns a store server and joined its owner's job, which of how many servers it is, and where its rows went."""
 
 import hmac
 import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import BadInput, NotReady, StoreBroken, TakenOver
+from elastable.embedding_store.errors import BadInput, NotJoined, NotReady, PermissionDenied, StoreBroken, TakenOver
 
 LEASE_S = 4.0
 """Seconds after which an owner that has not been heard of counts as gone; a job's master is heard of every second."""
@@ -19,6 +19,8 @@ LONGEST_NAME = 256
 """Characters of the name of a job, an owner or a sender."""
 
 _SECRET_BYTES = range(16, 65)
+_DIGEST_BYTES = 32
+_UNCLAIMED = "no job has claimed the store server since it was started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Claim:
         may_overflow: Whether pushes may hold NaN or Inf.
         number: Of the server among those of the job, from 0.
         servers: How many these are; 0: neither is said.
+        session_key: Of a job, 16 to 64 random bytes: by these the server knows the job's workers (`session_of`).
     """
 
     owner: str
@@ -38,6 +41,18 @@ class Claim:
     may_overflow: bool = False
     number: int = 0
     servers: int = 0
+    session_key: bytes = field(default=b"", repr=False)
+
+
+def session_of(key: bytes, incarnation: str) -> bytes:
+    """What a worker that joined a job shows to its store servers: an HMAC of its incarnation, and the incarnation.
+
+    Args:
+        key: Of the claim.
+        incarnation: Of the worker.
+    """
+    name = incarnation.encode()
+    return hmac.digest(key, name, "sha256") + name
 
 
 class ShardOwnership:
@@ -80,6 +95,10 @@ class ShardOwnership:
             raise BadInput("a claim shows a secret of 16 to 64 bytes and names its owner, as host:process")
         if len(claim.job) > LONGEST_NAME:
             raise BadInput(f"a job's name has at most {LONGEST_NAME} characters")
+        if claim.job and len(claim.session_key) not in _SECRET_BYTES:
+            raise BadInput(
+                "a claim for a job has a session_key of 16 to 64 bytes, by which workers that joined are known"
+            )
         with self._lock:
             changes = self._secret is None or not hmac.compare_digest(self._secret, secret)
             if self._secret is not None and changes and not first:
@@ -91,15 +110,45 @@ class ShardOwnership:
         """Returns where the caller is the owner, who is heard of so.
 
         Raises:
+            BadInput: it shows nothing.
             NotReady: nobody has claimed the server since it started; claim it (again).
             TakenOver: another process is the owner.
         """
+        if not secret:
+            raise BadInput(
+                "this call is for the owner of the store server: show the secret of a claim (elastable-owner-bin)"
+            )
         with self._lock:
             if self._secret is None:
-                raise NotReady("no job has claimed the store server since it was started")
+                raise NotReady(_UNCLAIMED)
             if not hmac.compare_digest(self._secret, secret):
                 raise TakenOver(f"the store server belongs to {self._claim.owner} now")
             self._heard = self._now()
+
+    def require_session(self, session: bytes, sender: str = "") -> Claim:
+        """The claim, where a worker that has joined its job shows what it was given (`session_of`).
+
+        Args:
+            session: As it is shown.
+            sender: In whose name the call is; "": in that of whoever joined.
+
+        Raises:
+            NotReady: no job has claimed the server since it started.
+            NotJoined: it is not of the master that owns the server now: join (again).
+            PermissionDenied: the name is another worker's.
+        """
+        claim = self.claim
+        if claim is None or not claim.job:
+            raise NotReady(_UNCLAIMED)
+        incarnation = session[_DIGEST_BYTES:].decode("utf-8", "replace")
+        if not hmac.compare_digest(session_of(claim.session_key, incarnation), session):
+            raise NotJoined(
+                f"the caller has not joined job {claim.job}, whose master owns the store server: show what Join gives "
+                "(elastable-session-bin), or join again"
+            )
+        if sender not in ("", incarnation):
+            raise PermissionDenied(f"worker {sender!r} is another session's: this one is of worker {incarnation!r}")
+        return claim
 
     def live_owner(self, but: bytes = b"") -> str:
         """The owner, if it has been heard of lately and is not the one with the secret `but`; else ""."""

@@ -507,22 +507,29 @@ class ShardStore(EmbeddingStore, ServedRows, ABC):
         """`host:port` of the server; of several servers with commas between."""
 
     @abstractmethod
-    def begin_job(self, job: str, may_overflow: bool) -> None:
-        """Takes pushes of this job from now on.
+    def begin_job(self, job: str, may_overflow: bool, session_key: bytes) -> None:
+        """Takes pushes of this job's workers from now on.
 
         Args:
             job: Its id.
             may_overflow: Whether pushes may hold NaN or Inf.
+            session_key: As of `Claim`.
 
         Raises:
             TakenOver: another process has become the owner.
         """
 
     @abstractmethod
+    def show_session(self, session: bytes) -> None:
+        """From now on pushes show what their worker got as it joined (`Session.store_session`)."""
+
+    @abstractmethod
     def push_rows(self, push: RowPush) -> RowPushOutcome:
         """Keeps a push until its version is committed, or its sender sends another. Repeating it is harmless.
 
         Raises:
+            NotJoined: the worker has not joined the job of the server's owner, or not since that owner began.
+            PermissionDenied: the sender is another worker.
             NotReady: there is no room for it now, or no job has claimed the server since it started.
             FutureVersion: the version that it was computed on has not been committed here.
             JobFailed: another job owns the server.

@@ -12,7 +12,13 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.shards import server_contract
 from elastable.embedding_store.shards.client_pushes import ClientPushes
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
-from elastable.embedding_store.shards.version_sums import Pushes, VersionSums, check_parts
+from elastable.embedding_store.shards.version_sums import (
+    Pushes,
+    VersionSums,
+    check_parts,
+    require_finite_sums,
+    require_sequence,
+)
 from elastable.embedding_store.tables.checks import MAX_VERSION
 
 _PUSH_BYTES = 1 << 10  # of a push without rows: what names it takes memory, too
@@ -58,9 +64,13 @@ class PushBuffer:
         """Whether a push of that name is here."""
         return (push.sender != "" or push.version == self._version) and _name_of(push) in self._held
 
+    def last(self, sender: str) -> int:
+        """The sequence of a sender's push that is here; 0: none is."""
+        return self._last.get(sender, 0)
+
     def has_later(self, push: server_contract.RowPush) -> bool:
         """Whether the sender of an asynchronous push has sent another one since."""
-        return push.sender != "" and self._last.get(push.sender, push.micro_batch) > push.micro_batch
+        return push.sender != "" and self.last(push.sender) > push.micro_batch
 
     def add(self, push: server_contract.RowPush, version: int) -> None:
         """Keeps a push that is not here. Raises `NotReady` where there is no room for it now.
@@ -93,7 +103,7 @@ class PushBuffer:
 
     def _replaced_by(self, push: server_contract.RowPush) -> list[_Name]:
         if push.sender:
-            before = (push.sender, self._last.get(push.sender, 0))
+            before = (push.sender, self.last(push.sender))
             return [before] if before in self._held else []
         return [] if push.version == self._version else [name for name in self._held if not name[0]]
 
@@ -208,25 +218,27 @@ class Shard:
                 if self._saver is not None:
                     self._saver.abandon()
 
-    def push_rows(self, push: server_contract.RowPush) -> server_contract.RowPushReply:
-        """As `ShardStore.push_rows`, or `ClientPushes.push`."""
+    def push_rows(self, push: server_contract.RowPush, session: bytes = b"") -> server_contract.RowPushReply:
+        """As `ShardStore.push_rows` of a worker that shows `session`, or `ClientPushes.push`."""
         if self.clients is not None:
             return self.clients.push(push)
-        outcome = self._judge(push)
+        outcome = self._judge(push, session)
         if outcome is None:
             self._check(push)
             with self._pushing:
-                # Again: another worker may have been faster while the arrays were checked.
-                if (outcome := self._judge(push)) is None:
+                # Again: another worker, or another owner, may have been faster while the arrays were checked.
+                if (outcome := self._judge(push, session)) is None:
                     self._buffer.add(push, self.store.version())
         return server_contract.RowPushReply(outcome or server_contract.RowPushOutcome.ACCEPTED)
 
-    def _judge(self, push: server_contract.RowPush) -> server_contract.RowPushOutcome | None:
-        claim = self.ownership.claim
-        if claim is None or not claim.job:
-            raise errors.NotReady("no job has claimed the store server since it was started")
+    def _judge(self, push: server_contract.RowPush, session: bytes) -> server_contract.RowPushOutcome | None:
+        claim = self.ownership.require_session(session, push.sender)
         if push.job != claim.job:
             raise errors.JobFailed(f"the store server is job {claim.job}'s; the push is of job {push.job}")
+        if push.sender:
+            require_sequence(push.sender, push.micro_batch, self._buffer.last(push.sender))
+        if push.version < 0:
+            raise errors.BadInput(f"push for version {push.version}: the first version is 0")
         version = self.store.version()
         # Whether an asynchronous push is too late, its master says, who knows what else is on its way.
         if (push.version < version and not push.sender) or self._buffer.has_later(push):
@@ -246,8 +258,13 @@ class Shard:
             )
         if any(slices.row_squares is not None for part in push.parts for slices in part.values()):
             raise errors.BadGradient("row_squares are for a parameter server (elastable serve), which sums no pushes")
+        if push.terms != server_contract.PushTerms():
+            raise errors.BadInput("terms are for a parameter server (elastable serve): here the master says them")
         claim = self.ownership.claim
-        check_parts(self.store.specs(), push.parts, finite=claim is None or not claim.may_overflow)
+        finite = claim is None or not claim.may_overflow
+        check_parts(specs := self.store.specs(), push.parts, finite)
+        if push.sender and finite:
+            require_finite_sums(specs, push.parts)
 
     def measure(self, sums: server_contract.RowSums) -> server_contract.Measured:
         """As `ShardStore.measure`."""

@@ -9,10 +9,15 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import NotFinite, TableNotFound
+from elastable.embedding_store.errors import BadInput, NotFinite, TableNotFound
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.shards.server_contract import Measured, PushedCommit, RowSums, Slices, TableClip
-from elastable.embedding_store.tables.checks import require_finite_of, require_gradients, require_ids
+from elastable.embedding_store.tables.checks import (
+    MAX_VERSION,
+    require_finite_of,
+    require_gradients,
+    require_ids,
+)
 from elastable.embedding_store.tables.grouping import coalesce_many
 
 # Sums of squares without rounding: the same number however the values are ordered, and whoever holds which of them.
@@ -194,7 +199,54 @@ def is_made(store: EmbeddingStore, commit: Commit) -> bool:
     return store.version() == commit.version and (not store.keeps_records or store.record() == commit.record)
 
 
-# What a push may hold
+# How a push may be named, and what it may hold
+
+
+_MOST_AHEAD = 1 << 32  # pushes that a sender may have made since the last one that is known of it
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def require_sequence(sender: str, sequence: int, last: int) -> None:
+    """Refuses the sequence of an asynchronous push, or one of a client, that its sender cannot have got to.
+
+    Args:
+        sender: Its name.
+        sequence: Of the push.
+        last: The last one that is known of the sender; 0: none is.
+
+    Raises:
+        BadInput: it is below 1, or absurdly far ahead.
+    """
+    if not 1 <= sequence <= min(last + _MOST_AHEAD, MAX_VERSION):
+        raise BadInput(
+            f"push {sequence} of {sender!r}, whose last one was {last}: a sender, unique to a run of its program, "
+            "numbers its pushes 1, 2, 3, ..., each after the answer to the one before"
+        )
+
+
+def require_finite_sums(specs: Mapping[str, TableSpec], parts: Sequence[Mapping[str, Slices]]) -> None:
+    """Refuses a push whose values are finite, and those of a row together are not.
+
+    Args:
+        specs: Of the tables that there are.
+        parts: Of the push, which fit them.
+
+    Raises:
+        NotFinite: names table, id and column.
+    """
+    most: dict[str, float] = {}
+    for part in parts:
+        for table, slices in part.items():
+            largest = max(slices.values.max(initial=0), -slices.values.min(initial=0))
+            most[table] = most.get(table, 0.0) + len(slices.indices) * float(largest)
+    for table in (table for table, bound in most.items() if bound > _FLOAT32_MAX):
+        those = [{table: part[table]} for part in parts if table in part]
+        with np.errstate(over="ignore", invalid="ignore"):
+            update = table_updates(those, [1.0] * len(those))[table]
+        ids = (
+            update.ids * specs[table].origin.id_stride + specs[table].origin.id_offset
+        )  # as the job's workers number them
+        require_finite_of(table, ids, update.gradients, "summed gradient")
 
 
 def check_parts(specs: Mapping[str, TableSpec], parts: Iterable[Mapping[str, Slices]], finite: bool) -> None:

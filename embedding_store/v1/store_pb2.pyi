@@ -49,6 +49,30 @@ ROLE_WORKER: Role.ValueType  # 2
 ROLE_ADMINISTRATOR: Role.ValueType  # 3
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _Proof:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProofEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Proof.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROOF_UNSPECIFIED: _Proof.ValueType  # 0
+    PROOF_NONE: _Proof.ValueType  # 1
+    PROOF_SESSION: _Proof.ValueType  # 2
+    """elastable-session-bin: of a worker that joined the job"""
+    PROOF_OWNER: _Proof.ValueType  # 3
+    """elastable-owner-bin: of whoever claimed the store server last"""
+
+class Proof(_Proof, metaclass=_ProofEnumTypeWrapper):
+    """What a call to a server of a job shows besides, as metadata (docs/security.md)."""
+
+PROOF_UNSPECIFIED: Proof.ValueType  # 0
+PROOF_NONE: Proof.ValueType  # 1
+PROOF_SESSION: Proof.ValueType  # 2
+"""elastable-session-bin: of a worker that joined the job"""
+PROOF_OWNER: Proof.ValueType  # 3
+"""elastable-owner-bin: of whoever claimed the store server last"""
+Global___Proof: _TypeAlias = Proof  # noqa: Y015
+
 @_typing.final
 class Initializer(_message.Message):
     """A distribution of initial values; every value is a pure function of
@@ -1396,6 +1420,7 @@ class ClaimRequest(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    SESSION_KEY_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
     """host:process"""
     job: _builtins.str
@@ -1408,6 +1433,11 @@ class ClaimRequest(_message.Message):
     """of the server, from 0: refused where its tables say otherwise"""
     servers: _builtins.int
     """of the job; 0: neither is said"""
+    session_key: _builtins.bytes
+    """Of a job: 16 to 64 random bytes, by which the server knows the job's workers.
+    One that joined shows HMAC-SHA256(session_key, incarnation) and its incarnation,
+    one after the other, as elastable-session-bin.
+    """
     def __init__(
         self,
         *,
@@ -1417,10 +1447,11 @@ class ClaimRequest(_message.Message):
         first: _builtins.bool = ...,
         number: _builtins.int = ...,
         servers: _builtins.int = ...,
+        session_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "job", b"job", "may_overflow", b"may_overflow", "number", b"number", "owner", b"owner", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "job", b"job", "may_overflow", b"may_overflow", "number", b"number", "owner", b"owner", "servers", b"servers", "session_key", b"session_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2413,7 +2444,10 @@ class SaveRowsReply(_message.Message):
 Global___SaveRowsReply: _TypeAlias = SaveRowsReply  # noqa: Y015
 
 LEAST_ROLE_FIELD_NUMBER: _builtins.int
+PROOF_FIELD_NUMBER: _builtins.int
 least_role: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MethodOptions, Global___Role.ValueType]
 """The least role that may make a call; where it is not set, the last one.
 Calls of administrators are logged (elastable.audit).
 """
+proof: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MethodOptions, Global___Proof.ValueType]
+"""What it shows within a job; outside of one (a parameter server) the role decides."""

@@ -190,7 +190,8 @@ class StoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """One block, or one state: whole or not at all.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -214,8 +215,9 @@ class StoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PushRows(self, request_iterator, context):
-        """A store server keeps a push of its job until its owner says how pushes make
-        a version; a parameter server makes one of every push at once.
+        """A store server keeps a push of a worker that joined its job until its owner
+        says how pushes make a version; a parameter server makes one of every push
+        at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,12 +56,14 @@ class StoreStub:
     server its owner, the master of a job nobody.
     """
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
+    """One block, or one state: whole or not at all."""
     Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
     ResetVersion: _grpc.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]
     PushRows: _grpc.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]
-    """A store server keeps a push of its job until its owner says how pushes make
-    a version; a parameter server makes one of every push at once.
+    """A store server keeps a push of a worker that joined its job until its owner
+    says how pushes make a version; a parameter server makes one of every push
+    at once.
     """
     Prepare: _grpc.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]
     """For the owner, who has claimed the server as an administrator."""
@@ -93,12 +95,14 @@ class StoreAsyncStub(StoreStub):
     server its owner, the master of a job nobody.
     """
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
+    """One block, or one state: whole or not at all."""
     Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
     ResetVersion: _aio.StreamUnaryMultiCallable[_store_pb2.RecordFrame, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
     PushRows: _aio.StreamUnaryMultiCallable[_store_pb2.RowPushFrame, _store_pb2.RowPushReply]  # type: ignore[assignment]
-    """A store server keeps a push of its job until its owner says how pushes make
-    a version; a parameter server makes one of every push at once.
+    """A store server keeps a push of a worker that joined its job until its owner
+    says how pushes make a version; a parameter server makes one of every push
+    at once.
     """
     Prepare: _aio.UnaryUnaryMultiCallable[_store_pb2.PrepareRequest, _store_pb2.PrepareReply]  # type: ignore[assignment]
     """For the owner, who has claimed the server as an administrator."""
@@ -180,7 +184,8 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowBlockFrame],
         context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
+    ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]:
+        """One block, or one state: whole or not at all."""
 
     @_abc_1.abstractmethod
     def Delete(
@@ -209,8 +214,9 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowPushFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.RowPushReply, _abc.Awaitable[_store_pb2.RowPushReply]]:
-        """A store server keeps a push of its job until its owner says how pushes make
-        a version; a parameter server makes one of every push at once.
+        """A store server keeps a push of a worker that joined its job until its owner
+        says how pushes make a version; a parameter server makes one of every push
+        at once.
         """
 
     @_abc_1.abstractmethod

@@ -47,7 +47,6 @@ class Committer:
         self._store = store
         self._embedded: EmbeddedShard | None = None
         if isinstance(store, ShardStore):
-            store.begin_job(job.job, dense.may_overflow)
             self._shard: ShardStore | EmbeddedShard = store
         else:
             self._shard = self._embedded = EmbeddedShard(store, ahead)

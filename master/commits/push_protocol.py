@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadGradient, BadInput, FutureVersion
+from elastable.embedding_store.shards.version_sums import require_sequence
 from elastable.master.api import AsyncPushId, DivisorKind, Push, PushId, PushOutcome, SyncPushId, TaskKind
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
@@ -14,6 +15,9 @@ from elastable.master.tasks.task_board import TaskBoard
 
 # Incarnations remembered: more than a job ever has, and still a bound.
 _INCARNATIONS = 65_536
+
+NO_TASK = -1
+"""The micro-batch of an asynchronous push that is of no task."""
 
 Verdict = tuple[PushOutcome, str]
 
@@ -42,9 +46,9 @@ class Sequences:
     def __init__(self, known: Mapping[str, int]) -> None:
         self._last = OrderedDict(known)
 
-    def knows(self, push_id: AsyncPushId) -> bool:
-        """Whether that push, or a later one of that incarnation, was remembered."""
-        return push_id.sequence <= self._last.get(push_id.incarnation, 0)
+    def last(self, incarnation: str) -> int:
+        """The last one that was remembered; 0: none was."""
+        return self._last.get(incarnation, 0)
 
     def remember(self, push_id: AsyncPushId) -> None:
         """Remembers that push."""
@@ -124,7 +128,7 @@ class AsyncPushes(PushProtocol):
     """A group is an epoch, which is a pass over the records; pushes are committed in the order of their arrival.
 
     A push of a task counts once per micro-batch, whoever computes it and however often; any other push counts once
-    per sequence.
+    per sequence, and only after those with a lower one.
     """
 
     replies_after_commit = True
@@ -141,17 +145,37 @@ class AsyncPushes(PushProtocol):
         same = (ticket for ticket in self._queue if ticket.id == name)
         if (ticket := next(same, None)) is not None:
             return ticket
-        if name.micro_batch >= 0:
-            verdict = self._judge_task(push, name.micro_batch, version)
-            if verdict is not None:
-                return verdict
-        elif self._committed.knows(name):
-            return PushOutcome.DUPLICATE, f"sequence {name.sequence} of {name.incarnation!r} was counted before"
-        elif push.records < 1:
-            raise BadInput(f"a push of {push.records} records: it must have at least one")
+        require_sequence(name.incarnation, name.sequence, last := self._last(name.incarnation))
+        if push.computed_on is not None and push.computed_on < 0:
+            raise BadInput(f"push computed on version {push.computed_on}: the first version is 0")
+        of_task = name.micro_batch >= 0
+        verdict = self._judge_task(push, name, version) if of_task else self._judge_sequence(push, name, last)
+        if verdict is not None:
+            return verdict
         if not self.board.is_open:
             return PushOutcome.STALE, "an epoch has ended: nothing is trained before the next one begins"
         return None if push.computed_on is None else self._judge_age(name, push.computed_on, version)
+
+    def _last(self, incarnation: str) -> int:
+        """The last sequence of an incarnation that was counted or is on its way."""
+        waiting = (ticket.id for ticket in self._queue)
+        known = (each.sequence for each in waiting if isinstance(each, AsyncPushId) and each.incarnation == incarnation)
+        return max(self._committed.last(incarnation), *known, 0)
+
+    def _judge_sequence(self, push: Push, name: AsyncPushId, last: int) -> Verdict | None:
+        """Of a push that is of no task."""
+        if name.micro_batch != NO_TASK:
+            raise BadInput(f"micro-batch {name.micro_batch}: a push that is of no task says {NO_TASK}")
+        if name.sequence == last:
+            return PushOutcome.DUPLICATE, f"push {last} of {name.incarnation!r} was counted before"
+        if name.sequence < last:
+            return (
+                PushOutcome.STALE,
+                f"push {name.sequence} of {name.incarnation!r} comes after its push {last}: it counts no more",
+            )
+        if push.records < 1:
+            raise BadInput(f"a push of {push.records} records: it must have at least one")
+        return None
 
     def _judge_age(self, name: AsyncPushId, computed_on: int, version: int) -> Verdict | None:
         """Refuses a push that is too stale; its micro-batch is free again at once."""
@@ -169,7 +193,8 @@ class AsyncPushes(PushProtocol):
             f"computed on version {computed_on}, it would be committed {behind} versions later; the bound is {bound}",
         )
 
-    def _judge_task(self, push: Push, micro_batch: int, version: int) -> Verdict | None:
+    def _judge_task(self, push: Push, name: AsyncPushId, version: int) -> Verdict | None:
+        micro_batch = name.micro_batch
         if micro_batch >= self.schedule.versions_total:
             raise BadInput(f"micro-batch {micro_batch} is not of this job, which has {self.schedule.versions_total}")
         self._check_records(push, version, micro_batch)
@@ -212,7 +237,7 @@ class AsyncPushes(PushProtocol):
             first = waiting.pop(0).id
             ends = not waiting and self.board.current_done
             if isinstance(first, AsyncPushId):
-                sequences[first.incarnation] = first.sequence
+                sequences[first.incarnation] = max(first.sequence, sequences.get(first.incarnation, 0))
         coming = {ticket.id.micro_batch for ticket in waiting}
         done = () if ends else tuple(number for number in self.board.done() if number not in coming)
         return Progress(epoch=self.board.position + ends, done=done, sequences=sequences)

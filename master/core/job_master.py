@@ -1,6 +1,7 @@
 """The master: leases tasks, takes pushes, and makes one version after the other."""
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -11,6 +12,7 @@ from functools import partial
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
+from elastable.embedding_store.shards.ownership import session_of
 from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.embedding_store.support.futures import at_once, settle
 from elastable.embedding_store.tiers.redis.url import redacted
@@ -79,7 +81,9 @@ class Master(ServedMaster):
             )
         self.job, self._metrics = job, metrics or ModelMetrics()
         known = None if metrics is None else metrics.specs
-        elsewhere = isinstance(store, ShardStore)
+        self._session_key = secrets.token_bytes(32)
+        if elsewhere := isinstance(store, ShardStore):
+            store.begin_job(job.job, dense.may_overflow, self._session_key)
         self._expected = Expected(dense.variables, dense.states, known, store.specs(), dense.may_overflow, elsewhere)
         self._changed, self._ended = threading.Condition(), Future[JobStatus]()
         self._state = JobState(job, self._options, start, time.monotonic)
@@ -150,7 +154,8 @@ class Master(ServedMaster):
             self._state.refuse_failed()
             self._state.join(worker)
         self.measures.worker_joined(worker)
-        return LocalSession(self.job, partial(self._leave, worker.incarnation), lambda: True)
+        session = session_of(self._session_key, worker.incarnation)
+        return LocalSession(self.job, partial(self._leave, worker.incarnation), lambda: True, session)
 
     def _leave(self, incarnation: str) -> None:
         with self._waits.changing:

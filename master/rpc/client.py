@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, StoreFailed, Unavailable
 from elastable.embedding_store.support.futures import settle, settle_error
-from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Credentials, Proof
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, Upload
 from elastable.embedding_store.wire.messages.plain_data import enum_member, from_message, to_message
@@ -34,7 +34,6 @@ from elastable.master.api import (
 )
 from elastable.master.rpc.bulk_messages import dense_from_frames, evaluation_frames, push_frames
 from elastable.master.rpc.messages import MASTER_SERVICE, status_from_message
-from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 
 _HEADER_GROWTH_BYTES = 64
@@ -65,7 +64,8 @@ class MasterClient(MasterApi, Closing):
         session: bytes | None = None,
     ) -> None:
         self._connection = ServerConnection(address, deadline_s, credentials)
-        channel = MetadataChannel(self._connection.channel, SESSION_KEY, session or secrets.token_bytes(16))
+        secret = session or secrets.token_bytes(16)
+        channel = MetadataChannel(self._connection.channel, PROOF_KEYS[Proof.SESSION], secret)
         self._stub = master_pb2_grpc.MasterStub(channel)
         # Bulk frames pass as bytes. One frame goes as a unary call, which is the same on
         # the wire: gRPC starts a thread for each call that sends a stream, and has
@@ -174,6 +174,7 @@ class RemoteSession:
 
     Attributes:
         job: The job joined.
+        store_session: As of `Session`.
 
     Raises:
         grpc.RpcError: the stream broke before the description came.
@@ -184,6 +185,7 @@ class RemoteSession:
         self._stream = stream
         self._address = address
         self._joined: Future[JobSpec] = Future()
+        self.store_session = b""
         self._ended = Event()
         self._finished = ""
         # gRPC ends a stream at its deadline, so the session has none, and the
@@ -227,6 +229,7 @@ class RemoteSession:
     def _handle(self, event: master_pb2.JobEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "job":
+            self.store_session = event.store_session
             settle(self._joined, from_message(JobSpec, event.job))
         elif kind == "finished":
             self._finished = event.finished

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.wire.access.credentials import Proof, secret_of
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
 from elastable.embedding_store.wire.server.grpc_server import Service
@@ -51,21 +52,22 @@ def master_service(master: ServedMaster, channels: SharedChannels | None = None)
         channels: Where gradients may lie.
     """
     servicer = _MasterServicer(master, channels)
-    secret_of = servicer.identities.secret_of
+    session = partial(secret_of, proof=Proof.SESSION)
     handlers = {
         "Join": stream(servicer.join, master_pb2.JoinRequest, lambda context: context),
-        "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, secret_of),
-        "PullDense": stream(servicer.pull_dense, master_pb2.PullDenseRequest, secret_of),
+        "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, session),
+        "PullDense": stream(servicer.pull_dense, master_pb2.PullDenseRequest, session),
         "ReportGradient": upload(
-            servicer.report_gradient if master.pushes_wait else servicer.report_gradient_at_once, secret_of
+            servicer.report_gradient if master.pushes_wait else servicer.report_gradient_at_once, session
         ),
-        "ReportEvaluation": upload(servicer.report_evaluation, secret_of),
-        "ReportFailure": control(servicer.report_failure, master_pb2.ReportFailureRequest, secret_of),
+        "ReportEvaluation": upload(servicer.report_evaluation, session),
+        "ReportFailure": control(servicer.report_failure, master_pb2.ReportFailureRequest, session),
         "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest),
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest),
     }
     waiting = frozenset({"LeaseTasks", "PullDense", *(("ReportGradient",) if master.pushes_wait else ())})
-    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, master.not_ready)
+    proofs = {Proof.SESSION: servicer.identities.require}
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, master.not_ready, proofs)
 
 
 class _MasterServicer:
@@ -88,18 +90,18 @@ class _MasterServicer:
             if not name.isprintable():
                 raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
         worker = from_message(WorkerIdentity, request)
-        self.identities.claim(worker.incarnation, context)
+        self.identities.claim(worker.incarnation, secret_of(context, Proof.SESSION))
         return self._streams.open(worker, context)
 
     def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes) -> Later[Lease]:
-        self.identities.require(request.incarnation, secret)
+        self.identities.require(secret, request.incarnation)
         wait_s = _wait_s(request.wait_ms)
         holding = from_message(Lease, request.holding).tasks if request.HasField("holding") else None
         lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
         return Later(lease, partial(to_message, master_pb2.LeaseTasksReply))
 
     def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes) -> Later[DenseSnapshot | None]:
-        self.identities.require(request.incarnation, secret)
+        self.identities.require(secret, request.incarnation)
         version = request.version if request.HasField("version") else None
         wait_s = _wait_s(request.wait_ms)
         pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
@@ -108,7 +110,7 @@ class _MasterServicer:
     def report_gradient(self, frames: Iterator[bytes], secret: bytes) -> Later[PushReply]:
         push = push_from_frames(frames, self._channels)
         for name in _names(push):
-            self.identities.require(name, secret)
+            self.identities.require(secret, name)
         return Later(self._master.report_gradient_later(push), partial(to_message, master_pb2.ReportGradientReply))
 
     def report_gradient_at_once(self, frames: Iterator[bytes], secret: bytes) -> Message:
@@ -118,12 +120,12 @@ class _MasterServicer:
 
     def report_evaluation(self, frames: Iterator[bytes], secret: bytes) -> master_pb2.ReportEvaluationReply:
         report = evaluation_from_frames(frames)
-        self.identities.require(report.incarnation, secret)
+        self.identities.require(secret, report.incarnation)
         outcome = self._master.report_evaluation(report)
         return to_message(master_pb2.ReportEvaluationReply, outcome=outcome)
 
     def report_failure(self, request: master_pb2.ReportFailureRequest, secret: bytes) -> master_pb2.ReportFailureReply:
-        self.identities.require(request.incarnation, secret)
+        self.identities.require(secret, request.incarnation)
         incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
         self._master.report_failure(incarnation, failure_from_message(request), request.fatal)
         return master_pb2.ReportFailureReply()
@@ -190,7 +192,9 @@ class SessionStreams:
             leave()
         elif ended.done():
             settle(opened.news, ended.result())
-        event = master_pb2.JobEvent(job=to_message(master_pb2.JobDescription, opened.session.job))
+        session = opened.session
+        job = to_message(master_pb2.JobDescription, session.job)
+        event = master_pb2.JobEvent(job=job, store_session=session.store_session)
         return Later(opened.news, opened.rest, (event,))
 
     def has_session(self, incarnation: str) -> bool:

@@ -4,13 +4,10 @@ import hashlib
 import threading
 from collections.abc import Callable
 
-import grpc
-
 from elastable.embedding_store.errors import BadInput, NotJoined, PermissionDenied
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof
 
-SESSION_KEY = "elastable-session-bin"
-"""Metadata in which a worker shows the secret of its session."""
-
+_KEY = PROOF_KEYS[Proof.SESSION]
 _LENGTHS = range(16, 65)  # bytes of a secret
 _MOST = 8_192  # names that are remembered beyond their sessions
 _LONGEST_NAME = 256  # bytes
@@ -31,39 +28,30 @@ class Identities:
         self._owner: dict[str, bytes] = {}  # name -> what its secret hashes to; the latest to join last
         self._names: dict[bytes, int] = {}  # such a hash -> how many names it has
 
-    def claim(self, name: str, context: grpc.ServicerContext) -> None:
+    def claim(self, name: str, secret: bytes) -> None:
         """For `Join`: the name is that of whoever shows the secret of this call, from now on.
 
         Raises:
             BadInput: the call shows no secret, or one that cannot be.
             PermissionDenied: the name is another's.
         """
-        shown = _shown(context)
-        if shown is None:
-            raise BadInput(f"Join: no secret: send 16 to 64 random bytes as metadata {SESSION_KEY}, here and later")
+        if len(secret) not in _LENGTHS:
+            raise BadInput(f"Join: show one secret, of 16 to 64 random bytes, as metadata {_KEY}, here and later")
+        shown = _hashed(secret)
         with self._lock:
             self._require_own(name, shown)
             self._bind(name, shown)
 
-    def secret_of(self, context: grpc.ServicerContext) -> bytes:
-        """What the secret of a call hashes to, before anything of the call is read.
+    def require(self, secret: bytes, name: str = "") -> None:
+        """Returns where whoever has joined with the secret of a call has that name; "": any.
 
         Raises:
-            NotJoined: nobody has joined with that secret.
+            BadInput: the name is longer than any.
+            PermissionDenied: it is another's.
+            NotJoined: nobody has joined with that secret, or under that name.
         """
-        shown = _shown(context)
-        if shown is None or shown not in self._names:
-            raise NotJoined(f"nobody has joined here with the secret of this call ({SESSION_KEY}): Join, or join again")
-        return shown
-
-    def require(self, name: str, shown: bytes) -> None:
-        """For a call in the name of a worker; "" is whoever joined with that secret.
-
-        Raises:
-            BadInput: it is longer than any name.
-            PermissionDenied: the name is another's.
-            NotJoined: it has not joined.
-        """
+        if (shown := _hashed(secret)) not in self._names:
+            raise NotJoined(f"nobody has joined here with the secret of this call ({_KEY}): Join, or join again")
         if not name:
             return
         if len(name.encode()) > _LONGEST_NAME:
@@ -91,11 +79,5 @@ class Identities:
                 del self._names[hashed]
 
 
-def _shown(context: grpc.ServicerContext) -> bytes | None:
-    """What the secret of a call hashes to; None where it shows none."""
-    shown = [value for key, value in context.invocation_metadata() if key == SESSION_KEY and isinstance(value, bytes)]
-    if not shown:
-        return None
-    if len(shown) > 1 or len(shown[0]) not in _LENGTHS:
-        raise BadInput(f"{SESSION_KEY}: show one secret of {_LENGTHS.start} to {_LENGTHS.stop - 1} bytes")
-    return hashlib.sha256(bytes(shown[0])).digest()
+def _hashed(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()

@@ -158,8 +158,10 @@ class Refusals:
 class LocalSession(Session):
     """A session in the master's own process."""
 
-    def __init__(self, job: JobSpec, leave: Callable[[], None], master_alive: Callable[[], bool]) -> None:
-        self._job = job
+    def __init__(
+        self, job: JobSpec, leave: Callable[[], None], master_alive: Callable[[], bool], store_session: bytes = b""
+    ) -> None:
+        self._job, self._store_session = job, store_session
         self._leave = leave
         self._master_alive = master_alive
         self._closed = False
@@ -167,6 +169,10 @@ class LocalSession(Session):
     @property
     def job(self) -> JobSpec:
         return self._job
+
+    @property
+    def store_session(self) -> bytes:
+        return self._store_session
 
     def alive(self) -> bool:
         return not self._closed and self._master_alive()

@@ -218,8 +218,13 @@ class JobEvent(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    STORE_SESSION_FIELD_NUMBER: _builtins.int
     finished: _builtins.str
     """the reason; the worker may leave"""
+    store_session: _builtins.bytes
+    """With `job`: what the worker shows to the job's store servers, as
+    elastable-session-bin, with its pushes (PushRows).
+    """
     @_builtins.property
     def job(self) -> Global___JobDescription:
         """the first event of a session"""
@@ -229,10 +234,11 @@ class JobEvent(_message.Message):
         *,
         job: Global___JobDescription | None = ...,
         finished: _builtins.str = ...,
+        store_session: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "job", b"job", "store_session", b"store_session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["job", "finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

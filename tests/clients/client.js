@@ -1,5 +1,7 @@
 // A client of `elastable serve` in another language, written from proto/ alone: node client.js HOST:PORT PROTO_FOLDER
-// Creates a table, looks rows up, pushes a gradient twice, is refused twice; prints one line of JSON.
+// Creates a table, looks rows up, pushes a gradient twice, is refused twice; prints one line of JSON. What it must send: a server
+// with tokens asks for `authorization: Bearer TOKEN` with each call. A worker of a job shows elastable-session-bin, too, at its
+// master and with PushRows at its store servers (docs/extending.md); a parameter server, as here, asks for no session.
 const grpc = require("@grpc/grpc-js"), loader = require("@grpc/proto-loader");
 
 const [address, folder] = process.argv.slice(2);

@@ -151,20 +151,20 @@ def test_a_worker_dies_between_two_servers_and_a_slow_server_holds_up_nobody_els
     accepted = {at: threading.Event() for at in held}
     pushes, commit = [server.shard.push_rows for server in servers], servers[1].shard.commit
 
-    def first(push: RowPush) -> RowPushReply:
-        outcome = pushes[0](push)
+    def first(push: RowPush, session: bytes) -> RowPushReply:
+        outcome = pushes[0](push, session)
         if push.version in accepted:
             accepted[push.version].set()
         return outcome
 
-    def second(push: RowPush) -> RowPushReply:
+    def second(push: RowPush, session: bytes) -> RowPushReply:
         if push.version in held and not between[push.version].is_set():
             assert accepted[push.version].wait(DEADLINE_S), "the first server got no push"
             between[push.version].set()
             assert died[push.version].wait(DEADLINE_S)
             if not held[push.version]:
                 raise StoreFailed("nobody reads this: the worker is dead")
-        return pushes[1](push)
+        return pushes[1](push, session)
 
     def slowly(pushed: PushedCommit, secret: bytes) -> Committed:
         if pushed.version == 24:
@@ -172,8 +172,8 @@ def test_a_worker_dies_between_two_servers_and_a_slow_server_holds_up_nobody_els
             assert shown[24].wait(DEADLINE_S)
         return commit(pushed, secret)
 
-    servers[0].shard.push_rows = first  # type: ignore[method-assign]
-    servers[1].shard.push_rows = second  # type: ignore[method-assign]
+    servers[0].shard.push_rows = first  # type: ignore[method-assign, assignment]
+    servers[1].shard.push_rows = second  # type: ignore[method-assign, assignment]
     servers[1].shard.commit = slowly  # type: ignore[method-assign, assignment]
 
     def disturb(job: Running) -> None:

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
@@ -28,7 +28,6 @@ from elastable.master.core.job_master import Master
 from elastable.master.rpc.bulk_messages import dense_frames, dense_from_frames
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
-from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
 from tests.embedding_store.serving import client_service
 from tests.fuzz.calls import WAIT_S, Call, Seed, made_messages, served
@@ -55,7 +54,7 @@ class _Liar(grpc.GenericRpcHandler):
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             m = self.mutator
-            secret = [one for one in context.invocation_metadata() if one[0] in (SESSION_KEY, OWNER_KEY)]
+            secret = [one for one in context.invocation_metadata() if one[0] in PROOF_KEYS.values()]
             replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S, secret)  # type: ignore[arg-type]
             if not context.add_callback(replies.cancel):
                 replies.cancel()

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards.server_contract import Slices
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import (
@@ -28,7 +29,6 @@ from elastable.master.model.discovery import create_tables, discover_tables
 from elastable.master.rpc.bulk_messages import evaluation_frames, evaluation_from_frames, push_frames, push_from_frames
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
-from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, served
 from tests.fuzz.mutator import Mutator
@@ -158,7 +158,7 @@ class JobCalls(CallTarget):
     rare = frozenset({"StopJob", "ReportFailure"})
     service = master_pb2.DESCRIPTOR.services_by_name["Master"]
     # One secret of all workers: what lies behind the check of whose name it is, is what is to be met.
-    metadata = ((SESSION_KEY, bytes(16)),)
+    metadata = ((PROOF_KEYS[Proof.SESSION], bytes(16)),)
 
     def open(self) -> None:
         self.store = self.held.enter_context(SharedMemoryStore(1))

@@ -9,11 +9,12 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.shards.ownership import session_of
 from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSave, RowSums, Slices, SumTerm
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.shards.version_sums import sum_pushes
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof
 from elastable.embedding_store.wire.pushes.push_messages import (
     pushed_commit_frames,
     pushed_commit_from_frames,
@@ -31,6 +32,7 @@ from tests.fuzz.target import Finding
 JOB = "fuzzed"
 TRAINED = ("fixed", "any", "half", "few")
 SECRET = b"a hostile client"
+KEY = b"by which workers are known"
 PUSH_BYTES = 1 << 20
 
 
@@ -74,6 +76,7 @@ def _commit(m: Mutator) -> Seed:
 
 def _claim(m: Mutator) -> Seed:
     claim = store_pb2.ClaimRequest(owner="host:1", job=JOB, may_overflow=m.chance(0.2), first=m.chance(0.5))
+    claim.session_key = KEY
     return claim, b""
 
 
@@ -98,6 +101,7 @@ _SUMS = RowSums(0, (SumTerm(0, 0, 1.0),))
 
 def _pushed_rows(server: ShardClient) -> None:
     slices = Slices(np.arange(1, 4), np.ones((3, SPECS["any"].dim), np.float32))
+    server.show_session(session_of(KEY, "w"))
     server.push_rows(RowPush("lied", 0, 0, ({"any": slices},)))
 
 
@@ -122,7 +126,7 @@ SHARD_CALLS: dict[str, Call] = {
         lambda server: server.take_changes(bytes(16), b""),
     ),
     "SaveRows": Call(_save, lambda server: server.save_rows(RowSave(bytes(16)))),
-    "Claim": Call(_claim, lambda server: server.begin_job("lied", False)),
+    "Claim": Call(_claim, lambda server: server.begin_job("lied", False, KEY)),
     "GetStoreStatus": replace(
         STORE_CALLS["GetStoreStatus"],
         ask=lambda server: (server.other_writer(), server.shard_status(), server.require_owner()),
@@ -140,7 +144,7 @@ class ShardCalls(CallTarget):
     name = "shard-calls"
     share = 200
     service = store_pb2.DESCRIPTOR.services_by_name["Store"]
-    metadata = ((OWNER_KEY, SECRET),)
+    metadata = ((PROOF_KEYS[Proof.OWNER], SECRET), (PROOF_KEYS[Proof.SESSION], session_of(KEY, "w")))
     rare = frozenset({"Claim", "DropTable"})
 
     def open(self) -> None:
@@ -152,6 +156,10 @@ class ShardCalls(CallTarget):
 
     def words(self, m: Mutator, field: FieldDescriptor) -> object:
         """As `store_words`; the job and the version that would be right are often among them."""
+        if field.name == "sender":
+            return m.text(["", "", "w", "another"])
+        if field.name == "session_key" and m.chance(0.5):
+            return KEY
         if field.name == "job":
             return m.text([JOB, JOB, "", "another"])
         if field.name == "version" and m.chance(0.7):
@@ -168,7 +176,8 @@ class ShardCalls(CallTarget):
             for name in client.specs():
                 client.drop_table(name)
             client.reset_version(0)
-            client.begin_job("good", False)
+            client.begin_job("good", False, KEY)
+            client.show_session(session_of(KEY, "good"))
             for store in (client, own):
                 for name in TRAINED:
                     store.create_table(SPECS[name])
@@ -190,7 +199,7 @@ class ShardCalls(CallTarget):
 
     def _begin_anew(self) -> None:
         """The hostile client owns the server, and the tables are empty."""
-        claim = store_pb2.ClaimRequest(owner="host:1", job=JOB, first=True)
+        claim = store_pb2.ClaimRequest(owner="host:1", job=JOB, first=True, session_key=KEY)
         self._call("Claim", claim)
         for name in self.store.specs():
             self._call("DropTable", store_pb2.DropTableRequest(table=name))

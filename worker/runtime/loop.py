@@ -372,6 +372,7 @@ class Worker:
         self.counted = 0
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._rows_to = rows_to
+        self._show_session()
 
     def run(self) -> int:
         """Works until the job ends; the number of micro-batches that counted.
@@ -561,12 +562,17 @@ class Worker:
         self._session.close()
         before = self._session.job
         self._session = self._master.join(self._identity)
+        self._show_session()
         self._measures.sessions.add(1)
         _refuse_other_job(before, self._session.job)
         self._snapshots.clear()
         self._rows_ahead.forget()
         self._source.forget()
         self._feed.begin_anew(keep)
+
+    def _show_session(self) -> None:
+        if self._rows_to is not None:
+            self._rows_to.show_session(self._session.store_session)
 
     def _report(self, error: Exception) -> None:
         if isinstance(error, JobFailed) or (isinstance(error, Unavailable | ShardLost) and not self._session.alive()):

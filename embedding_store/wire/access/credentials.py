@@ -1,10 +1,10 @@
-"""Who may talk with whom over gRPC, and who may make which call: certificates, tokens, roles."""
+"""Who may talk with whom over gRPC, and who may make which call: certificates, tokens, roles, proofs."""
 
 import hmac
 import os
 import re
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Self
 import grpc
 from google.protobuf import descriptor_pool
 
-from elastable.embedding_store.errors import BadInput, Unauthenticated
+from elastable.embedding_store.errors import BadInput, PermissionDenied, Unauthenticated
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.checked_files import read_secret
 from elastable.embedding_store.v1 import store_pb2
 
-# Roles of callers, and the least role that each call needs
+# Roles of callers, what they show within a job, and what each call needs of both
 
 
 _REFLECTION = "/grpc.reflection."
@@ -40,20 +40,53 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-def least_role(method: str) -> Role:
-    """The least role for a call: its option `least_role` in `proto/`, or the administrator's where that is not set.
+class Proof(IntEnum):
+    """What a caller shows within a job, besides its token or certificate."""
+
+    NONE = 1
+    """Nothing: its role decides."""
+    SESSION = 2
+    """That it has joined the job: the secret of its session with the master, or what the master gave it."""
+    OWNER = 3
+    """That it owns the store server: the secret of its claim."""
+
+
+PROOF_KEYS = {Proof.SESSION: "elastable-session-bin", Proof.OWNER: "elastable-owner-bin"}
+"""Metadata in which a proof is shown."""
+
+Proofs = Mapping[Proof, Callable[[bytes], object]]
+"""What a service of a job checks proofs with: raises where the bytes that a caller shows (b"": none) prove nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a call needs: the least role, and within a job a proof."""
+
+    role: Role
+    proof: Proof
+
+
+def rule_of_call(method: str) -> Rule:
+    """The rule of a call: its options `least_role` and `proof` in `proto/`; an administrator's where these are not set.
 
     Args:
         method: Full name, "/elastable.embedding_store.v1.Store/Lookup".
     """
     if method.startswith(_REFLECTION):
-        return Role.READER
+        return Rule(Role.READER, Proof.NONE)
     service, _, name = method.removeprefix("/").rpartition("/")
     try:
-        call = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name]
+        said = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name].GetOptions().Extensions
     except KeyError:
-        return Role.ADMINISTRATOR
-    return Role(call.GetOptions().Extensions[store_pb2.least_role] or Role.ADMINISTRATOR)
+        return Rule(Role.ADMINISTRATOR, Proof.NONE)
+    return Rule(Role(said[store_pb2.least_role] or Role.ADMINISTRATOR), Proof(said[store_pb2.proof] or Proof.OWNER))
+
+
+def secret_of(context: grpc.ServicerContext, proof: Proof) -> bytes:
+    """The bytes that a call shows as a proof; b"": none, or several."""
+    key = PROOF_KEYS[proof]
+    found = [value for name, value in context.invocation_metadata() if name == key and isinstance(value, bytes)]
+    return found[0] if len(found) == 1 else b""
 
 
 # Who makes a call: the role that its token, its certificate, or neither gives it
@@ -76,11 +109,6 @@ class Caller:
     role: Role
     shown: str
 
-    @property
-    def role_and_mark(self) -> str:
-        """Role and mark in a few words, for logs."""
-        return f"{self.role.word} ({self.shown})"
-
 
 class Callers:
     """Tells callers of one server apart.
@@ -100,6 +128,38 @@ class Callers:
         #: Whether nobody gets in without a token, or a certificate that has a role.
         self.asks = anonymous is None and bool(self._tokens or self._names)
         self._anonymous = Caller(Role.WORKER if anonymous is None else anonymous, "no token")
+
+    def judge(self, call: str, rule: Rule, proofs: Proofs, context: grpc.ServicerContext) -> None:
+        """Returns where the caller may make a call: the one place that decides it, for every call of every service.
+
+        Args:
+            call: Its name, for messages.
+            rule: What it needs.
+            proofs: Of its service; a proof that is not among them is not asked for: outside a job the role decides.
+            context: Of the call, of which no message has been read.
+
+        Raises:
+            Unauthenticated: as `of`.
+            PermissionDenied: the caller's role is below the least one.
+            ElastableError: what it shows proves nothing here.
+        """
+        caller = self.of(context)
+        if caller.role < rule.role:
+            why = f"{call} is for the role {rule.role.word}, and this caller's is {caller.role.word} ({caller.shown})"
+            if not self.asks:
+                needed = "ELASTABLE_TOKEN_FILE" if rule.role is Role.ADMINISTRATOR else "ELASTABLE_WORKER_TOKEN_FILE"
+                why += f": start the server with {needed}, and give this client the same file"
+            raise PermissionDenied(why)
+        if (prove := proofs.get(rule.proof)) is not None:
+            prove(secret_of(context, rule.proof))
+
+    def named(self, context: grpc.ServicerContext) -> str:
+        """Role and mark of whoever makes a call in a few words, for logs."""
+        try:
+            caller = self.of(context)
+        except Unauthenticated:
+            return "a stranger"
+        return f"{caller.role.word} ({caller.shown})"
 
     def of(self, context: grpc.ServicerContext) -> Caller:
         """Who makes the call of `context`.

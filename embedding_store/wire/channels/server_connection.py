@@ -130,15 +130,18 @@ class MetadataChannel(CallChannel):
     Args:
         channel: Closed with this one.
         key, value: The entry.
+
+    Attributes:
+        value: Which may change.
     """
 
     def __init__(self, channel: grpc.Channel, key: str, value: str | bytes) -> None:
         super().__init__([channel])
-        self._entries = ((key, value),)
+        self._key, self.value = key, value
 
     def entries(self) -> tuple[tuple[str, str | bytes], ...]:
         """What the next call sends."""
-        return self._entries
+        return ((self._key, self.value),)
 
     def made(self, on: Callable[[int], Call]) -> Call:
         made = on(0)

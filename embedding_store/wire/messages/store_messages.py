@@ -215,9 +215,6 @@ def and_record(frames: Iterable[bytes], message: str, kind: type[WithRecord]) ->
 STORE_SERVICE: str = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
 """Full name of the service on the wire."""
 
-OWNER_KEY = "elastable-owner-bin"
-"""Metadata in which the owner of a store server shows the secret of its claim."""
-
 
 def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
     """The message that says what `spec` says."""

@@ -15,12 +15,12 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Credentials, Proof
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.messages.plain_data import from_message
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE, record_from_frames
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, record_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.uploads import SharedUpload
@@ -53,8 +53,10 @@ class ShardClient(RemoteStore, shards.ShardServer):
         super().__init__(target, writes=self._owner)
         self._server = self._owner.stub
         self._keeps_records: bool | None = None
-        self._pushes = SharedUpload(target, self._push_rows, messages.row_push_frames, self.attach)
         channel, path = self._owner.channel, f"/{STORE_SERVICE}"
+        self._session = MetadataChannel(target.channel, PROOF_KEYS[Proof.SESSION], b"")
+        push = Upload(self._session, f"{path}/PushRows", store_pb2.RowPushReply.FromString)
+        self._pushes = SharedUpload(target, push, messages.row_push_frames, self.attach)
         self._commit_pushed = Upload(channel, f"{path}/CommitPushed", store_pb2.CommitPushedReply.FromString)
         self._record_frames = channel.unary_stream(
             f"{path}/ReadRecord", store_pb2.ReadRecordRequest.SerializeToString, None
@@ -63,9 +65,13 @@ class ShardClient(RemoteStore, shards.ShardServer):
     def take_position(self, number: int, servers: int) -> None:
         self._owner.claim.number, self._owner.claim.servers = number, servers
 
-    def begin_job(self, job: str, may_overflow: bool) -> None:
-        self._owner.claim.job, self._owner.claim.may_overflow = job, may_overflow
+    def begin_job(self, job: str, may_overflow: bool, session_key: bytes) -> None:
+        claim = self._owner.claim
+        claim.job, claim.may_overflow, claim.session_key = job, may_overflow, session_key
         self._owner.send_claim(first=not self._owner.claimed)
+
+    def show_session(self, session: bytes) -> None:
+        self._session.value = session
 
     def require_owner(self) -> None:
         if self._owner.claimed:
@@ -184,7 +190,7 @@ class OwnerCalls:
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
-        self.channel = MetadataChannel(connection.channel, OWNER_KEY, secrets.token_bytes(16))
+        self.channel = MetadataChannel(connection.channel, PROOF_KEYS[Proof.OWNER], secrets.token_bytes(16))
         self.stub = store_pb2_grpc.StoreStub(self.channel)
         self.claim = store_pb2.ClaimRequest(owner=f"{socket.gethostname()}:{os.getpid()}")
         self.claimed = False

@@ -1,6 +1,8 @@
 """The Store service of a store server: pushes of workers, versions of them, and what only its owner changes."""
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -11,9 +13,9 @@ from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.shards.ownership import Claim
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.access.credentials import Proof, Proofs, secret_of
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import (
-    OWNER_KEY,
     blocks_from_frames,
     ids_from_frames,
     record_frames,
@@ -30,11 +32,13 @@ from elastable.embedding_store.wire.server.handlers import (
     upload,
     with_behaviour,
 )
-from elastable.embedding_store.wire.service.store_service import StoreServicer, owner_secret
+from elastable.embedding_store.wire.service.store_service import StoreServicer
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
 MOST_TABLES = 10_000
 """Tables that clients may have made."""
+
+_session, _owner = partial(secret_of, proof=Proof.SESSION), partial(secret_of, proof=Proof.OWNER)
 
 
 def shard_service(
@@ -43,7 +47,9 @@ def shard_service(
     lookups: LookupCounts | None = None,
     not_ready: NotReady = lambda: None,
 ) -> Service:
-    """What a store server serves: its rows to be read by all, and its owner's calls; a parameter server has no owner.
+    """What a store server serves: its rows to be read by all, pushes of its job's workers, and its owner's calls.
+
+    A parameter server has neither job nor owner.
 
     Args:
         shard: The rows, and the pushes.
@@ -56,22 +62,23 @@ def shard_service(
         "DropTable": control(rows.drop_table, store_pb2.DropTableRequest),
         "Put": upload(rows.put),
         "Delete": upload(rows.delete),
-        "ResetVersion": upload(rows.reset_version, owner_secret),
+        "ResetVersion": upload(rows.reset_version, _owner),
     }
-    pushes = {"PushRows": upload(rows.push_rows)}
+    pushes = {"PushRows": upload(rows.push_rows, _session)}
     if shard.clients is not None:
-        return rows.service({**changing, **pushes}, not_ready)
+        return rows.service({**changing, **pushes}, not_ready, {})
     owned = {
         **changing,
         "Prepare": control(rows.prepare, store_pb2.PrepareRequest),
-        "CommitPushed": upload(rows.commit_pushed, owner_secret),
+        "CommitPushed": upload(rows.commit_pushed, _owner),
         "ReadRecord": stream(rows.read_record, store_pb2.ReadRecordRequest),
         "TakeChanges": control(rows.take_changes, store_pb2.TakeChangesRequest),
         "SaveRows": control(rows.save_rows, store_pb2.SaveRowsRequest),
     }
-    claims = {"Claim": control(rows.claim, store_pb2.ClaimRequest, owner_secret)}
+    claims = {"Claim": control(rows.claim, store_pb2.ClaimRequest, _owner)}
+    proofs: Proofs = {Proof.SESSION: shard.ownership.require_session, Proof.OWNER: shard.ownership.require}
     return rows.service(
-        {**{call: _owned(handler, shard) for call, handler in owned.items()}, **pushes, **claims}, not_ready
+        {**{call: _owned(handler, shard) for call, handler in owned.items()}, **pushes, **claims}, not_ready, proofs
     )
 
 
@@ -88,7 +95,7 @@ class _ShardServicer(StoreServicer):
                 "a job are started with elastable store"
             )
         if request.owned:
-            _require_owner(self._shard, secret)
+            self._shard.ownership.require(secret)
         if request.owner:
             status.owner = self._shard.ownership.live_owner(but=secret)
             status.keeps_records = self._shard.store.keeps_records
@@ -119,20 +126,23 @@ class _ShardServicer(StoreServicer):
         return store_pb2.DropTableReply()
 
     def put(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
-        for table, put in blocks_from_frames(frames):
-            if isinstance(put, TableState):
-                self._store.put_table_state(table, put)
-            else:
-                self._store.put(table, [put])
+        found = list(islice(blocks_from_frames(frames), 2))
+        if len(found) != 1:
+            raise BadInput("Put: one block, or state, is put by a call, whole or not at all")
+        ((table, put),) = found
+        if isinstance(put, TableState):
+            self._store.put_table_state(table, put)
+        else:
+            self._store.put(table, [put])
         return store_pb2.PutReply()
 
     def delete(self, frames: Iterator[bytes]) -> store_pb2.DeleteReply:
         header, ids = ids_from_frames(frames)
         return store_pb2.DeleteReply(rows=self._store.delete(header.table, ids))
 
-    def push_rows(self, frames: Iterator[bytes]) -> store_pb2.RowPushReply:
+    def push_rows(self, frames: Iterator[bytes], session: bytes) -> store_pb2.RowPushReply:
         push = messages.row_push_from_frames(frames, self._channels)
-        return messages.row_reply_to_message(self._shard.push_rows(push))
+        return messages.row_reply_to_message(self._shard.push_rows(push, session))
 
     def prepare(self, request: store_pb2.PrepareRequest) -> store_pb2.PrepareReply:
         if request.HasField("offer"):
@@ -167,7 +177,9 @@ class _ShardServicer(StoreServicer):
 
 
 def _owned(handler: Handler, shard: Shard) -> Handler:
-    """The handler of a call that only the owner may make; frames of one that has been replaced are not taken."""
+    """The handler of a call of the owner's, which takes no frames of one that has been replaced meanwhile."""
+    if not handler.request_streaming:
+        return handler
     behaviour = behaviour_of(handler)
 
     def frames_of_owner(frames: Iterator[bytes], secret: bytes) -> Iterator[bytes]:
@@ -177,13 +189,6 @@ def _owned(handler: Handler, shard: Shard) -> Handler:
         shard.ownership.require(secret)
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
-        _require_owner(shard, secret := owner_secret(context))
-        return behaviour(frames_of_owner(request, secret) if handler.request_streaming else request, context)
+        return behaviour(frames_of_owner(request, _owner(context)), context)
 
     return with_behaviour(handler, answer)
-
-
-def _require_owner(shard: Shard, secret: bytes) -> None:
-    if not secret:
-        raise BadInput(f"this call is for the owner of the store server: show the secret of a claim ({OWNER_KEY})")
-    shard.ownership.require(secret)

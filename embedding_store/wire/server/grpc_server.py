@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 from urllib.parse import unquote
@@ -19,13 +19,21 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from elastable.embedding_store.errors import BadInput, ElastableError, PermissionDenied, Unauthenticated
+from elastable.embedding_store.errors import BadInput, ElastableError, Unauthenticated
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY, Counts, Tracer
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.wire.access.credentials import Callers, Credentials, Role, least_role
+from elastable.embedding_store.wire.access.credentials import (
+    Callers,
+    Credentials,
+    Proof,
+    Proofs,
+    Role,
+    Rule,
+    rule_of_call,
+)
 from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
-from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
+from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
 from elastable.embedding_store.wire.server.call_room import Call, CallLimits
 from elastable.embedding_store.wire.server.handlers import (
@@ -65,6 +73,7 @@ class Service:
         waiting: Names of other calls that may wait for something to happen here. Methods of both kinds may return a
             `Later`.
         not_ready: Says why it cannot do its work now; None: it can. Health checks ask it.
+        proofs: What its callers show within a job; none outside of one, where roles decide.
     """
 
     name: str
@@ -73,6 +82,7 @@ class Service:
     sessions: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     not_ready: "NotReady" = lambda: None
+    proofs: Proofs = field(default_factory=dict)
 
 
 class GrpcServer:
@@ -232,11 +242,7 @@ def audited(method: str, handler: Handler, callers: Callers) -> Handler:
     call, behaviour = method.rpartition("/")[2], behaviour_of(handler)
 
     def note(context: grpc.ServicerContext, request: object, outcome: str) -> None:
-        try:
-            who = callers.of(context).role_and_mark
-        except Unauthenticated:  # the check before has let it through
-            who = "a stranger"
-        audit(call, who, context, _described(method, request), outcome)
+        audit(call, callers.named(context), context, _described(method, request), outcome)
 
     def answer(request: Body | Iterator[bytes], context: grpc.ServicerContext) -> Body:
         seen = request if isinstance(request, Body) else _FirstFrame(request)
@@ -278,10 +284,16 @@ def _described(method: str, request: object) -> str:
         except (KeyError, DecodeError):
             return ""
         request = getattr(frame, "header", None)
-    return text_format.MessageToString(request, as_one_line=True) if isinstance(request, Message) else ""
+    if not isinstance(request, Message):
+        return ""
+    (told := type(request)()).CopyFrom(request)
+    for of, _ in request.ListFields():
+        if of.GetOptions().debug_redact:  # a secret
+            told.ClearField(of.name)
+    return text_format.MessageToString(told, as_one_line=True)
 
 
-# What every call goes through: its span, its count, the check of the caller's role, the limits, the audit log
+# What every call goes through: its span, its count, the judge of its caller, the limits, the audit log
 
 
 _KNOWN = 256  # methods that are remembered; more than there are
@@ -293,8 +305,9 @@ _NO_SERVICE = Service("", {})
 class CheckedCalls(Interceptor):
     """The server's one interceptor: puts each method behind the checks when it is first called.
 
-    Calls of callers without a role end as UNAUTHENTICATED, and those above their role as PERMISSION_DENIED, before a
-    message is read; strangers do not learn which calls are served. Each call is counted when it ends, however it does.
+    Calls of callers without a role end as UNAUTHENTICATED, and those that they may not make by the name of what they
+    lack (`Callers.judge`), before a message is read; strangers do not learn which calls are served. Each call is
+    counted when it ends, however it does.
 
     Args:
         services: Whose methods are counted by name.
@@ -307,7 +320,7 @@ class CheckedCalls(Interceptor):
         self._services = {service.name: service for service in services}
         self._counts, self._callers, self._guard = counts, callers, guard
         self._known: dict[str, Handler] = {}
-        begin = partial(self._begin, OTHER_METHODS, Role.READER, None)
+        begin = partial(self._begin, OTHER_METHODS, Rule(Role.READER, Proof.NONE), {}, None)
         self._not_served = guard.guarded("", grpc.stream_stream_rpc_method_handler(_not_served), begin, False, False)
 
     def intercept_service(
@@ -324,45 +337,39 @@ class CheckedCalls(Interceptor):
             return self._not_served
         name, _, call = method.lstrip("/").rpartition("/")
         service = self._services.get(name, _NO_SERVICE)
-        least = None if method == HEALTH_CHECK else least_role(method)
+        rule = None if method == HEALTH_CHECK else rule_of_call(method)
         served = call in service.handlers or method == HEALTH_CHECK
         waits, said = call in service.sessions or call in service.waiting, f"{name}/{call}" if served else OTHER_METHODS
-        if least is Role.ADMINISTRATOR and not handler.response_streaming:
+        if rule is not None and rule.role is Role.ADMINISTRATOR and not handler.response_streaming:
             handler = audited(method, handler, self._callers)
         tracer = PROCESS.tracer if served else None
         if tracer is not None and not (waits or handler.response_streaming):
             handler, tracer = _within_span(handler, said, tracer), None
-        begin = partial(self._begin, said, least, tracer)
+        begin = partial(self._begin, said, rule, service.proofs, tracer)
         handler = self._guard.guarded(method, handler, begin, call in service.sessions, waits)
         if len(self._known) < _KNOWN:
             self._known[method] = handler
         return handler
 
-    def _begin(self, method: str, least: Role | None, tracer: Tracer | None, call: Call) -> None:
-        """Has a call counted at its end, which comes now unless the caller has that role; None: everybody may call."""
+    def _begin(self, method: str, rule: Rule | None, proofs: Proofs, tracer: Tracer | None, call: Call) -> None:
+        """Has a call counted at its end, which comes now unless its caller may make it; None: everybody may."""
         if tracer is not None and (parent := _parent_of(call.context)):
             at_end_of(call.context, tracer.begin_serving(method, parent))
         at_end_of(call.context, lambda: self._counts.add(method, call.code))
-        if least is not None:
-            self._require(least, "" if method == OTHER_METHODS else method.rpartition("/")[2], call.context)
+        if rule is not None:
+            self._judge(rule, "" if method == OTHER_METHODS else method.rpartition("/")[2], proofs, call.context)
 
-    def _require(self, least: Role, call: str, context: grpc.ServicerContext) -> None:
+    def _judge(self, rule: Rule, call: str, proofs: Proofs, context: grpc.ServicerContext) -> None:
         """Returns where the caller may make the call; ends it otherwise."""
-        try:
-            caller = self._callers.of(context)
-        except Unauthenticated as error:
-            if least is Role.ADMINISTRATOR:
-                audit(call, "a stranger", context, "", f"refused: {error}")
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        if caller.role < least:
-            why = f"{call} is for the role {least.word}, and this caller's is {caller.role.word} ({caller.shown})"
-            if not self._callers.asks:
-                needed = "ELASTABLE_TOKEN_FILE" if least is Role.ADMINISTRATOR else "ELASTABLE_WORKER_TOKEN_FILE"
-                why += f": start the server with {needed}, and give this client the same file"
-            if least is Role.ADMINISTRATOR:
-                audit(call, caller.role_and_mark, context, "", f"refused: {why}")
-            context.set_trailing_metadata(((ERROR_KEY, PermissionDenied.__name__),))
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        with answering(context):
+            try:
+                self._callers.judge(call, rule, proofs, context)
+            except ElastableError as error:
+                if rule.role is Role.ADMINISTRATOR:
+                    audit(call, self._callers.named(context), context, "", f"refused: {error}")
+                if isinstance(error, Unauthenticated):  # without its name: nothing was read of the call
+                    context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+                raise
 
 
 def _not_served(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import numpy as np
@@ -20,6 +21,7 @@ from elastable.embedding_store.support.array_body import MAX_BODY_BYTES, BodyPla
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.access.credentials import Proof, Proofs, secret_of
 from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, FrameReader, encode
 from elastable.embedding_store.wire.messages.plain_data import to_message
@@ -56,7 +58,7 @@ def store_service(
     changing = {call: upload(_refusing(call)) for call in ("Put", "Delete", "ResetVersion", "PushRows")}
     for call, request in (("CreateTable", store_pb2.CreateTableRequest), ("DropTable", store_pb2.DropTableRequest)):
         changing[call] = control(_refusing(call), request)
-    return StoreServicer(store, lookups).service(changing, not_ready)
+    return StoreServicer(store, lookups).service(changing, not_ready, {})
 
 
 def _refusing(call: str) -> Callable[[object], Message]:
@@ -84,10 +86,12 @@ class StoreServicer:
         self._versions = VersionWaits(store)
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
-    def service(self, changing: Mapping[str, Handler], not_ready: NotReady) -> Service:
-        """The service, with the calls that change the store."""
+    def service(self, changing: Mapping[str, Handler], not_ready: NotReady, proofs: Proofs) -> Service:
+        """The service, with the calls that change the store; `proofs`: as of `Service`."""
         handlers = {
-            "GetStoreStatus": control(self.get_store_status, store_pb2.StoreStatusRequest, owner_secret),
+            "GetStoreStatus": control(
+                self.get_store_status, store_pb2.StoreStatusRequest, partial(secret_of, proof=Proof.OWNER)
+            ),
             "TableStatistics": control(self.table_statistics, store_pb2.TableStatisticsRequest),
             "Attach": control(self.attach, store_pb2.AttachRequest),
             "Lookup": both_ways(self.lookup),
@@ -97,7 +101,7 @@ class StoreServicer:
             **changing,
         }
         waiting = frozenset({"GetStoreStatus", "Lookup"})
-        return Service(messages.STORE_SERVICE, handlers, self.close, waiting=waiting, not_ready=not_ready)
+        return Service(messages.STORE_SERVICE, handlers, self.close, frozenset(), waiting, not_ready, proofs)
 
     def close(self) -> None:
         """Releases what clients have pinned, and ends the threads that gather, once what is under way is done."""
@@ -219,13 +223,6 @@ class StoreServicer:
                 if table not in specs:
                     raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
         return specs
-
-
-def owner_secret(context: grpc.ServicerContext) -> bytes:
-    """What a caller shows who owns a store server; b"": nothing."""
-    key = messages.OWNER_KEY
-    shown = [value for name, value in context.invocation_metadata() if name == key and isinstance(value, bytes)]
-    return shown[0] if len(shown) == 1 else b""
 
 
 def _only_frame(replies: Iterator[bytes]) -> bytes:

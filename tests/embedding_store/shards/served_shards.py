@@ -7,6 +7,8 @@ from pathlib import Path
 from elastable.embedding_store import EmbeddingStore
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.shards.ownership import session_of
+from elastable.embedding_store.shards.server_contract import RowPush, RowPushOutcome, ShardStore
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
@@ -14,6 +16,9 @@ from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver
+
+KEY = bytes(range(32))
+"""Of the jobs of tests: by it servers know workers."""
 
 _DEADLINE_S = 600.0  # of a call: the first commit of a process may compile its kernels, on a machine that is busy
 
@@ -67,3 +72,15 @@ def served(
 def stopped_with(servers: list[ServedShard], number: int) -> None:
     servers[number].stop()
     servers[number].start()
+
+
+def begin_job(store: ShardStore, job: str, worker: str = "w") -> None:
+    """Owns servers as the master of a job does, and pushes there as a worker that joined it."""
+    store.begin_job(job, may_overflow=False, session_key=KEY)
+    store.show_session(session_of(KEY, worker))
+
+
+def push_as_sender(store: ShardStore, push: RowPush) -> RowPushOutcome:
+    """Pushes as the worker that an asynchronous push is of."""
+    store.show_session(session_of(KEY, push.sender))
+    return store.push_rows(push)

@@ -10,7 +10,7 @@ from elastable.embedding_store.composite.moving import MovedRows, move_job
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from tests.embedding_store.shards.served_shards import ServedShard
+from tests.embedding_store.shards.served_shards import ServedShard, begin_job
 from tests.embedding_store.shards.test_store_servers import assert_same_rows, begin, commit, push_all
 
 RECORD = b"the dense part" * 400_000  # larger than one frame
@@ -69,7 +69,7 @@ def assert_goes_on(servers: Sequence[ServedShard]) -> None:
         store.refuse_moved()
         assert store.record() == RECORD
         assert_same_rows(store, VERSIONS)
-        store.begin_job("job", may_overflow=False)
+        begin_job(store, "job")
         push_all(store, VERSIONS)
         assert store.commit_pushed(commit(VERSIONS, RECORD)).missing == ()
         assert_same_rows(store, VERSIONS + 1)

@@ -17,7 +17,7 @@ from elastable.embedding_store.shards import server_contract as shards
 from elastable.embedding_store.shards.server_contract import offer_of
 from elastable.embedding_store.shards.version_sums import sum_pushes
 from tests.contracts.store_samples import create_tables
-from tests.embedding_store.shards.served_shards import served, stopped_with
+from tests.embedding_store.shards.served_shards import begin_job, served, stopped_with
 
 FEW = TableSpec("few", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_rows=11, every=2))
 
@@ -91,7 +91,7 @@ def assert_as_alone(store: StoreServers, versions: int) -> None:
 
 def begin(store: StoreServers, versions: int) -> None:
     store.create_table(FEW)
-    store.begin_job("job", may_overflow=False)
+    begin_job(store, "job")
     for version in range(versions):
         store.push_rows(push(version))
         assert store.commit_pushed(commit(version)).missing == ()

@@ -13,7 +13,7 @@ from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, Remote
 from elastable.embedding_store.composite.partitions import partition
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import Unavailable
-from elastable.embedding_store.shards.ownership import position_of, refuse_other_position
+from elastable.embedding_store.shards.ownership import position_of, refuse_other_position, session_of
 from elastable.embedding_store.shards.server_contract import (
     PushedCommit,
     RowPush,
@@ -26,11 +26,12 @@ from elastable.embedding_store.shards.server_contract import (
 from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, sum_pushes
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof
 from elastable.embedding_store.wire.channels.server_connection import channel
-from elastable.embedding_store.wire.messages.store_messages import OWNER_KEY, STORE_SERVICE, block_frames
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, block_frames
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from tests.contracts.store_samples import create_tables
-from tests.embedding_store.shards.served_shards import ServedShard, served, stopped_with
+from tests.embedding_store.shards.served_shards import KEY, ServedShard, begin_job, push_as_sender, served, stopped_with
 from tests.waiting import until
 
 FIXED = TableSpec("fixed", 3, 50, optimizer=OptimizerSpec.of("adagrad"))
@@ -70,7 +71,7 @@ def alone(versions: int) -> MemoryStore:
 
 def begin(store: StoreServers, versions: int = 0) -> None:
     create_tables(store, *(FIXED, ANY))
-    store.begin_job(JOB, may_overflow=False)
+    begin_job(store, JOB)
     for version in range(versions):
         push_all(store, version)
         assert store.commit_pushed(commit(version)).missing == ()
@@ -232,7 +233,7 @@ def test_whoever_comes_after_a_master_that_died_in_mid_commit_finds_one_version(
             assert later.recover() > 0
             assert later.record() == b"first"
             assert_same_rows(later, 1)
-            later.begin_job(JOB, may_overflow=False)
+            begin_job(later, JOB)
             push_all(later, 1)
             assert later.commit_pushed(commit(1, b"second")).missing == ()
             assert later.record() == b"second"
@@ -258,6 +259,7 @@ def test_bad_pushes_are_refused_by_name_and_nothing_of_them_is_kept() -> None:
                 store.push_rows(RowPush(JOB, 0, 0, (part,)))
         # A server does not trust whoever splits pushes.
         server = ShardClient(servers[0].address, 60.0)
+        server.show_session(session_of(KEY, "w"))
         held = servers[0].shard.buffered_bytes  # of the push that the other server refused
         for part, kind, named in cases[:1] + cases[2:]:
             with pytest.raises(kind, match=named.replace("id 5", "id 10")):
@@ -279,25 +281,25 @@ def sum_of(sender: str, sequence: int, version: int) -> RowSums:
 def test_asynchronous_pushes_count_on_any_version_and_each_replaces_the_one_before() -> None:
     with served(2) as (servers, store):
         begin(store)
-        assert store.push_rows(of_sender("a", 1)) is RowPushOutcome.ACCEPTED
-        assert store.push_rows(of_sender("b", 1)) is RowPushOutcome.ACCEPTED
-        assert store.push_rows(of_sender("a", 1)) is RowPushOutcome.DUPLICATE
+        assert push_as_sender(store, of_sender("a", 1)) is RowPushOutcome.ACCEPTED
+        assert push_as_sender(store, of_sender("b", 1)) is RowPushOutcome.ACCEPTED
+        assert push_as_sender(store, of_sender("a", 1)) is RowPushOutcome.DUPLICATE
         held = sum(server.shard.buffered_bytes for server in servers)
         for version, sender in enumerate("ab"):  # b's was computed on version 0, and makes version 2
             made = replace(commit(version), sums=sum_of(sender, 1, version))
             assert store.commit_pushed(made).missing == ()
             assert store.commit_pushed(made).repeated
         assert sum(server.shard.buffered_bytes for server in servers) == held
-        assert store.push_rows(of_sender("a", 2, 1)) is RowPushOutcome.ACCEPTED
-        assert store.push_rows(of_sender("a", 1)) is RowPushOutcome.STALE
+        assert push_as_sender(store, of_sender("a", 2, 1)) is RowPushOutcome.ACCEPTED
+        assert push_as_sender(store, of_sender("a", 1)) is RowPushOutcome.STALE
         assert sum(server.shard.buffered_bytes for server in servers) == held
         lost = replace(commit(2), sums=sum_of("a", 1, 2))
         assert store.commit_pushed(lost).missing == (1,)
         assert store.version() == 2
         with pytest.raises(errors.FutureVersion, match="push for version 3; the store server is at version 2"):
-            store.push_rows(of_sender("c", 1, 3))
+            push_as_sender(store, of_sender("c", 1, 3))
         with pytest.raises(errors.BadGradient, match="a sender named by 300 characters"):
-            store.push_rows(of_sender("c" * 300, 1))
+            push_as_sender(store, of_sender("c" * 300, 1))
         expected = create_tables(MemoryStore(1), *(FIXED, ANY))
         for version, sender in enumerate("ab"):
             updates = sum_pushes(sum_of(sender, 1, version), {1: of_sender(sender, 1).parts})
@@ -308,22 +310,54 @@ def test_asynchronous_pushes_count_on_any_version_and_each_replaces_the_one_befo
             assert store.read_rows(table, theirs.ids).weights.tobytes() == theirs.weights.tobytes()
 
 
+ONCE = Slices(np.array([5]), np.full((1, 3), 3e38, np.float32))
+SUMMED = Slices(np.array([5, 5]), np.full((2, 3), 3e38, np.float32))
+OF_A = of_sender("a", 3)
+UNFIT: dict[str, tuple[RowPush, type[Exception], str]] = {
+    "a sequence of 0": (replace(OF_A, micro_batch=0), errors.BadInput, "push 0 of 'a', whose last one was 2"),
+    "one far ahead": (replace(OF_A, micro_batch=2**32 + 3), errors.BadInput, "push 4294967299 of 'a'"),
+    "an age beyond the first version": (
+        replace(OF_A, version=-1),
+        errors.BadInput,
+        "version -1: the first version is 0",
+    ),
+    "a sum": (replace(OF_A, parts=({"fixed": SUMMED}, {})), errors.NotFinite, "summed gradient of id 5"),
+    "a sum of parts": (replace(OF_A, parts=({"fixed": ONCE}, {"fixed": ONCE})), errors.NotFinite, "gradient of id 5"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_asynchronous_pushes_that_cannot_be_are_refused_by_name_and_change_nothing(what: str) -> None:
+    wrong, kind, named = UNFIT[what]
+    with served(1) as ((server,), store):
+        begin(store)
+        assert push_as_sender(store, of_sender("a", 2)) is RowPushOutcome.ACCEPTED
+        held = server.shard.buffered_bytes
+        client = ShardClient(server.address, 60.0)
+        client.show_session(session_of(KEY, "a"))
+        with pytest.raises(kind, match=named):
+            client._pushes.send(wrong)
+        assert server.shard.buffered_bytes == held
+        assert push_as_sender(store, of_sender("a", 1)) is RowPushOutcome.STALE
+        assert push_as_sender(store, of_sender("a", 3)) is RowPushOutcome.ACCEPTED
+
+
 def test_pushes_of_senders_that_died_make_room_once_nobody_can_wait_for_them() -> None:
     with served(1, most_bytes=20_000) as ((server,), store):
         begin(store)
         senders = 0
         while True:  # until it is full
             try:
-                store.push_rows(of_sender(f"dead-{senders}", 1))
+                push_as_sender(store, of_sender(f"dead-{senders}", 1))
             except errors.NotReady:
                 break
             senders += 1
         assert senders > 3
         for version in range(16 + senders + 1):
             with pytest.raises(errors.NotReady, match="--gradient-bytes"):
-                store.push_rows(of_sender("live", 1))
+                push_as_sender(store, of_sender("live", 1))
             assert store.commit_pushed(replace(commit(version), sums=RowSums(version))).missing == ()
-        assert store.push_rows(of_sender("live", 1)) is RowPushOutcome.ACCEPTED
+        assert push_as_sender(store, of_sender("live", 1)) is RowPushOutcome.ACCEPTED
         assert store.measure(sum_of("dead-0", 1, store.version())).missing == (1,)
         assert store.measure(sum_of("dead-1", 1, store.version())).missing == ()
         assert server.shard.buffered_bytes <= 20_000
@@ -370,12 +404,10 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
     frames = SimpleQueue[bytes | None]()
 
     def shown(secret: bytes) -> tuple[tuple[str, bytes]]:
-        return ((OWNER_KEY, secret),)
+        return ((PROOF_KEYS[Proof.OWNER], secret),)
 
-    def send(row: int) -> None:
-        block = RowBlock(np.array([row]), np.zeros((1, 2), np.float32), np.zeros((1, 0), np.float32))
-        for frame in block_frames("t", block):
-            frames.put(frame)
+    block = RowBlock(np.array([1]), np.zeros((1, 2), np.float32), np.zeros((1, 0), np.float32))
+    whole = store_pb2.RowBlockFrame.FromString(next(block_frames("t", block)))
 
     with served(1) as ((server,), _):
         server.store.create_table(TableSpec("t", 2, 50))
@@ -384,14 +416,14 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
             stub.Claim(store_pb2.ClaimRequest(owner="a:1", first=True), timeout=60, metadata=shown(b"a" * 16))
             put = opened.stream_unary(f"/{STORE_SERVICE}/Put", None, None)
             answer = put.future(iter(frames.get, None), timeout=60, metadata=shown(b"a" * 16))
-            send(1)
-            until(lambda: server.store.row_count("t") == 1)
+            frames.put(store_pb2.RowBlockFrame(header=whole.header).SerializeToString())
+            until(frames.empty)
             stub.Claim(store_pb2.ClaimRequest(owner="b:2", first=True), timeout=60, metadata=shown(b"b" * 16))
-            send(2)
+            frames.put(store_pb2.RowBlockFrame(body=whole.body).SerializeToString())
             frames.put(None)
             with pytest.raises(grpc.RpcError, match="belongs to b:2 now"):
                 answer.result()
-        assert server.store.row_count("t") == 1
+        assert server.store.row_count("t") == 0
 
 
 def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_changes() -> None:
@@ -401,7 +433,7 @@ def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_
         with StoreServers(clients[::-1]) as swapped:
             name = rf"shard 0 of 2: store server {servers[1].address}: .* 1 of 2 by its tables \(any, fixed\)"
             with pytest.raises(errors.BadInput, match=rf"{name}, and is named as number 0 of 2: .* order of before"):
-                swapped.begin_job(JOB, may_overflow=False)
+                begin_job(swapped, JOB)
         with (
             StoreServers([ShardClient(servers[0].address, 60.0)]) as fewer,
             pytest.raises(
@@ -409,7 +441,7 @@ def test_servers_in_another_order_or_number_are_refused_by_name_before_anything_
                 match=r"is store server 0 of 2 .*, and is named as number 0 of 1: .*elastable store rescale",
             ),
         ):
-            fewer.begin_job(JOB, may_overflow=False)
+            begin_job(fewer, JOB)
         push_all(store, 1)  # of the owner of before
         store.commit_pushed(commit(1))
         assert_same_rows(store, 2)

@@ -16,7 +16,7 @@ from elastable.embedding_store import MemoryStore, RemoteStore
 from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.access.credentials import Credentials, Role, least_role
+from elastable.embedding_store.wire.access.credentials import Credentials, Role, rule_of_call
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server import grpc_server
@@ -83,12 +83,12 @@ def test_every_call_of_the_protocol_has_a_role() -> None:
 
 def test_a_call_that_the_table_does_not_have_is_for_administrators() -> None:
     for unknown in ("/elastable.master.v1.Master/New", "/elastable.new.v1.New/New", "/New", "", "//"):
-        assert least_role(unknown) is Role.ADMINISTRATOR
+        assert rule_of_call(unknown).role is Role.ADMINISTRATOR
 
 
 def test_calls_for_administrators_answer_once_so_that_the_log_knows_their_outcome() -> None:
     streams = methods()
-    assert not [call for call in streams if least_role(call) is Role.ADMINISTRATOR and streams[call]]
+    assert not [call for call in streams if rule_of_call(call).role is Role.ADMINISTRATOR and streams[call]]
 
 
 @pytest.mark.parametrize("role", Role)
@@ -96,7 +96,7 @@ def test_every_call_is_refused_to_each_role_below_its_own_and_to_none_above(held
     _, address = serve(held, SERVER)
     with channel(address, as_role(role)) as opened:
         refused = {method for method in methods() if code_of(opened, method) is grpc.StatusCode.PERMISSION_DENIED}
-    assert refused == {method for method in methods() if role < least_role(method)}
+    assert refused == {method for method in methods() if role < rule_of_call(method).role}
 
 
 # -- by token
@@ -296,5 +296,5 @@ def test_frames_of_bulk_calls_are_found_by_their_service() -> None:
     """As the log does, for every administrative call that is sent in frames."""
     for method in methods():
         found = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", "."))
-        if least_role(method) is Role.ADMINISTRATOR and found.client_streaming:
+        if rule_of_call(method).role is Role.ADMINISTRATOR and found.client_streaming:
             assert "header" in GetMessageClass(found.input_type).DESCRIPTOR.fields_by_name

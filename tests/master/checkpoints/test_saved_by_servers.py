@@ -31,7 +31,7 @@ from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.checkpoints.writing import write_blocks
-from tests.embedding_store.shards.served_shards import served, stopped_with
+from tests.embedding_store.shards.served_shards import begin_job, served, stopped_with
 from tests.master.checkpoints.jobs import SPECS, Rows, begun, commit, created, restored, rows
 from tests.waiting import until
 
@@ -45,7 +45,7 @@ class Job:
     def __init__(self, store: StoreServers, place: str | Path | LocalFiles, full_every: int = 4) -> None:
         self.store, self.alone = store, created(MemoryStore(1))
         created(store)
-        store.begin_job("small", may_overflow=False)
+        begin_job(store, "small")
         self.series = CheckpointSeries(place, store, keep=0, full_every=full_every)
 
     def train(self, ids: Sequence[int], frozen: tuple[str, ...] = ()) -> None:
@@ -125,7 +125,7 @@ def test_what_a_master_with_its_own_rows_wrote_goes_on_over_servers_as_increment
     saved = open_checkpoint(tmp_path)
     with served(2) as (_, store):
         restore_tables(saved, store)
-        store.begin_job("small", may_overflow=False)
+        begin_job(store, "small")
         again = CheckpointSeries(tmp_path, store, keep=0, full_every=4, resumed=saved)
         slices = Slices(np.array([3, 5]), np.ones((2, 3), np.float32))
         store.push_rows(RowPush("small", 1, 0, ({"fixed": slices},)))
@@ -292,7 +292,7 @@ def test_a_new_owner_ends_what_the_one_before_had_begun(tmp_path: Path, monkeypa
         thread.start()
         assert began.wait(DEADLINE_S)
         with StoreServers([ShardClient(servers[0].address, DEADLINE_S)]) as other:
-            claiming = threading.Thread(target=other.begin_job, args=("another", False))
+            claiming = threading.Thread(target=other.begin_job, args=("another", False, bytes(32)))
             saver: Any = servers[0].shard._saver
             attempt = saver._attempt
             claiming.start()

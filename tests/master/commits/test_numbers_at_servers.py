@@ -13,6 +13,7 @@ from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.optimizers.registry import known_row_optimizers
+from elastable.embedding_store.shards.ownership import session_of
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master import api
 from elastable.master.commits.clipping import Clipping
@@ -22,7 +23,7 @@ from elastable.master.model.wrapping_optimizers import register_job_optimizers
 from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress
 from elastable.worker.runtime.loop import push_rows
-from tests.embedding_store.shards.served_shards import served
+from tests.embedding_store.shards.served_shards import KEY, served
 from tests.master.checkpoints.jobs import rows
 from tests.untyped import Keywords
 
@@ -127,6 +128,9 @@ def trained(
     job = api.JobSpec(job="j", mode=mode)
     committer = Committer(store, dense, job, 60.0, clock=lambda: float(next(times)), ahead=mode == "sync")
     servers = store if isinstance(store, StoreServers) else None
+    if servers is not None:
+        servers.begin_job("j", may_overflow, KEY)
+        servers.show_session(session_of(KEY, "w"))
     changed: list[set[str]] = []
     for version in range(VERSIONS):
         dense.frozen_tables = ("follows", "aged", "tied") if version == 3 else ()

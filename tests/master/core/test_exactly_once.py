@@ -161,7 +161,7 @@ class Clumsy(threading.Thread):
                     finished = self.live()
                 except NotJoined:
                     session.close()
-                    session = self.client.join(self.identity)
+                    session = self.joined()
                 except FutureVersion:
                     self.tasks.clear()
                 except _Dead:
@@ -175,6 +175,9 @@ class Clumsy(threading.Thread):
 
     def born(self) -> api.Session:
         self.identity, self.sequence, self.tasks = api.WorkerIdentity(uuid.uuid4().hex), 0, set()
+        return self.joined()
+
+    def joined(self) -> api.Session:
         return self.client.join(self.identity)
 
     def happens(self, what: str, chance: float) -> bool:
@@ -355,6 +358,11 @@ class Worker(Clumsy):
         super().__init__(job, address, post, seed)
         self.servers = servers
 
+    def joined(self) -> api.Session:
+        session = super().joined()
+        self.servers.show_session(session.store_session)
+        return session
+
     def work(self, task: api.Task) -> None:
         try:
             super().work(task)
@@ -374,10 +382,10 @@ def test_every_record_is_trained_once_per_epoch_at_servers(tmp_path: Path, job: 
     """Clumsy workers, a disturbed network, two store servers that are killed in turn, and a master that is killed."""
     deaths, kills = ((20, None), {9: 0, 31: 1}) if job.mode == "async" else ((8, None), {4: 0, 11: 1})
     ages: list[int] = []
-    with tcp_proxy(1) as proxy, served(2, tmp_path) as (servers, rows), ExitStack() as held:
+    with tcp_proxy(1) as proxy, served(2, tmp_path) as (servers, _), ExitStack() as held:
         address = f"127.0.0.1:{proxy.port}"
         post = Post(address)
-        workers = [Worker(job, address, post, seed, rows) for seed in range(3)]
+        workers = [Worker(job, address, post, seed, held.enter_context(_clients(servers))) for seed in range(3)]
         life = ServersLife(job, proxy, servers, deaths[0], kills)
         with disturbed(workers, post, proxy):
             for dies_at in deaths:

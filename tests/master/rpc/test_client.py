@@ -15,7 +15,7 @@ from elastable.embedding_store import errors
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, ElastableError, FutureVersion, StaleVersion
 from elastable.embedding_store.shards.server_contract import Slices
-from elastable.embedding_store.wire.access.credentials import Role
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof, Role
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -32,7 +32,6 @@ from elastable.master.api import (
 )
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
-from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.tasks.worker_records import LocalSession
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 from tests.certificates import Authority
@@ -274,7 +273,7 @@ def test_a_wait_must_be_one_that_ends(client: MasterClient, wait_s: float) -> No
 
 def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        stub = master_pb2_grpc.MasterStub(MetadataChannel(channel, SESSION_KEY, bytes(16)))
+        stub = master_pb2_grpc.MasterStub(MetadataChannel(channel, PROOF_KEYS[Proof.SESSION], bytes(16)))
         joined = stub.Join(master_pb2.JoinRequest(incarnation="w"), timeout=60)
         next(joined)  # type: ignore[call-overload]
         for call, message in (

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, NotJoined, PermissionDenied
 from elastable.embedding_store.shards.server_contract import Slices
-from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Credentials, Proof
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
@@ -24,13 +26,15 @@ from elastable.master.master_options import MasterOptions
 from elastable.master.rpc import worker_identities
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
-from elastable.master.rpc.worker_identities import SESSION_KEY
 from elastable.master.v1 import master_pb2, master_pb2_grpc
+from tests.embedding_store.shards import served_shards
+from tests.waiting import until
 
 SYNC = JobSpec(job="j", micro_batch_size=2, train_records=16, grads_to_wait=2, average="sum")
 ASYNC = JobSpec(job="j", mode="async", micro_batch_size=2, train_records=16, average="sum")
 SEEN = TableSpec("seen", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 SECRET = bytes(range(16))
+SESSION_KEY = PROOF_KEYS[Proof.SESSION]
 
 
 @dataclass
@@ -47,14 +51,20 @@ class Served:
 def serve(held: ExitStack, job: JobSpec) -> Served:
     store = held.enter_context(MemoryStore(1))
     store.create_table(SEEN)
+    master, address = drive(held, job, store)
+    worker, stranger = (held.enter_context(MasterClient(address, 60)) for _ in range(2))
+    return Served(master, store, address, worker, stranger)
+
+
+def drive(held: ExitStack, job: JobSpec, store: EmbeddingStore) -> tuple[Master, str]:
+    """A master at work, and its address."""
     master = Master(job, store, DensePart(), options=MasterOptions(lease_seconds=3_600.0, no_worker_timeout_s=600.0))
     server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store), master_service(master)]))
     driver = threading.Thread(target=_quietly, args=(master.run,), daemon=True)
     driver.start()
     held.callback(driver.join, 60)
     held.callback(master.stop, "the test is over")
-    worker, stranger = (held.enter_context(MasterClient(server.address, 60)) for _ in range(2))
-    return Served(master, store, server.address, worker, stranger)
+    return master, server.address
 
 
 def _quietly(run: Callable[[], object]) -> None:
@@ -101,6 +111,35 @@ def test_every_call_in_another_workers_name_is_refused(held: ExitStack, job: Job
     assert {worker.identity.incarnation: worker.leases for worker in status.workers}["w"] == len(lease.tasks) > 0
     # And the worker itself goes on.
     assert served.worker.report_gradient(push_of(job, lease.tasks[0].micro_batch)).outcome is PushOutcome.ACCEPTED
+
+
+def test_a_worker_of_the_proto_files_alone_pushes_rows_to_store_servers(held: ExitStack) -> None:
+    """What the first event of its session gives it is what a store server asks for; a stranger has nothing of it."""
+    (server,), store = held.enter_context(served_shards.served(1))
+    store.create_table(SEEN)
+    driven, address = drive(held, SYNC, store)
+    opened = [held.enter_context(grpc.insecure_channel(each)) for each in (address, server.address)]
+    master, rows = master_pb2_grpc.MasterStub(opened[0]), store_pb2_grpc.StoreStub(opened[1])
+    secret = ((SESSION_KEY, SECRET),)
+    events = master.Join(master_pb2.JoinRequest(incarnation="w"), metadata=secret)
+    held.callback(events.cancel)
+    joined = next(iter(events))
+    slices = [store_pb2.SlicesEntry(table="seen", count=2, dim=1)]
+    for number in range(2):
+        header = store_pb2.RowPushHeader(job="j", micro_batch=number, parts=[store_pb2.RowPart(slices=slices)])
+        body = np.array([2 * number, 2 * number + 1], "<i8").tobytes() + np.full(2, -1, "<f4").tobytes()
+        frame = store_pb2.RowPushFrame(header=header, body=body)
+        for shown in ((), secret, ((SESSION_KEY, joined.store_session[:-1] + b"v"),)):
+            with pytest.raises(grpc.RpcError, match="has not joined job j"):
+                rows.PushRows(iter([frame]), timeout=60, metadata=shown)
+        pushed = rows.PushRows(iter([frame]), timeout=60, metadata=((SESSION_KEY, joined.store_session),))
+        assert pushed.outcome == store_pb2.RowPushReply.OUTCOME_ACCEPTED
+        name = master_pb2.PushId(sync_id=master_pb2.SyncPushId(version=0, micro_batch=number))
+        gradient = master_pb2.GradientHeader(push=name, records=2, job="j", incarnation="w")
+        frames = iter([master_pb2.GradientFrame(header=gradient)])
+        assert master.ReportGradient(frames, timeout=60, metadata=secret).outcome == master_pb2.PUSH_OUTCOME_ACCEPTED
+    until(lambda: driven.status().version == 1)
+    np.testing.assert_array_equal(store.lookup({"seen": np.arange(5)})["seen"][:, 0], [1, 1, 1, 1, 0])
 
 
 def test_a_sync_push_without_a_name_needs_a_worker_too(held: ExitStack) -> None:

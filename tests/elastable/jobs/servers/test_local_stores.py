@@ -23,7 +23,7 @@ from tests.elastable.conftest import JOB
 from tests.elastable.processes import CLICK_JOB, Hold, command_of, elastable, environment_of
 
 CHANGES: list[Callable[[ShardClient], object]] = [
-    lambda client: client.begin_job("another", False),
+    lambda client: client.begin_job("another", False, bytes(32)),
     lambda client: client.recover(0),
     lambda client: client.version(),
 ]
@@ -57,7 +57,7 @@ def test_only_the_processes_of_a_run_reach_its_store_servers(tmp_path: Path) -> 
         with ShardClient(addresses[0], 60.0, Credentials(worker_token=worker[STORES_TOKEN])) as neighbour:
             assert neighbour.version() == 10
             with pytest.raises(PermissionDenied):
-                neighbour.begin_job("another", False)
+                neighbour.begin_job("another", False, bytes(32))
         commands = [command_of(job.pid), *(command for command, _ in processes.values())]
         hold.go()
         assert job.wait() == 0, job.err
