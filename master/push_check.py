@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFound
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.tables.checks import require_finite, require_gradients, require_ids
+from elastable.embedding_store.tables.checks import require_finite_of, require_gradients, require_ids
 from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, Tensor
 
 _MOST_PARTS = 64
@@ -144,7 +144,7 @@ def check_finite(push: Push, expected: Expected) -> None:
         every.append(part.slices)
     for of_part in every:
         for table, slices in of_part.items():
-            require_finite(expected.tables[table], slices.indices, slices.values)
+            require_finite_of(table, slices.indices, slices.values)
 
 
 def _refuse_not_finite(what: str, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:

@@ -158,10 +158,9 @@ class Refusals:
 class LocalSession(Session):
     """A session in the master's own process."""
 
-    def __init__(self, job: JobSpec, leave: Callable[[], None], master_alive: Callable[[], bool]) -> None:
+    def __init__(self, job: JobSpec, leave: Callable[[], None]) -> None:
         self._job = job
         self._leave = leave
-        self._master_alive = master_alive
         self._closed = False
 
     @property
@@ -169,7 +168,7 @@ class LocalSession(Session):
         return self._job
 
     def alive(self) -> bool:
-        return not self._closed and self._master_alive()
+        return not self._closed
 
     def close(self) -> None:
         if not self._closed:
