@@ -170,7 +170,10 @@ def _key(kind: str, position: int) -> str:
 
 def _values(kind: str, variables: Sequence[keras.Variable], known: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     """Of all variables of a kind, read where they are not known."""
-    copied, keys = backend().copied, [_key(kind, position) for position in range(len(variables))]
+    copied = backend().copied
+    if not known:
+        return tuple(map(copied, variables))
+    keys = [_key(kind, position) for position in range(len(variables))]
     return tuple(known[key] if key in known else copied(each) for key, each in zip(keys, variables, strict=True))
 
 
