@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFou
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.shards.version_sums import require_finite_sums
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.tables.checks import require_finite, require_gradients, require_ids
+from elastable.embedding_store.tables.checks import require_finite_of, require_gradients, require_ids
 from elastable.master.api import AsyncPushId, Divisor, EvaluationReport, GradientPart, Push, Tensor
 
 _MOST_PARTS = 64
@@ -147,7 +147,7 @@ def check_finite(push: Push, expected: Expected) -> None:
         every.append(part.slices)
     for of_part in every:
         for table, slices in of_part.items():
-            require_finite(expected.tables[table], slices.indices, slices.values)
+            require_finite_of(table, slices.indices, slices.values)
     if isinstance(push.id, AsyncPushId):
         require_finite_sums(expected.tables, every)
         for place in {place for part in push.parts for place in part.dense}:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,7 +26,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import MESSAGE_OPTIONS, channel
-from elastable.embedding_store.wire.messages.frames import FRAME_BYTES
+from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, REQUEST_KEY
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
@@ -215,7 +216,8 @@ async def _serve_aio() -> None:
         rows = StoreServicer(store)
 
         async def lookup(frame: bytes, context: grpc.ServicerContext) -> object:
-            return rows.lookup_small(frame, context)
+            sent: Any = dict(context.invocation_metadata())
+            return rows.lookup_small(sent.get(REQUEST_KEY, frame), context)
 
         async def lookup_many(frames: AsyncIterator[bytes], context: grpc.ServicerContext) -> AsyncIterator[bytes]:
             """Rows are gathered in other threads: whatever takes long in the loop's delays all other calls."""

@@ -109,8 +109,7 @@ class JobHooks(Hooks):
         self._untrained = UntrainedTables(self.callbacks.model)
         self._timed_since: float | None = None
         self._recorded = 0.0
-        self._asked: float | None = None  # when it was decided whether the next version is noted
-        self._made_one = self._stopped = False
+        self._notes_next = self._made_one = self._stopped = False
 
     def state(self) -> Mapping[str, object]:
         return self.callbacks.states()
@@ -134,12 +133,9 @@ class JobHooks(Hooks):
 
     def waits_for_log(self, version: int) -> bool:
         """True for versions that callbacks hear of, that are noted in the run directory, or saved."""
-        self._asked = time.monotonic()
+        self._notes_next = self.run is not None and time.monotonic() - self._recorded >= _RECORD_EVERY_S
         saved = self.save is not None and is_due(version, self.checkpoint_every)
-        return self.callbacks.sees_versions or saved or self._is_noted(self._asked)
-
-    def _is_noted(self, now: float) -> bool:
-        return self.run is not None and now - self._recorded >= _RECORD_EVERY_S
+        return self.callbacks.sees_versions or saved or self._notes_next
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         if not self._made_one:
@@ -154,8 +150,7 @@ class JobHooks(Hooks):
         rows = self._rows_written()
         last = self.schedule.ends_epoch(version)
         self._stopped = self.callbacks.version(self.schedule.step(version - 1), logs, last)
-        now, self._asked = time.monotonic() if self._asked is None else self._asked, None
-        if self.run is not None and self._is_noted(now):
+        if self.run is not None and self._notes_next:
             self._recorded = now
             self.run.record("train", version, self.schedule.epoch(version - 1), logs)
         if self.save is not None and is_due(version, self.checkpoint_every):

@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastable.embedding_store import errors
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -13,11 +14,12 @@ from elastable.embedding_store.shards import server_contract
 from elastable.embedding_store.shards.client_pushes import ClientPushes
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
 from elastable.embedding_store.shards.version_sums import (
-    Pushes,
-    VersionSums,
     check_parts,
+    commit_of,
+    measured,
     require_finite_sums,
     require_sequence,
+    sum_pushes,
 )
 from elastable.embedding_store.tables.checks import MAX_VERSION
 
@@ -172,7 +174,7 @@ class Shard:
         self._buffer = PushBuffer(most_bytes)
         self._pushing = threading.Lock()  # the buffer
         self._committing = threading.Lock()  # the version, and the sums of the next one
-        self._sums = VersionSums(self._pushes)
+        self._summed: tuple[server_contract.RowSums, dict[str, TableUpdate]] | None = None  # the gradient made last
 
     @property
     def buffered_bytes(self) -> int:
@@ -214,7 +216,7 @@ class Shard:
             if not stays:
                 with self._pushing:
                     self._buffer.clear()
-                self._sums.forget()
+                self._summed = None
                 if self._saver is not None:
                     self._saver.abandon()
 
@@ -272,7 +274,7 @@ class Shard:
             refuse_other_version(self.store.version(), sums.version)
             if missing := self._missing(sums):
                 return server_contract.Measured(missing=missing)
-            return self._sums.measured(sums)
+            return measured(self._sum(sums))
 
     def offer_rows(
         self, commit: server_contract.PushedCommit, most: int, ids: Mapping[str, tuple[int, int]]
@@ -282,7 +284,8 @@ class Shard:
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
                 return server_contract.RowOffers(missing=missing)
-            left = self.store.staying_rows(self._sums.to_commit(commit, clipped=False))
+            # Only the rows of the commit count.
+            left = self.store.staying_rows(self._commit_of(replace(commit, clips={})))
         return server_contract.RowOffers(
             {table: server_contract.offer_of(rows, most, ids.get(table)) for table, rows in left.items()}
         )
@@ -296,25 +299,25 @@ class Shard:
             refuse_other_version(self.store.version(), commit.sums.version)
             if not commit.dropped and (missing := self._missing(commit.sums)):
                 return server_contract.Committed(missing)
-            rows = self._sums.to_commit(commit)
+            rows = self._commit_of(commit)
             if self._saver is not None:
                 self._saver.rows_changed(rows.updates)
             # In two halves: a version that has been staged and finished can be taken back.
             self.store.stage(rows)()
-            self._sums.forget()
+            self._summed = None
         return server_contract.Committed(tables=tuple(rows.updates))
 
     def take_back(self, version: int | None, secret: bytes) -> int:
         """As `EmbeddingStore.recover`, for the owner with that secret. Pushes of that version are kept."""
         with self._alone():
             self.ownership.require(secret)
-            self._sums.forget()
+            self._summed = None
             return self.store.recover(version)
 
     def reset_version(self, version: int, record: bytes | None) -> None:
         """As `EmbeddingStore.reset_version`."""
         with self._alone():
-            self._sums.forget()
+            self._summed = None
             self.store.reset_version(version, record)
 
     def take_changes(self, mark: bytes, base: bytes) -> server_contract.TakenChanges:
@@ -346,9 +349,16 @@ class Shard:
                 )
         return ()
 
-    def _pushes(self, sums: server_contract.RowSums) -> Pushes:
-        with self._pushing:
-            return self._buffer.parts(sums.sender)
+    def _commit_of(self, commit: server_contract.PushedCommit) -> Commit:
+        return commit_of(commit, {} if commit.dropped else self._sum(commit.sums))
+
+    def _sum(self, sums: server_contract.RowSums) -> dict[str, TableUpdate]:
+        """The gradient of a version, summed once."""
+        if self._summed is None or self._summed[0] != sums:
+            with self._pushing:
+                parts = self._buffer.parts(sums.sender)
+            self._summed = sums, sum_pushes(sums, parts)
+        return self._summed[1]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

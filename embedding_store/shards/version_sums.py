@@ -1,6 +1,6 @@
 """The row gradient of a version: pushes checked, summed, measured without rounding, and clipped."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -74,13 +74,12 @@ def _count(bits: npt.NDArray[np.uint32], counts: npt.NDArray[np.uint64]) -> bool
     return True
 
 
-def sum_pushes(sums: RowSums, pushes: Mapping[int, Sequence[Mapping[str, Slices]]]) -> dict[str, TableUpdate]:
-    """The gradient of a version.
+Pushes = Mapping[int, Sequence[Mapping[str, Slices]]]
+"""The parts of every push, by micro-batch (or sequence): table name -> gradient."""
 
-    Args:
-        sums: What it is made of.
-        pushes: By micro-batch, the parts of its push: table name -> gradient.
-    """
+
+def sum_pushes(sums: RowSums, pushes: Pushes) -> dict[str, TableUpdate]:
+    """The gradient of a version by table, of those that have one; `sums`: what it is made of."""
     parts = [pushes[term.micro_batch][term.part] for term in sums.terms]
     for part in sums.rows_once:
         places = [place for place, term in enumerate(sums.terms) if term.part == part]
@@ -140,55 +139,27 @@ def clipped_update(update: TableUpdate, clip: TableClip) -> TableUpdate:
     return TableUpdate(update.ids, gradients)
 
 
-Pushes = Mapping[int, Sequence[Mapping[str, Slices]]]
-"""The parts of every push, by micro-batch (or sequence): table name -> gradient."""
+def measured(updates: Mapping[str, TableUpdate]) -> Measured:
+    """What whoever clips has to know of a gradient."""
+    squares = {table: exact_squares(update.gradients) for table, update in updates.items()}
+    finite = {table: square for table, square in squares.items() if square is not None}
+    return Measured(finite, tuple(table for table in squares if table not in finite))
 
 
-class VersionSums:
-    """Used by one thread at a time.
-
-    Args:
-        pushes: Those that a sum is made of.
-    """
-
-    def __init__(self, pushes: Callable[[RowSums], Pushes]) -> None:
-        self._pushes = pushes
-        self._last: tuple[RowSums, dict[str, TableUpdate]] | None = None
-
-    def forget(self) -> None:
-        """The next version is another one, or made of other pushes."""
-        self._last = None
-
-    def summed(self, sums: RowSums) -> dict[str, TableUpdate]:
-        """Table name -> the summed gradient, of those that have one."""
-        if self._last is None or self._last[0] != sums:
-            self._last = sums, sum_pushes(sums, self._pushes(sums))
-        return self._last[1]
-
-    def measured(self, sums: RowSums) -> Measured:
-        """What whoever clips has to know of it."""
-        squares = {table: exact_squares(update.gradients) for table, update in self.summed(sums).items()}
-        finite = {table: square for table, square in squares.items() if square is not None}
-        return Measured(finite, tuple(table for table in squares if table not in finite))
-
-    def to_commit(self, pushed: PushedCommit, clipped: bool = True) -> Commit:
-        """The commit of rows that a commit of pushes comes to; not `clipped`: only its rows count."""
-        updates = {} if pushed.dropped else self.summed(pushed.sums)
-        clips = pushed.clips if clipped else {}
-        return Commit(
-            pushed.version,
-            {
-                name: clipped_update(update, clips[name]) if name in clips else update
-                for name, update in updates.items()
-            },
-            pushed.step,
-            pushed.learning_rates,
-            pushed.record,
-            pushed.ends_replay_epoch,
-            pushed.sums.frozen,
-            pushed.time,
-            pushed.cuts,
-        )
+def commit_of(pushed: PushedCommit, updates: Mapping[str, TableUpdate]) -> Commit:
+    """The commit of rows that a commit of pushes comes to, given their sums by table."""
+    clips = pushed.clips
+    return Commit(
+        pushed.version,
+        {name: clipped_update(update, clips[name]) if name in clips else update for name, update in updates.items()},
+        pushed.step,
+        pushed.learning_rates,
+        pushed.record,
+        pushed.ends_replay_epoch,
+        pushed.sums.frozen,
+        pushed.time,
+        pushed.cuts,
+    )
 
 
 def is_made(store: EmbeddingStore, commit: Commit) -> bool:

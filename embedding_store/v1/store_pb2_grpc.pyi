@@ -7,6 +7,10 @@ Bulk messages (those of a header and a body) travel on streams of frames, of
 4 MiB at most.  The header stands in the first frame only; the
 bodies of all frames, joined, are raw little-endian buffers in the order of
 the header's entries.  See docs/extending.md.
+
+A call that takes one message may carry it, serialized, in the metadata
+elastable-request-bin (2 KiB, or as much as gRPC takes): the message itself
+is then empty, is not read, and the server answers earlier.
 """
 
 from collections import abc as _abc

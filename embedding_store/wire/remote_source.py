@@ -25,7 +25,9 @@ from elastable.embedding_store.wire.channels.server_connection import ServerConn
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (
+    METADATA_BYTES,
     ONE_FRAME_BYTES,
+    REQUEST_KEY,
     FrameReader,
     Upload,
     encode,
@@ -147,9 +149,11 @@ class RemoteReads(BaseSource):
         if len(ids) > _FEW_TABLES or size > ONE_FRAME_BYTES:  # or not known: no reply of one frame
             return self._lookup(frames, timeout)
         first, second = next(frames), next(frames, None)
-        if second is None:
-            return [small(first, timeout=timeout)]
-        return self._lookup(chain((first, second), frames), timeout)
+        if second is not None:
+            return self._lookup(chain((first, second), frames), timeout)
+        if small is self._lookup_small and len(first) <= METADATA_BYTES:
+            return [small(b"", timeout=timeout, metadata=((REQUEST_KEY, first),))]
+        return [small(first, timeout=timeout)]
 
     def _rows(self, frames: Iterable[bytes], ids: Mapping[str, Int64]) -> dict[str, Float32]:
         """The rows in a reply."""

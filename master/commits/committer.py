@@ -15,7 +15,7 @@ from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.commits.row_gradients import EmbeddedShard, RowGradients
+from elastable.master.commits.row_gradients import OwnRowGradients, RowGradients
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
 
@@ -45,11 +45,7 @@ class Committer:
         ahead: bool = False,
     ) -> None:
         self._store = store
-        self._embedded: EmbeddedShard | None = None
-        if isinstance(store, ShardStore):
-            self._shard: ShardStore | EmbeddedShard = store
-        else:
-            self._shard = self._embedded = EmbeddedShard(store, ahead)
+        self._ahead = ahead and store.keeps_records
         self._dense = dense
         self._average = job.average
         self._slows_stale = job.staleness_modulation == "inverse"
@@ -58,7 +54,8 @@ class Committer:
         self._ends_replay_epoch = ends_replay_epoch
         self._phases = phases or Durations()
         self._clock = clock
-        self._before: Mapping[str, Tensor] | None = None  # of the version before one that the store may still log
+        # A version that the store may still log, and the tensors of the one before it.
+        self._unlogged: tuple[OwnRowGradients, Mapping[str, Tensor]] | None = None
         # Those of the version that was recorded last, while nothing has changed them: reading all takes a millisecond.
         self._recorded: dict[str, Tensor] | None = None
         self._prepared: tuple[OptimizerStep, ...] | None = None
@@ -118,15 +115,15 @@ class Committer:
         else:
             # Rows first: the dense part cannot fail, and needs no way back then.
             with self._phases.timing("rows"):
-                rows.commit(commit, self._deadline_s)
+                rows.commit(commit)
             self._apply(gradient, share)
-        updates = {} if self._embedded is None else self._embedded.updates
-        return replace(gradient, updates=updates, changed=tuple(rows.changed), frozen=frozen)
+        return replace(gradient, updates=rows.updates, changed=tuple(rows.changed), frozen=frozen)
 
     @property
     def unlogged(self) -> int | None:
         """The version that was committed and is not logged yet; None: there is none."""
-        return None if self._before is None or self._embedded is None else self._embedded.unlogged
+        unlogged = self._unlogged
+        return None if unlogged is None else unlogged[0].unlogged
 
     def settle(self, wait: bool = True) -> None:
         """Waits until the store has logged the version that was committed last.
@@ -137,15 +134,17 @@ class Committer:
         Raises:
             StoreFailed, Unavailable: the store failed until the deadline; the dense part is that of the version before.
         """
-        before, shard = self._before, self._embedded
-        if before is None or shard is None or not (wait or shard.logging_over()):
+        if self._unlogged is None:
+            return
+        rows, before = self._unlogged
+        if not (wait or rows.logging_over()):
             return
         try:
-            shard.wait_logged(self._deadline_s)
+            rows.wait_logged()
         except BaseException:
             self._restore(before)
             raise
-        self._before = None
+        self._unlogged = None
 
     def _accumulated(
         self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]
@@ -162,15 +161,16 @@ class Committer:
 
     def _sum(self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]) -> tuple[Accumulated, RowGradients]:
         gradient, sums = accumulate(pushes, self._average), row_sums(version - 1, pushes, self._average, frozen)
-        if self._embedded is not None:
-            self._embedded.take(sums, row_parts(pushes))
         if self._tables is None:
             specs = self._store.specs()
             self._tables = tuple(specs)
             for name, spec in specs.items():
                 if follows_steps(spec.optimizer):
                     self._followers.append(name)
-        return gradient, RowGradients(self._shard, sums, self._tables, self._deadline_s)
+        of = self._store, sums, self._tables, self._deadline_s
+        if isinstance(self._store, ShardStore):
+            return gradient, RowGradients(*of)
+        return gradient, OwnRowGradients(*of, row_parts(pushes), self._ahead)
 
     def _commit_with_record(
         self, rows: RowGradients, step: PushedCommit, gradient: Accumulated, share: float, progress: Progress
@@ -182,13 +182,13 @@ class Committer:
             after = self._dense.tensors()
             record = VersionRecord(self._job, progress, after).to_bytes()
             with self._phases.timing("rows"):
-                rows.commit(replace(step, record=record), self._deadline_s)
+                rows.commit(replace(step, record=record))
         except BaseException:
             self._restore(before)
             raise
         self._recorded = after
-        if self._embedded is not None:
-            self._before = before
+        if isinstance(rows, OwnRowGradients):
+            self._unlogged = rows, before
 
     def _restore(self, tensors: Mapping[str, Tensor]) -> None:
         self._recorded = None

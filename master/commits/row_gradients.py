@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar, cast
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -18,9 +18,11 @@ from elastable.embedding_store.shards.server_contract import (
     ShardStore,
     TableClip,
 )
-from elastable.embedding_store.shards.version_sums import Pushes, VersionSums, is_made, square_of
+from elastable.embedding_store.shards.version_sums import Pushes, commit_of, is_made, measured, square_of, sum_pushes
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
+
+Answer = TypeVar("Answer")
 
 
 class PushesLost(Exception):
@@ -36,28 +38,28 @@ class PushesLost(Exception):
 
 
 class RowGradients:
-    """The summed gradients of all tables of one version.
+    """The gradients of all tables of one version, which store servers keep and sum.
 
     Args:
-        deadline_s: How long measuring is tried again while a server is away.
+        deadline_s: How long measuring and committing are tried again while a server is away.
 
     Attributes:
-        sums: What is summed, by a shard.
+        sums: What is summed.
         tables: Those that have a gradient, or may have one.
         clips, dropped: Of the commit: how tables are clipped, and whether all is left out because it overflowed.
         changed: Tables that had a gradient, once it is committed.
+        updates: Table name -> its gradient, clipped once it is committed; none where servers sum.
     """
 
-    def __init__(
-        self, shard: "ShardStore | EmbeddedShard", sums: RowSums, tables: Sequence[str], deadline_s: float
-    ) -> None:
-        self._shard, self.sums = shard, sums
+    def __init__(self, store: EmbeddingStore, sums: RowSums, tables: Sequence[str], deadline_s: float) -> None:
+        self._store, self.sums, self.tables = store, sums, tables
         self._deadline_s = deadline_s
         self._known: Measured | None = None
         self.clips: Mapping[str, TableClip] = {}
         self.dropped = False
-        self.tables = tables
-        self.changed: Iterable[str] = ()
+        self.changed: Sequence[str] = ()
+        self.updates: Mapping[str, TableUpdate] = {}
+        self._pushed = PushedCommit(sums, 0, {})
 
     def finite(self) -> bool:
         """Whether all values are finite. Raises `PushesLost`."""
@@ -65,14 +67,13 @@ class RowGradients:
 
     def squares(self) -> dict[str, float]:
         """Table name -> the sum of the squares of its gradient, rounded once. Raises `PushesLost`."""
-        measured = self._measured()
-        squares = {table: square_of(square) for table, square in measured.squares.items()}
-        return {**squares, **dict.fromkeys(measured.not_finite, math.inf)}
+        known = self._measured()
+        squares = {table: square_of(square) for table, square in known.squares.items()}
+        return {**squares, **dict.fromkeys(known.not_finite, math.inf)}
 
     def commit(
         self,
         commit: PushedCommit,
-        deadline_s: float,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -80,7 +81,6 @@ class RowGradients:
 
         Args:
             commit: Of `sums`; without `clips` and `dropped`.
-            deadline_s: No new attempt is made after that many seconds.
             now: Monotonic clock, in seconds.
             sleep: Waits that many seconds.
 
@@ -89,106 +89,87 @@ class RowGradients:
             StoreFailed, Unavailable: the last failure before the deadline.
             StoreBroken: the store is at an earlier version than was committed to it.
         """
-        commit = replace(commit, clips=self.clips, dropped=self.dropped)
-
-        def attempt() -> Committed:
-            with refusing_an_older_store():
-                return self._shard.commit_pushed(commit)
-
-        made = retry(attempt, f"commit of version {commit.version}", deadline_s, now=now, sleep=sleep)
+        self._pushed = replace(commit, clips=self.clips, dropped=self.dropped)
+        made = self._until_made(self._commit, now, sleep)
         if made.missing:
             raise PushesLost(made.missing)
         self.changed = made.tables
 
+    def _until_made(
+        self,
+        attempt: Callable[[], Answer],
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Answer:
+        def once() -> Answer:
+            try:
+                return attempt()
+            except FutureVersion as error:
+                raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
+
+        return retry(once, f"commit of version {self.sums.version + 1}", self._deadline_s, now=now, sleep=sleep)
+
     def _measured(self) -> Measured:
         if self._known is None:
-            self._known = retry(lambda: self._shard.measure(self.sums), "measuring gradients", self._deadline_s)
+            self._known = retry(self._measure, "measuring gradients", self._deadline_s)
         if self._known.missing:
             raise PushesLost(self._known.missing)
         return self._known
 
+    def _measure(self) -> Measured:
+        return cast(ShardStore, self._store).measure(self.sums)
 
-class EmbeddedShard:
-    """The one shard of a job whose master holds the store. Used by one thread at a time, `unlogged` by any.
+    def _commit(self) -> Committed:
+        return cast(ShardStore, self._store).commit_pushed(self._pushed)
+
+
+class OwnRowGradients(RowGradients):
+    """Those of a job whose master holds the store. Used by one thread at a time, `unlogged` by any.
 
     Args:
-        ahead: Whether `commit_pushed` may return while a store that keeps records still logs the version.
-
-    Attributes:
-        updates: Table name -> the gradient that was committed last, clipped.
+        pushes: What is summed.
+        ahead: Whether `commit` may return while the store still logs the version.
     """
 
-    def __init__(self, store: EmbeddingStore, ahead: bool = False) -> None:
-        self._store = store
-        self._ahead = ahead and store.keeps_records
-        self._sums = VersionSums(lambda sums: self._pushes)
-        self._forget()
+    def __init__(
+        self,
+        store: EmbeddingStore,
+        sums: RowSums,
+        tables: Sequence[str],
+        deadline_s: float,
+        pushes: Pushes,
+        ahead: bool = False,
+    ) -> None:
+        super().__init__(store, sums, tables, deadline_s)
+        self.updates, self._ahead = sum_pushes(sums, pushes), ahead
+        self._made: Commit | None = None
+        self._logged: Future[None] = at_once(None)
 
-    def _forget(self) -> None:
-        self._sums.forget()
-        self._pushes: Pushes = {}
-        self._pushed: PushedCommit | None = None
-        self._commit = Commit(0, {}, 0, {})
-        self._begun: Future[None] = at_once(None)
-        self.updates: Mapping[str, TableUpdate] = {}
+    def _measure(self) -> Measured:
+        return measured(self.updates)
 
-    def take(self, sums: RowSums, pushes: Pushes) -> None:
-        """Sums what the next version is made of."""
-        self._forget()  # before the sums are made, which then take the memory of those before
-        self._pushes = pushes
-        self._sums.summed(sums)
-
-    def measure(self, sums: RowSums) -> Measured:
-        """As `ShardStore.measure`."""
-        return self._sums.measured(sums)
-
-    def commit_pushed(self, commit: PushedCommit) -> Committed:
-        """As `ShardStore.commit_pushed`. The same object again is the same commit, made exactly once."""
-        if commit is not self._pushed:
-            self._pushed, self._commit = commit, self._sums.to_commit(commit)
-            self._begun = at_once(None)  # as where the first attempt fails, and another one commits
+    def _commit(self) -> Committed:
+        if self._made is None:
+            self._made = commit_of(self._pushed, {} if self.dropped else self.updates)
+            self.updates = self._made.updates
             if self._ahead:
-                self._begun = self._store.begin_commit(self._commit)
+                self._logged = self._store.begin_commit(self._made)
             else:
-                self._store.commit(self._commit)
-        else:
-            self._commit_again()
-        self.updates = self._commit.updates
+                self._store.commit(self._made)
+        elif not is_made(self._store, self._made):
+            self._store.commit(self._made)
         return Committed(tables=tuple(self.updates))
 
     @property
     def unlogged(self) -> int | None:
-        """The version that was committed last, while the store has not logged it. Does not wait, and asks no server."""
-        begun = self._begun
-        return None if begun.done() and begun.exception() is None else self._commit.version
+        """The version, while the store has not logged it. Does not wait, and asks no server."""
+        return None if self._logged.done() and self._logged.exception() is None else self.sums.version + 1
 
     def logging_over(self) -> bool:
-        """Whether the store has logged the version that was committed last, or has failed to. Does not wait."""
-        return self._begun.done()
+        """Whether the store has logged the version, or has failed to. Does not wait."""
+        return self._logged.done()
 
-    def wait_logged(self, deadline_s: float) -> None:
+    def wait_logged(self) -> None:
         """Waits until the store has logged it; commits again while the store fails, and raises the last failure."""
-        first = [self._begun]
-
-        def attempt() -> None:
-            with refusing_an_older_store():
-                if first:
-                    first.pop().result()
-                else:
-                    self._commit_again()
-
-        retry(attempt, f"commit of version {self._commit.version}", deadline_s)
-        self._begun = at_once(None)
-
-    def _commit_again(self) -> None:
-        if not is_made(self._store, self._commit):
-            self._store.commit(self._commit)
-
-
-@contextmanager
-def refusing_an_older_store() -> Iterator[None]:
-    """Around a commit: raises `StoreBroken` where the store is at an earlier version than was committed to it."""
-    try:
-        yield
-    except FutureVersion as error:
-        raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
+        first = [self._logged]
+        self._until_made(lambda: first.pop().result() if first else self._commit())

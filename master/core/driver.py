@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import JobFailed
 from elastable.embedding_store.measures import Counts, Durations, Total, VersionTrace
 from elastable.embedding_store.support.retry import retry
-from elastable.master.api import DenseSnapshot, Push, PushReply, Tensor, WorkerIdentity
+from elastable.master.api import DenseSnapshot, PushReply, Tensor, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
@@ -56,17 +56,8 @@ class JobMeasures:
         self.left.add(1)
         _log.info("worker %s left or died; %d of its micro-batches go to others", worker, held, extra=field)
 
-    def counted(self, report: Callable[[Push], Future[PushReply]], push: Push) -> Future[PushReply]:
-        """The reply to a push; its outcome, or what refuses it, is counted."""
-        try:
-            reply = report(push)
-        except Exception as error:
-            self.refused.add(type(error).__name__)
-            raise
-        reply.add_done_callback(self._count)
-        return reply
-
-    def _count(self, reply: Future[PushReply]) -> None:
+    def count(self, reply: Future[PushReply]) -> None:
+        """The reply to a push is there."""
         if reply.cancelled():
             return
         if (error := reply.exception()) is not None:
@@ -148,7 +139,7 @@ class Driver:
             self.fail(error)
             raise
         finally:
-            with self._waits.changing:
+            with self._waits.changing():
                 self._state.over = True
                 self._waits.ended()
             for evaluation in self._state.concurrent.values():
@@ -159,12 +150,12 @@ class Driver:
     def note_hooks(self) -> None:
         """Takes the hooks' state into the next `Progress`. Called by the thread of `run`, or after it."""
         state = self._hooks.state()
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.hooks = state
 
     def fail(self, error: BaseException) -> None:
         """Fails the job; later failures are ignored."""
-        with self._waits.changing:
+        with self._waits.changing():
             if self._state.failure is None and not self._state.over:
                 self._state.failure = as_elastable_error(error)
             self._waits.ended()
@@ -211,7 +202,7 @@ class Driver:
             if self._hooks.waits_for_log(self._state.version + 1):
                 self._committer.settle()
             self._hooks.on_rows(self._state.version + 1, made)
-            with self._waits.changing:
+            with self._waits.changing():
                 ended = self._state.committed(tickets, made)
                 sums = self._state.epoch_metrics
             self._hooks.on_version(self._state.version, LazyLogs(partial(self._metrics.results, sums)))
@@ -223,14 +214,14 @@ class Driver:
     def _compute_again(self, lost: PushesLost) -> None:
         """Opens micro-batches whose pushes a store server has lost, and tells those who wait for their commit."""
         _log.warning("a store server was started again: %s and are computed again", lost)
-        with self._waits.changing:
+        with self._waits.changing():
             self._waits.lost(self._state.pushes.forget(lost.numbers))
             self._opened = time.monotonic()
             self._waits.tasks_free()
 
     def _place_after(self, made: Accumulated) -> Progress:
         self.note_hooks()
-        with self._waits.changing:
+        with self._waits.changing():
             return self._state.progress_after(made)
 
     def _evaluate_due(self) -> None:
@@ -244,10 +235,10 @@ class Driver:
         evaluated = self._evaluations.evaluate() if self._options.evaluates(epoch) else ()
         if evaluated is None:
             return
-        with self._waits.changing:
+        with self._waits.changing():
             trained = self._state.end_epoch()
         logs = {**self._metrics.results(trained), **self._metrics.results(evaluated, "val_")}
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.logs = logs
         self._hooks.on_epoch_end(epoch, logs)
         if not self._state.ending and not self._state.board.over:
@@ -264,7 +255,7 @@ class Driver:
             self._open()
 
     def _open(self) -> None:
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.board.open()
             self._waits.tasks_free()
         self._opened = time.monotonic()
@@ -274,7 +265,7 @@ class Driver:
     def _publish(self, tickets: Iterable[Ticket] = ()) -> None:
         """Publishes the current version to the workers, and answers those whose pushes made it."""
         snapshot = self._committer.publish(self._state.version)
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.snapshot = snapshot
             self._waits.published(tickets)
 
@@ -290,7 +281,7 @@ class Driver:
             if self._evaluations.give_up_unreadable():
                 return Work()  # whoever waits for fewer evaluations need not wait any longer
             self._committer.settle(wait=False)  # nobody reads a store that could not log: workers wait for this
-            with self._waits.changing:
+            with self._waits.changing():
                 if (work := self._state.next_work()) is not None:
                     return work
                 if self._state.workers.present:
@@ -351,7 +342,7 @@ class Evaluations:
             return ()
         version = self._state.version
         self.hooks.on_evaluation_begin(version)
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.begin_evaluation(version)
             self._waits.tasks_free()
         while (work := self._next_work()).evaluated != version:
@@ -360,12 +351,12 @@ class Evaluations:
             if work.over or work.evaluated is None:
                 return None
             self.end_concurrent(work.evaluated)
-        with self._waits.changing:
+        with self._waits.changing():
             return self._state.take_evaluation_total(version)
 
     def end_concurrent(self, version: int) -> None:
         """A concurrent evaluation is complete."""
-        with self._waits.changing:
+        with self._waits.changing():
             total = self._state.take_evaluation_total(version)
             evaluation = self._state.concurrent.pop(version)
         evaluation.end()
@@ -376,7 +367,7 @@ class Evaluations:
         before = tuple(self._state.concurrent.items())
         for version, evaluation in before:
             if not evaluation.readable():
-                with self._waits.changing:
+                with self._waits.changing():
                     self._state.take_evaluation_total(version)
                     del self._state.concurrent[version]
                 evaluation.end()
@@ -393,7 +384,7 @@ class Evaluations:
         evaluation = ConcurrentEvaluation(
             snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s)
         )
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.begin_concurrent(evaluation)
             self._waits.tasks_free()
 

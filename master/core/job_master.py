@@ -127,7 +127,7 @@ class Master(ServedMaster):
     def progress(self) -> Progress:
         """How far the job is, for a checkpoint; call it in a hook or after `run`."""
         self._driver.note_hooks()
-        with self._waits.changing:
+        with self._waits.changing():
             return self._state.progress()
 
     def not_ready(self) -> str | None:
@@ -146,19 +146,19 @@ class Master(ServedMaster):
     @property
     def contributors(self) -> int:
         """How many workers, including those that left, computed a training micro-batch that counted."""
-        with self._waits.changing:
+        with self._waits.changing():
             return self._state.workers.contributors
 
     def join(self, worker: WorkerIdentity) -> Session:
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.refuse_failed()
             self._state.join(worker)
         self.measures.worker_joined(worker)
         session = session_of(self._session_key, worker.incarnation)
-        return LocalSession(self.job, partial(self._leave, worker.incarnation), lambda: True, session)
+        return LocalSession(self.job, partial(self._leave, worker.incarnation), session)
 
     def _leave(self, incarnation: str) -> None:
-        with self._waits.changing:
+        with self._waits.changing():
             left, ending = self._state.leave(incarnation), self._state.ending
             if left is not None:
                 self._waits.left(incarnation)
@@ -171,7 +171,7 @@ class Master(ServedMaster):
     def lease_tasks_later(
         self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None
     ) -> Future[Lease]:
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.refuse_failed()
             lease = self._state.lease(incarnation, want, holding)
             if lease == Lease() and wait_s > 0:
@@ -183,7 +183,7 @@ class Master(ServedMaster):
         return self.pull_dense_later(incarnation, version, wait_s).result(wait_s + _SETTLED_S)
 
     def pull_dense_later(self, incarnation: str, version: int | None, wait_s: float) -> Future[DenseSnapshot | None]:
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.refuse_failed()
             snapshot = self._state.snapshot_of(version)
             if snapshot is None and wait_s > 0:
@@ -194,15 +194,21 @@ class Master(ServedMaster):
         return self.report_gradient_later(push).result(self._options.push_deadline_s + _SETTLED_S)
 
     def report_gradient_later(self, push: Push) -> Future[PushReply]:
-        return self.measures.counted(self._report_gradient, push)
+        try:
+            reply = self._report_gradient(push)
+        except Exception as error:
+            self.measures.refused.add(type(error).__name__)
+            raise
+        reply.add_done_callback(self.measures.count)
+        return reply
 
     def _report_gradient(self, push: Push) -> Future[PushReply]:
-        with self._waits.changing:
+        with self._waits.changing():
             found = self._judge(push)
         if isinstance(found, PushReply):
             return at_once(found)
         problem = None if found is not None else self._problem(push)
-        with self._waits.changing:
+        with self._waits.changing():
             # Again: another worker may have been faster while the tensors were checked.
             found = self._judge(push)
             if isinstance(found, PushReply):
@@ -255,7 +261,7 @@ class Master(ServedMaster):
 
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
         check_evaluation(report, self._expected)
-        with self._waits.changing:
+        with self._waits.changing():
             self._state.refuse_failed()
             outcome = self._state.take_evaluation(report)
             self._wake_driver()
@@ -263,7 +269,7 @@ class Master(ServedMaster):
         return outcome
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
-        with self._waits.changing:
+        with self._waits.changing():
             worker = self._state.workers.identity(incarnation)
             self._state.refusals.note(worker, error)
         _log.warning("worker %s failed: %s: %s", worker, type(error).__name__, error)
@@ -272,7 +278,7 @@ class Master(ServedMaster):
             self._driver.fail(error if isinstance(error, ElastableError) else JobFailed(message))
 
     def status(self) -> JobStatus:
-        with self._waits.changing:
+        with self._waits.changing():
             status = self._state.status()
             sums, ended = self._state.epoch_metrics, dict(self._state.logs)
         metrics = {**ended, **self._current_metrics(sums)}
@@ -286,7 +292,7 @@ class Master(ServedMaster):
         return self._running_metrics[1] if sums else {}
 
     def stop(self, reason: str) -> None:
-        with self._waits.changing:
+        with self._waits.changing():
             if not self._state.over and self._state.stop_reason is None:
                 self._state.stop_reason = reason
             self._waits.ended()

@@ -1,12 +1,11 @@
 """What workers wait for at a job: tasks, versions, commits. Nothing here blocks: whoever changes the job says so."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from elastable.embedding_store.errors import DeadlineExceeded, ElastableError
@@ -34,34 +33,11 @@ class _Pusher:
     result: Future[PushReply]
 
 
-class _Changing:
-    """Holds the lock around a change of the job; gives the answers that came of it, without the lock."""
-
-    def __init__(self, lock: AbstractContextManager[object], answers: list[Callable[[], None]]) -> None:
-        self._lock = lock
-        self._answers = answers
-
-    def __enter__(self) -> None:
-        self._lock.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        answers = self._answers[:]
-        self._answers.clear()
-        self._lock.__exit__(kind, error, trace)
-        for answer in answers:
-            answer()
-
-
 class Waits:
     """The calls that wait for a job. The master's lock guards it, and every change of the job.
 
     Calls are answered once the lock is free again, as answers are sent by whoever sets a result: whatever changes the
     job is done within `changing`.
-
-    Attributes:
-        changing: To be entered, as a context manager, around every change of the job.
     """
 
     def __init__(self, state: JobState, lock: AbstractContextManager[object]) -> None:
@@ -74,7 +50,20 @@ class Waits:
         self._pushers: dict[int, list[_Pusher]] = {}  # by the identity of their ticket
         self._look: Timer | None = None
         self._answers: list[Callable[[], None]] = []  # emptied whenever the lock is given back
-        self.changing: AbstractContextManager[None] = _Changing(lock, self._answers)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Holds the lock around a change of the job; gives the answers that came of it, without the lock."""
+        try:
+            with self._lock:
+                try:
+                    yield
+                finally:
+                    answers = self._answers[:]
+                    self._answers.clear()
+        finally:
+            for answer in answers:
+                answer()
 
     def for_tasks(self, worker: str, want: int, wait_s: float) -> Future[Lease]:
         """Tasks for a worker that there are none for now; an empty lease where none come in time.
@@ -88,7 +77,7 @@ class Waits:
             self._full[worker] = None
 
         def late() -> None:
-            with self.changing:
+            with self.changing():
                 if self._askers.get(worker) is asker:  # else it has got tasks meanwhile
                     self._settle(self._askers.pop(worker).result, Lease())
 
@@ -233,7 +222,7 @@ class Waits:
             return
 
         def look() -> None:
-            with self.changing:
+            with self.changing():
                 self.tasks_free()
 
         self._look = self._timers.call_at(max(self._state.board.next_due(), time.monotonic() + _LEAST_S), look)

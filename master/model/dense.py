@@ -80,7 +80,7 @@ class DenseTensors(DensePart):
         known = tensors or {}
         trained, states, *_ = _KINDS
         self._snapshot_states = (
-            *_values(states, self._states, known), *map(copied, self._reported[len(self._states) :])
+            *_values(states, self._states, known), *map(backend().copied, self._reported[len(self._states) :])
         )  # fmt: skip
         values = _values(trained, self.trained, known)
         return DenseSnapshot(version, values, self._snapshot_states, *self._names, self._flags)
@@ -100,7 +100,7 @@ class DenseTensors(DensePart):
         self._snapshot_states = None
 
     def tensors(self) -> dict[str, Tensor]:
-        return {key: copied(variable) for key, variable in self._by_key().items()}
+        return {key: backend().copied(variable) for key, variable in self._by_key().items()}
 
     def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The model's weights among what `tensors` returned, in the order of `model.weights`, without rows.
@@ -170,12 +170,11 @@ def _key(kind: str, position: int) -> str:
 
 def _values(kind: str, variables: Sequence[keras.Variable], known: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     """Of all variables of a kind, read where they are not known."""
+    copied = backend().copied
     if not known:
         return tuple(map(copied, variables))
     keys = [_key(kind, position) for position in range(len(variables))]
-    return tuple(
-        known[key] if key in known else copied(variable) for key, variable in zip(keys, variables, strict=True)
-    )
+    return tuple(known[key] if key in known else copied(each) for key, each in zip(keys, variables, strict=True))
 
 
 def tensor_specs(variables: Sequence[keras.Variable]) -> tuple[TensorSpec, ...]:
@@ -185,11 +184,6 @@ def tensor_specs(variables: Sequence[keras.Variable]) -> tuple[TensorSpec, ...]:
         TensorSpec(each.path, tuple(each.shape), np.dtype(keras.backend.standardize_dtype(each.value.dtype)))
         for each in variables
     )
-
-
-def copied(variable: keras.Variable) -> Tensor:
-    """A read-only copy of its value."""
-    return backend().copied(variable)
 
 
 class DenseState(DenseTensors):
@@ -349,7 +343,7 @@ class KerasUpdate:
 
     def number(self) -> int:
         """Updates made so far."""
-        return int(copied(self._optimizer._iterations)) // self._batches
+        return int(backend().copied(self._optimizer._iterations)) // self._batches
 
     def learning_rate(self) -> float:
         """Of the next update: a schedule's at its last batch, or what was last assigned, also by a callback."""

@@ -158,12 +158,9 @@ class Refusals:
 class LocalSession(Session):
     """A session in the master's own process."""
 
-    def __init__(
-        self, job: JobSpec, leave: Callable[[], None], master_alive: Callable[[], bool], store_session: bytes = b""
-    ) -> None:
+    def __init__(self, job: JobSpec, leave: Callable[[], None], store_session: bytes = b"") -> None:
         self._job, self._store_session = job, store_session
         self._leave = leave
-        self._master_alive = master_alive
         self._closed = False
 
     @property
@@ -175,7 +172,7 @@ class LocalSession(Session):
         return self._store_session
 
     def alive(self) -> bool:
-        return not self._closed and self._master_alive()
+        return not self._closed
 
     def close(self) -> None:
         if not self._closed:

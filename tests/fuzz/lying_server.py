@@ -17,6 +17,7 @@ from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import PROOF_KEYS
+from elastable.embedding_store.wire.messages.frames import REQUEST_KEY
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
@@ -54,8 +55,9 @@ class _Liar(grpc.GenericRpcHandler):
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             m = self.mutator
-            secret = [one for one in context.invocation_metadata() if one[0] in PROOF_KEYS.values()]
-            replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S, secret)  # type: ignore[arg-type]
+            passed = (*PROOF_KEYS.values(), REQUEST_KEY)
+            said = [one for one in context.invocation_metadata() if one[0] in passed]
+            replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S, said)  # type: ignore[arg-type]
             if not context.add_callback(replies.cancel):
                 replies.cancel()
             try:

@@ -61,7 +61,7 @@ SABOTAGES: dict[str, Sabotage] = {
         ServedInputs, f"{_TABLES}.checks:require_finite_of", _nothing, "a gradient that is not finite"
     ),
     "pushes-may-be-nan": Sabotage(
-        PushInputs, "master.push_check:require_finite", _nothing, "a gradient that is not finite"
+        PushInputs, "master.push_check:require_finite_of", _nothing, "a gradient that is not finite"
     ),
     "states-may-be-nan": Sabotage(
         PushInputs, "master.push_check:_refuse_not_finite", _nothing, "a tensor that is not finite"

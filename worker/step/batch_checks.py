@@ -47,7 +47,7 @@ def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str)
     Raises:
         BadInput: other columns, dtypes, shapes or number of records; names the column.
     """
-    wanted, given = _named(spec), _named(batch)
+    wanted, given = dict(named_parts(spec)), dict(named_parts(batch))
     if list(wanted) != list(given):
         raise BadInput(
             f"{source}: holds {', '.join(given)}, and the first records of the training data {', '.join(wanted)}"
@@ -66,7 +66,7 @@ def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str)
 def not_finite_columns(batch: Sequence[TensorStructure]) -> dict[str, Int64]:
     """Name of each column with NaN or Inf -> the records (positions in the batch, ascending) that hold them."""
     found = {}
-    for name, value in _named(batch).items():
+    for name, value in named_parts(batch):
         if "float" not in np.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype)).name:
             continue
         graphs = backend().has_graphs
@@ -95,10 +95,6 @@ class ArraySpec:
         """Whether an array is of this dtype and shape."""
         alike = value.dtype == self.dtype and value.ndim == len(self.shape)
         return alike and all(size in (None, found) for size, found in zip(self.shape, value.shape, strict=True))
-
-
-def _named(batch: Sequence[TensorStructure] | BatchSpec) -> dict[str, TensorLike]:
-    return dict(named_parts(batch))
 
 
 def _described(spec: tf.TypeSpec) -> str:

@@ -29,6 +29,12 @@ MAX_HEADER_BYTES = MAX_FRAME_BYTES - FRAME_BYTES - 64
 ONE_FRAME_BYTES = 3584 << 10
 """A body up to this travels in one frame: a call of one frame each way costs half of a stream's threads."""
 
+REQUEST_KEY = "elastable-request-bin"
+"""Metadata that may hold the message of a call that takes one: the server then waits for none."""
+
+METADATA_BYTES = 2 << 10
+"""The longest message that our clients put there; gRPC takes 8 KiB of metadata in all."""
+
 HEADER_TAG = 0x0A  # field 1, length-delimited
 _FIELD_BYTES = 8  # the tag and the length of a body
 _LONGEST_PREFIX = 16  # without the header itself

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.messages.frames import REQUEST_KEY
 from elastable.embedding_store.wire.server import handlers
 from elastable.embedding_store.wire.server.call_room import Call, CallLimits, CallRoom, Kind
 
@@ -107,10 +108,13 @@ class CallGuard:
     def _request(
         self, messages: Iterator[bytes], call: Call, handler: handlers.Handler, method: str
     ) -> handlers.Body | Iterator[handlers.Body]:
-        """What the method takes, once the first message is there."""
+        """What the method takes, once the first message is there: with the call itself, or after it."""
         parse = handler.request_deserializer
-        with self._room.waiting(call, self._limits.first_message_s):
-            first = next(messages, None)
+        sent: Any = {} if handler.request_streaming else dict(call.context.invocation_metadata())
+        first: bytes | None = sent.get(REQUEST_KEY)
+        if first is None:
+            with self._room.waiting(call, self._limits.first_message_s):
+                first = next(messages, None)
         if first is not None:
             self._room.receive(call, len(first))
         if not handler.request_streaming:

@@ -137,6 +137,7 @@ def test_an_epoch_that_ended_before_the_job_went_on_is_noted_with_its_version(
     hooks = hooks_of(model, run=run, version=10)
     hooks.on_epoch_end(0, {"loss": 1.0})
     hooks.on_epoch_begin(1)
+    hooks.waits_for_log(11)
     hooks.on_version(11, {"loss": 0.5})
     assert hooks.untimed_records == 10  # the workers were on their way
     hooks.on_epoch_end(1, {"loss": 0.5})

@@ -16,7 +16,7 @@ from elastable.embedding_store.support.array_body import MAX_BODY_BYTES
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
-from elastable.embedding_store.wire.messages.frames import encode
+from elastable.embedding_store.wire.messages.frames import REQUEST_KEY, encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from tests.contracts.store_samples import create_tables
@@ -114,6 +114,31 @@ def test_a_wait_that_is_too_long_and_one_of_a_call_without_waits_are_refused(
     request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(version=2, wait_ms=wait_ms))
     with pytest.raises(grpc.RpcError, match=message) as caught:
         stub.LookupSmall(request, timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_request_in_the_metadata_is_answered_before_any_message_comes(
+    server: GrpcServer, stub: store_pb2_grpc.StoreStub, store: MemoryStore
+) -> None:
+    ids, never = np.arange(3), threading.Event()
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="wide", count=3)])
+    request = store_pb2.LookupRequest(header=header, body=ids.tobytes()).SerializeToString()
+    with grpc.insecure_channel(server.address) as channel:
+        lookup = channel.stream_unary(f"/{STORE_SERVICE}/LookupSmall", None, store_pb2.LookupReply.FromString)
+        messages = (b"" for _ in range(1) if never.wait(60))
+        reply = lookup(messages, timeout=60, metadata=((REQUEST_KEY, request),))
+        never.set()
+    assert reply.body == store.lookup({"wide": ids})["wide"].tobytes()
+    status = stub.GetStoreStatus(store_pb2.StoreStatusRequest(), metadata=((REQUEST_KEY, b"\x18\x01"),))  # tables
+    assert {table.spec.name for table in status.tables} == set(SPECS)
+
+
+@pytest.mark.parametrize("name", ["LookupSmall", "GetStoreStatus"])
+def test_a_request_in_the_metadata_that_is_none_is_refused_by_name(server: GrpcServer, name: str) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(f"/{STORE_SERVICE}/{name}", None, None)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"", timeout=60, metadata=((REQUEST_KEY, b"\xff\xff"),))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -20,7 +20,7 @@ from elastable.master.commits.accumulate import row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
-from elastable.master.commits.row_gradients import EmbeddedShard, RowGradients
+from elastable.master.commits.row_gradients import OwnRowGradients
 from elastable.master.model.keras_optimizer import clipping_of
 from elastable.master.tasks.progress import Progress
 
@@ -64,9 +64,9 @@ class Time:
 
 
 def commit(store: EmbeddingStore, time: Time, push: Push = PUSH, record: bytes | None = None) -> None:
-    shard, sums = EmbeddedShard(store), row_sums(0, [push], "mean", ())
-    shard.take(sums, row_parts([push]))
-    RowGradients(shard, sums, ("t",), 10.0).commit(PushedCommit(sums, 0, {}, record=record), 10.0, time.now, time.sleep)
+    sums = row_sums(0, [push], "mean", ())
+    rows = OwnRowGradients(store, sums, ("t",), 10.0, row_parts([push]))
+    rows.commit(PushedCommit(sums, 0, {}, record=record), time.now, time.sleep)
 
 
 @pytest.mark.parametrize(

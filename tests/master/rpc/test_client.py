@@ -80,7 +80,7 @@ class Scripted(ServedMaster):
     def join(self, worker: WorkerIdentity) -> LocalSession:
         self._note("join", worker)
         self._count(worker.incarnation, 1)
-        return LocalSession(JOB, lambda: self._count(worker.incarnation, -1), lambda: True)
+        return LocalSession(JOB, lambda: self._count(worker.incarnation, -1))
 
     lease_tasks: Any = _noted(
         "lease", lambda _, __, ___, ____, holding=None: api.Lease(TASKS, revoked=tuple(holding or ()))
