@@ -101,6 +101,10 @@ class Callers:
         self.asks = anonymous is None and bool(self._tokens or self._names)
         self._anonymous = Caller(Role.WORKER if anonymous is None else anonymous, "no token")
 
+    def knows(self, caller: Caller) -> bool:
+        """Whether a caller has shown who it is, as far as anybody can here."""
+        return caller is not self._anonymous or not (self._tokens or self._names)
+
     def of(self, context: grpc.ServicerContext) -> Caller:
         """Who makes the call of `context`.
 

@@ -23,11 +23,12 @@ from elastable.embedding_store.errors import BadInput, ElastableError, Permissio
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY, Counts, Tracer
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.wire.access.credentials import Callers, Credentials, Role, least_role
+from elastable.embedding_store.wire.access.credentials import Caller, Callers, Credentials, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
 from elastable.embedding_store.wire.server.call_room import Call, CallLimits
+from elastable.embedding_store.wire.server.connections import CountedPort, Standing
 from elastable.embedding_store.wire.server.handlers import (
     Body,
     Handler,
@@ -47,6 +48,8 @@ _OPTIONS = [
     *KEEPALIVE_OPTIONS,
     # Clients ask as often as we do; half of that still is no abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # until TLS and HTTP/2 have begun
+    ("grpc.max_connection_idle_ms", 300_000),  # without a call; pings are none
 ]
 
 
@@ -92,6 +95,7 @@ class GrpcServer:
         address: `host:port` that it listens on, the port taken.
         health: What it says of itself.
         calls: Calls that have ended, by method and status code.
+        connections: Those to its port.
 
     Raises:
         BadInput: the address cannot be listened on, or not with such credentials; names it and why.
@@ -112,11 +116,18 @@ class GrpcServer:
         self._services = tuple(services)
         self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
         self._guard = CallGuard(limits, _SPARE)
+        self.connections = CountedPort("gRPC")
         self.calls, self.health = Counts(), Health({service.name: service.not_ready for service in services})
         self._server = grpc.server(
             self._pool,
-            interceptors=[CheckedCalls(services, self.calls, Callers(credentials, anonymous), self._guard)],
-            options=_OPTIONS,
+            interceptors=[
+                CheckedCalls(services, self.calls, Callers(credentials, anonymous), self._guard, self.connections)
+            ],
+            options=[
+                *_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", self.connections.bounds.cap),
+                ("grpc.max_concurrent_streams", limits.streams),
+            ],
             maximum_concurrent_rpcs=limits.threads + _SPARE,
         )
         self._server.add_generic_rpc_handlers(
@@ -140,6 +151,7 @@ class GrpcServer:
             raise BadInput(f"cannot listen on {address}: {_why_not(where)}") from error
         self.address = str(Address(where.host, port))
         self._server.start()
+        self.connections.begin(port)
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Takes no more calls, ends sessions, and gives other calls `grace_s` seconds to end.
@@ -151,6 +163,7 @@ class GrpcServer:
         for service in self._services:
             service.close()
         stopped.wait(grace_s + 5.0)
+        self.connections.close()
         self._guard.close()
         self._pool.shutdown(wait=False)
 
@@ -301,11 +314,19 @@ class CheckedCalls(Interceptor):
         counts: Where calls are counted, by method and name of the status code.
         callers: Who may call.
         guard: The limits.
+        connections: Is told who calls.
     """
 
-    def __init__(self, services: Sequence[Service], counts: Counts, callers: Callers, guard: CallGuard) -> None:
+    def __init__(
+        self,
+        services: Sequence[Service],
+        counts: Counts,
+        callers: Callers,
+        guard: CallGuard,
+        connections: CountedPort,
+    ) -> None:
         self._services = {service.name: service for service in services}
-        self._counts, self._callers, self._guard = counts, callers, guard
+        self._counts, self._callers, self._guard, self._connections = counts, callers, guard, connections
         self._known: dict[str, Handler] = {}
         begin = partial(self._begin, OTHER_METHODS, Role.READER, None)
         self._not_served = guard.guarded("", grpc.stream_stream_rpc_method_handler(_not_served), begin, False, False)
@@ -343,11 +364,14 @@ class CheckedCalls(Interceptor):
         if tracer is not None and (parent := _parent_of(call.context)):
             at_end_of(call.context, tracer.begin_serving(method, parent))
         at_end_of(call.context, lambda: self._counts.add(method, call.code))
+        standing = Standing.SILENT
         if least is not None:
-            self._require(least, "" if method == OTHER_METHODS else method.rpartition("/")[2], call.context)
+            caller = self._require(least, "" if method == OTHER_METHODS else method.rpartition("/")[2], call.context)
+            standing = Standing.KNOWN if self._callers.knows(caller) else Standing.CALLER
+        self._connections.heard(call.context.peer(), standing)
 
-    def _require(self, least: Role, call: str, context: grpc.ServicerContext) -> None:
-        """Returns where the caller may make the call; ends it otherwise."""
+    def _require(self, least: Role, call: str, context: grpc.ServicerContext) -> Caller:
+        """The caller, where it may make the call; ends it otherwise."""
         try:
             caller = self._callers.of(context)
         except Unauthenticated as error:
@@ -363,6 +387,7 @@ class CheckedCalls(Interceptor):
                 audit(call, caller.role_and_mark, context, "", f"refused: {why}")
             context.set_trailing_metadata(((ERROR_KEY, PermissionDenied.__name__),))
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        return caller
 
 
 def _not_served(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
