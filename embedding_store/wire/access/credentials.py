@@ -102,8 +102,13 @@ class Callers:
         self._anonymous = Caller(Role.WORKER if anonymous is None else anonymous, "no token")
 
     def knows(self, caller: Caller) -> bool:
-        """Whether a caller has shown who it is, as far as anybody can here."""
-        return caller is not self._anonymous or not (self._tokens or self._names)
+        """Whether a caller has shown who it is."""
+        return caller is not self._anonymous
+
+    @property
+    def knows_anybody(self) -> bool:
+        """Whether a caller can show who it is."""
+        return bool(self._tokens or self._names)
 
     def of(self, context: grpc.ServicerContext) -> Caller:
         """Who makes the call of `context`.

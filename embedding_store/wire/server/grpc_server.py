@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote
 
 import grpc
@@ -68,6 +68,8 @@ class Service:
         waiting: Names of other calls that may wait for something to happen here. Methods of both kinds may return a
             `Later`.
         not_ready: Says why it cannot do its work now; None: it can. Health checks ask it.
+        of_known: Method name -> says of a request why it is only for callers who have shown a token or a certificate;
+            "": it is not.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Service:
     sessions: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     not_ready: "NotReady" = lambda: None
+    of_known: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
 
 
 class GrpcServer:
@@ -348,6 +351,8 @@ class CheckedCalls(Interceptor):
         least = None if method == HEALTH_CHECK else least_role(method)
         served = call in service.handlers or method == HEALTH_CHECK
         waits, said = call in service.sessions or call in service.waiting, f"{name}/{call}" if served else OTHER_METHODS
+        if (why_known := service.of_known.get(call)) is not None:
+            handler = self._of_known(call, handler, why_known)
         if least is Role.ADMINISTRATOR and not handler.response_streaming:
             handler = audited(method, handler, self._callers)
         tracer = PROCESS.tracer if served else None
@@ -359,6 +364,18 @@ class CheckedCalls(Interceptor):
             self._known[method] = handler
         return handler
 
+    def _of_known(self, call: str, handler: Handler, why_known: Callable[[Any], str]) -> Handler:
+        """The handler, which refuses requests to strangers that are for callers who have shown who they are."""
+        behaviour = behaviour_of(handler)
+
+        def answer(request: object, context: grpc.ServicerContext) -> object:
+            if (why := why_known(request)) and not self._callers.knows(self._callers.of(context)):
+                needed = "start the server with ELASTABLE_WORKER_TOKEN_FILE, and give this client the same file"
+                raise PermissionDenied(f"{call}: {why}; this caller shows no token: {needed}")
+            return behaviour(request, context)
+
+        return with_behaviour(handler, answer)
+
     def _begin(self, method: str, least: Role | None, tracer: Tracer | None, call: Call) -> None:
         """Has a call counted at its end, which comes now unless the caller has that role; None: everybody may call."""
         if tracer is not None and (parent := _parent_of(call.context)):
@@ -367,7 +384,8 @@ class CheckedCalls(Interceptor):
         standing = Standing.SILENT
         if least is not None:
             caller = self._require(least, "" if method == OTHER_METHODS else method.rpartition("/")[2], call.context)
-            standing = Standing.KNOWN if self._callers.knows(caller) else Standing.CALLER
+            known = self._callers.knows(caller) or not self._callers.knows_anybody
+            standing = Standing.KNOWN if known else Standing.CALLER
         self._connections.heard(call.context.peer(), standing)
 
     def _require(self, least: Role, call: str, context: grpc.ServicerContext) -> Caller:
