@@ -4,6 +4,7 @@ __all__ = [
     "address",
     "array_body",
     "checked_files",
+    "clock",
     "compile_clock",
     "extras",
     "futures",
