@@ -250,7 +250,11 @@ def test_waiting_calls_of_one_host_leave_room_to_others(held: ExitStack) -> None
 
 
 @pytest.mark.parametrize("of_a_client", [1 << 20, 1 << 30])
-def test_answers_that_nobody_reads_are_bounded_and_end(held: ExitStack, of_a_client: int) -> None:
+def test_answers_that_nobody_reads_are_bounded_and_end(
+    held: ExitStack, of_a_client: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned = threading.Event()
+    monkeypatch.setattr(call_room, "return_freed_memory", returned.set)
     reply, made = bytes(256 << 10), Counter[str]()
 
     def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -271,6 +275,7 @@ def test_answers_that_nobody_reads_are_bounded_and_end(held: ExitStack, of_a_cli
         if of_a_client == 1 << 20:
             assert ask(b"", timeout=WAIT_S) == reply  # another client
         until(lambda: made["over"] >= 40, WAIT_S)
+        assert returned.wait(WAIT_S)
         assert ask(b"", timeout=WAIT_S) == reply
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store import Credentials, MemoryStore, RemoteSource
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.server import grpc_server
+from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.embedding_store.wire.server.connections import (
     LISTENERS,
     Bound,
@@ -229,6 +230,19 @@ def test_bounds_leave_descriptors_and_room_to_come(kind: str, descriptors: int) 
     assert fitting.cap > max(bound.in_all for bound in fitting.of.values())
     for lower, higher in zip(Standing, list(Standing)[1:], strict=False):
         assert fitting.of[lower].in_all <= fitting.of[higher].in_all
+
+
+def test_the_page_has_the_bounds() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    by_standing = [[LISTENERS[kind].of[standing] for kind in ("gRPC", "HTTP")] for standing in reversed(Standing)]
+    rows = ["in all; of one address", "of those without a token or a certificate, where the server knows one"]
+    for row, (grpc_bound, http_bound) in zip(rows, by_standing, strict=False):
+        if row == rows[1]:  # over HTTP whoever shows no token stays a stranger
+            http_bound = LISTENERS["HTTP"].of[Standing.SILENT]
+        cells = (f"{bound.in_all:,}; {bound.of_an_address:,}" for bound in (grpc_bound, http_bound))
+        assert f"| {row} | {' | '.join(cells)} |" in page
+    assert f"| silent ones end after | {LISTENERS['gRPC'].silent_s:g} s |" in page
+    assert f"| streams of one connection | {CallLimits().streams} |" in page
 
 
 # Every listener is in the table
