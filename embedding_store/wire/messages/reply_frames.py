@@ -14,7 +14,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.errors import DeadlineExceeded
-from elastable.embedding_store.support.compile_clock import compile_seconds
+from elastable.embedding_store.support.clocks import compile_seconds
 from elastable.embedding_store.support.memory_budget import memory_limit
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
 

@@ -1,9 +1,49 @@
-"""The time of commits: that of the system when the process began, and from then on what has passed since."""
+"""Clocks of this process: the time of commits, and how long kernels were compiled."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
-from threading import Lock
+
+from numba.core import event
+
+
+class _CompileClock(event.Listener):  # type: ignore[misc]
+    """Runs while any thread compiles; kernels that are loaded from numba's cache do not move it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0  # a kernel that calls others compiles them on the way
+        self._since = self._total = 0.0
+
+    def on_start(self, event: object) -> None:
+        with self._lock:
+            if not self._depth:
+                self._since = time.monotonic()
+            self._depth += 1
+
+    def on_end(self, event: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
+                self._total += time.monotonic() - self._since
+
+    def seconds(self) -> float:
+        with self._lock:
+            return self._total + (time.monotonic() - self._since if self._depth else 0.0)
+
+
+_CLOCK = _CompileClock()
+event.register("numba:compile", _CLOCK)
+
+
+def compile_seconds() -> float:
+    """Seconds that kernels were compiled for since this module was loaded, a compilation under way included."""
+    return _CLOCK.seconds()
+
+
+# The time of commits: that of the system when the process began, and from then on what has passed since
+
 
 _LOG = logging.getLogger(__name__)
 _JUMP_S = 5.0  # by which the system's clock may be set without a word
@@ -25,7 +65,7 @@ class Clock:
         self._system, self._passing = system, passing
         self._began = system() - passing()
         self._reported = 0.0  # by how much the system's clock was ahead of this one
-        self._lock = Lock()
+        self._lock = threading.Lock()
 
     def now(self) -> float:
         """The time."""
