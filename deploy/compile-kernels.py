@@ -25,7 +25,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.fused import FUSED
-from elastable.embedding_store.support.compile_clock import compile_seconds
+from elastable.embedding_store.support.clocks import compile_seconds
 from elastable.embedding_store.tables.checks import require_finite_of
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.embedding_store.warm import warm_lookups, warm_updates

@@ -21,10 +21,10 @@ from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address, names_this_host
 from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.server.connections import CountedPort, Standing, bounds_here
 
-MOST_CONNECTIONS = 64
-"""Connections at once; further ones are closed."""
-
+_KIND = "HTTP"  # of listener, of `LISTENERS`
+_BACKLOG = 64
 _REQUEST_S = 10.0  # for the head of a request, from the connection or the answer before on
 _LONGEST_HEAD = 16 << 10  # bytes
 _STOP_S = 5.0
@@ -32,13 +32,16 @@ _POLL_S = 0.01
 
 
 class _BoundedProtocol(H11Protocol):
-    """One connection, which is closed where no request comes in time, however slowly its bytes drip."""
+    """One connection, which is closed where no request comes in time, however slowly its bytes drip.
+
+    How many there may be: `CountedPort`.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > bounds_here(_KIND).cap:
             transport.abort()
         else:
             self._expect_request()
@@ -90,7 +93,9 @@ class HttpServer(Closing):
         listening = _listening(address, credentials, insecure)
         self.address = Address(address.host, listening.getsockname()[1])
         self.url = f"{'http' if credentials.certificate is None else 'https'}://{self.address.for_this_host()}/"
-        guarded = Access(app, credentials.tokens, address.is_loopback and not credentials.tokens, posts)
+        self._connections = CountedPort(_KIND)
+        local = address.is_loopback and not credentials.tokens
+        guarded = Access(app, credentials.tokens, local, self._connections, posts)
         self._server = uvicorn.Server(_config(guarded, credentials))
         self._thread = threading.Thread(
             target=self._server.run, args=([listening],), name="elastable-http", daemon=True
@@ -100,11 +105,13 @@ class HttpServer(Closing):
             if not self._thread.is_alive():
                 raise BadInput(f"nothing can be served over HTTP at {address}; see the log")
             time.sleep(_POLL_S)
+        self._connections.begin(self.address.port)
 
     def close(self) -> None:
         """Takes no more requests, and ends those under way. Closing twice is harmless."""
         self._server.should_exit = True
         self._thread.join(_STOP_S + 5.0)
+        self._connections.close()
 
 
 def _config(app: ASGIApp, credentials: Credentials) -> uvicorn.Config:
@@ -139,7 +146,7 @@ def _listening(address: Address, credentials: Credentials, insecure: bool) -> so
         raise BadInput("--http knows tokens, not ELASTABLE_CERTIFICATE_ROLES: unset it, or leave --http out")
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((address.host, address.port), family=family, backlog=MOST_CONNECTIONS)
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise BadInput(f"cannot listen on {address} for HTTP: {error.strerror or error}") from error
 
@@ -173,11 +180,14 @@ class Access:
         tokens: Any of them is enough; none: nobody needs one.
         local: Whether only this host reaches the server. Then it must be called by a name of this host: a page of
             another site whose name leads here is no client.
+        connections: Is told who asks.
         posts: Whether POST is a method, and requests may have bodies.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Collection[str], local: bool, posts: bool = False) -> None:
-        self._app, self._posts = app, posts
+    def __init__(
+        self, app: ASGIApp, tokens: Collection[str], local: bool, connections: CountedPort, posts: bool = False
+    ) -> None:
+        self._app, self._connections, self._posts = app, connections, posts
         self._tokens = [token.encode() for token in tokens]
         self._local = local
 
@@ -190,6 +200,9 @@ class Access:
         shown = _shown_token(headers.get("authorization", ""))
         known = [hmac.compare_digest(shown, token) for token in self._tokens]  # all, in the same time
         scope[ALLOWED] = not self._tokens or any(known)
+        if scope["client"] is not None:
+            host, port = scope["client"]
+            self._connections.heard(f"ip:{host}:{port}", Standing.KNOWN if scope[ALLOWED] else Standing.SILENT)
         if not scope[ALLOWED] and scope["path"] not in _PROBES:
             asks = {"WWW-Authenticate": 'Basic realm="Elastable: the password is the token", charset="UTF-8"'}
             message = "this server asks for a token: Authorization: Bearer TOKEN; in a browser, as the password\n"

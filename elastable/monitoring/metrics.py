@@ -15,6 +15,7 @@ from elastable.embedding_store.measures import Counts, Durations, Histogram, Loo
 from elastable.embedding_store.shards.server_contract import ServerStatus
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.retry import RETRIES
+from elastable.embedding_store.wire.server.connections import CountedPort, Standing
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.output.noted import CheckpointLog
 from elastable.process.version import distribution_version
@@ -303,6 +304,16 @@ def shard_lookups_source(source: object, servers: object) -> Iterator[Sample]:
 
 # A gRPC server: its calls, and what is looked up in its tables
 
+_CONNECTIONS = _gauge(
+    "elastable_grpc_connections",
+    "connections",
+    "Connections to the gRPC port: known (by a token or certificate, or none is asked for), caller (answered without), "
+    "silent (has asked for nothing but health).",
+    "standing",
+)
+_CONNECTIONS_ENDED = _counter(
+    "elastable_grpc_connections_ended_total", "connections", "Connections ended: too many, or silent for too long."
+)
 _CALLS = _counter("elastable_grpc_calls_total", "calls", "gRPC calls that have ended.", "method", "code")
 _LOOKUPS = _counter("elastable_lookups_total", "lookups", "Lookups that asked for rows of a table.", "table")
 _LOOKUP_ROWS = _counter("elastable_lookup_rows_total", "rows", "Rows that lookups asked for.", "table")
@@ -312,6 +323,7 @@ def server_sources(role: str, server: GrpcServer, lookups: LookupCounts) -> dict
     """By name, the sources of a process that serves rows over gRPC."""
     return {
         "calls": partial(calls_source, server.calls),
+        "connections": partial(connections_source, server.connections),
         "lookups": partial(lookups_source, lookups),
         "process": partial(process_source, role),
     }
@@ -321,6 +333,13 @@ def calls_source(calls: Counts) -> Iterator[Sample]:
     """Of calls by method and status code."""
     for (method, code), total in calls.totals().items():
         yield _CALLS(total, method, code)
+
+
+def connections_source(connections: CountedPort) -> Iterator[Sample]:
+    """Of the connections to a port."""
+    for standing in Standing:
+        yield _CONNECTIONS(connections.counted.get(standing, 0), standing.name.lower())
+    yield _CONNECTIONS_ENDED(connections.ended)
 
 
 def lookups_source(lookups: LookupCounts) -> Iterator[Sample]:

@@ -1,7 +1,6 @@
 """Commits to several stores: staged on all of them, then applied on all of them, or repaired by repeating them."""
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ShardAway, ShardLost, StoreBroken, StoreFailed, Unavailable
+from elastable.embedding_store.support.clocks import CLOCK
 from elastable.embedding_store.tables.checks import require_numbers, require_update
 
 RECORD_STORE = 0  # keeps the record of each commit for all stores
@@ -86,7 +86,7 @@ class CommitCoordinator:
     def _time_of(self, commit: Commit) -> float:
         if self._unfinished is not None and self._unfinished.time is not None:
             return self._unfinished.time
-        return time.time() if commit.time is None else commit.time
+        return CLOCK.now() if commit.time is None else commit.time
 
     def _behind(self, commit: Commit, versions: Mapping[int, int]) -> list[int]:
         """The stores that do not have the commit yet."""

@@ -1,5 +1,6 @@
 """Which ids of a table have rows: who is admitted, who was touched when, and who is evicted."""
 
+import logging
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -21,6 +22,8 @@ from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.native.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.tables.initial_values import table_key, whole_ids
+
+_LOG = logging.getLogger(__name__)
 
 _NO_ROW = -1
 _NO_TIE = -2
@@ -363,6 +366,7 @@ def _nth_greatest_id(versions: Int64, row_ids: Int64, tied: int, n: int, tally: 
 _SPANS = 1024  # into which the time that rows may stay is divided
 _MOST_SPANS = _SPANS + 8
 _MOST_MS = 1 << 62
+_BEHIND_MS = 5_000  # by which clocks of two processes may differ without a word
 
 _Span = tuple[int, int, int]
 """The last of some consecutive versions, and when the first and the last of them were committed, in milliseconds."""
@@ -381,6 +385,7 @@ class TouchTimes:
         self._ttl_ms = max(1, round(1000 * ttl))
         self._span_ms = -(-self._ttl_ms // _SPANS)
         self._spans: list[_Span] = []  # the oldest first; of those that are too old, one
+        self._behind = False  # whether it was reported that the clock is
 
     def note(self, version: int, time: float) -> None:
         """A version is committed at a time, in seconds since 1970; where the clock went back, when the last was.
@@ -389,6 +394,7 @@ class TouchTimes:
         """
         now = int(1000 * time)
         if self._spans:
+            self._report(self._spans[-1][2] - now)
             now = max(now, self._spans[-1][2])
         self._forget_from(version)
         if self._spans:
@@ -399,6 +405,16 @@ class TouchTimes:
         self._spans.append((version, now, now))
         while len(self._spans) > 1 and self._spans[1][2] < now - self._ttl_ms:
             del self._spans[0]
+
+    def _report(self, behind_ms: int) -> None:
+        """Says once that time stands still, since a process whose clock was ahead has made a version."""
+        if behind_ms >= _BEHIND_MS and not self._behind:
+            _LOG.warning(
+                "table %r: its last version is %.0f s ahead of the clock here; until that is reached, no row is older",
+                self._table,
+                behind_ms / 1000,
+            )
+        self._behind = behind_ms >= _BEHIND_MS
 
     def _forget_from(self, version: int) -> None:
         while self._spans and self._spans[-1][0] >= version:
@@ -416,7 +432,7 @@ class TouchTimes:
     def oldest_at(self, version: int, time: float) -> int:
         """What `oldest` would be, were a version committed at a time; notes nothing."""
         then = TouchTimes(self._table, self._ttl_ms / 1000)
-        then._spans = self._spans.copy()
+        then._spans, then._behind = self._spans.copy(), True
         then.note(version, time)
         return then.oldest
 

@@ -1,6 +1,5 @@
 """A commit in memory: everything that can fail, then the rows of all tables, and what a log keeps of it."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from elastable.embedding_store.engine.membership import require_cuts
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.log.changes import CommitImages
 from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.support.clocks import CLOCK
 
 _PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
 
@@ -123,7 +123,7 @@ def time_of(commit: Commit, tables: Mapping[str, MemoryTable]) -> float | None:
     """The time of a commit, decided now where it says none; None: no table asks for it."""
     if not any(table.spec.timed for table in tables.values()):
         return None
-    return float(time.time() if commit.time is None else commit.time)
+    return float(CLOCK.now() if commit.time is None else commit.time)
 
 
 def _rate(table: MemoryTable, commit: Commit) -> float:

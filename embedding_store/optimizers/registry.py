@@ -1,10 +1,12 @@
 """The row optimizer of a spec: fused ones by Keras' names, and those that are registered."""
 
+import json
 from functools import lru_cache
 
+from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec, Unsupported
-from elastable.embedding_store.optimizers.base import DenseForm, Factory, RowOptimizer
+from elastable.embedding_store.optimizers.base import KERAS_BLOCK, DenseForm, Factory, RowOptimizer
 from elastable.embedding_store.optimizers.fused import FUSED
 
 
@@ -51,6 +53,18 @@ def register_row_optimizer(name: str, factory: Factory) -> None:
 def known_row_optimizers() -> tuple[str, ...]:
     """Names that `row_optimizer` knows now, sorted."""
     return tuple(sorted({*FUSED, *_registered}))
+
+
+def runs_keras(spec: OptimizerSpec) -> bool:
+    """Whether a spec's optimizer, or one within it, is run by Keras, which is imported for it; nothing is yet."""
+    name, text = spec.name, spec.keras_config
+    while name != KERAS_BLOCK:
+        try:
+            within = json.loads(text)["optimizer"]
+            name, text = within["name"], within["config"]
+        except MALFORMED:
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)

@@ -4,7 +4,7 @@ __all__ = [
     "address",
     "array_body",
     "checked_files",
-    "compile_clock",
+    "clocks",
     "extras",
     "futures",
     "memory_budget",

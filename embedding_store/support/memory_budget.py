@@ -1,5 +1,6 @@
 """How much memory this process may use, and how tables share it."""
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -41,6 +42,14 @@ def before_image_bytes_here() -> int:
 def row_budget_here() -> int:
     """Bytes for hot rows of tables with a tier where nothing else is said: a quarter of the memory, at least 1 GiB."""
     return max(_LEAST_BUDGET, memory_limit() // _BUDGET)
+
+
+def return_freed_memory() -> None:
+    """Gives what this process has freed back to the system, as far as glibc can; without glibc nothing happens."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):
+        return
 
 
 # Memory shared out among tables: all of what they need, or an even share of what there is

@@ -26,7 +26,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, StoreFailed, Unavailable
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.support.compile_clock import compile_seconds
+from elastable.embedding_store.support.clocks import compile_seconds
 from elastable.embedding_store.tiers.redis.reply_shapes import (
     Command,
     Reply,

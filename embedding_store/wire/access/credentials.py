@@ -129,8 +129,8 @@ class Callers:
         self.asks = anonymous is None and bool(self._tokens or self._names)
         self._anonymous = Caller(Role.WORKER if anonymous is None else anonymous, "no token")
 
-    def judge(self, call: str, rule: Rule, proofs: Proofs, context: grpc.ServicerContext) -> None:
-        """Returns where the caller may make a call: the one place that decides it, for every call of every service.
+    def judge(self, call: str, rule: Rule, proofs: Proofs, context: grpc.ServicerContext) -> Caller:
+        """The caller, where it may make a call: the one place that decides it, for every call of every service.
 
         Args:
             call: Its name, for messages.
@@ -152,6 +152,7 @@ class Callers:
             raise PermissionDenied(why)
         if (prove := proofs.get(rule.proof)) is not None:
             prove(secret_of(context, rule.proof))
+        return caller
 
     def named(self, context: grpc.ServicerContext) -> str:
         """Role and mark of whoever makes a call in a few words, for logs."""
@@ -160,6 +161,15 @@ class Callers:
         except Unauthenticated:
             return "a stranger"
         return f"{caller.role.word} ({caller.shown})"
+
+    def knows(self, caller: Caller) -> bool:
+        """Whether a caller has shown who it is."""
+        return caller is not self._anonymous
+
+    @property
+    def knows_anybody(self) -> bool:
+        """Whether a caller can show who it is."""
+        return bool(self._tokens or self._names)
 
     def of(self, context: grpc.ServicerContext) -> Caller:
         """Who makes the call of `context`.

@@ -14,6 +14,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.errors import DeadlineExceeded
+from elastable.embedding_store.support.clocks import compile_seconds
 from elastable.embedding_store.support.memory_budget import memory_limit
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
 
@@ -207,7 +208,7 @@ class ReplyRoom:
     Args:
         most: Bytes of all replies at once; a larger one has the room alone. None: an eighth of the memory here, at
             least 1 GiB.
-        wait_s: Seconds that a reply waits.
+        wait_s: Seconds that a reply waits; those in which kernels are compiled here are none.
     """
 
     def __init__(self, most: int | None = None, wait_s: float = _WAIT_S) -> None:
@@ -226,9 +227,13 @@ class ReplyRoom:
         if size <= _FREE_BYTES:
             yield
             return
+        begun, compiled = time.monotonic(), compile_seconds()
         with self._changed:
-            free = self._changed.wait_for(lambda: not self._held or self._held + size <= self._most, self._wait_s)
-            if not free:
+            while self._held and self._held + size > self._most:
+                left = begun + self._wait_s + compile_seconds() - compiled - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
                 raise DeadlineExceeded(
                     f"a reply of {size} bytes waited {self._wait_s:g} s: others of {self._held} bytes are still being "
                     "sent; ask for less at a time"

@@ -1,6 +1,7 @@
 """The Store service of a store server: pushes of workers, versions of them, and what only its owner changes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -10,6 +11,7 @@ import grpc
 from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
 from elastable.embedding_store.measures import LookupCounts
+from elastable.embedding_store.optimizers.registry import runs_keras
 from elastable.embedding_store.shards.ownership import Claim
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
@@ -66,7 +68,8 @@ def shard_service(
     }
     pushes = {"PushRows": upload(rows.push_rows, _session)}
     if shard.clients is not None:
-        return rows.service({**changing, **pushes}, not_ready, {})
+        served = rows.service({**changing, **pushes}, not_ready, {})
+        return replace(served, of_known={"CreateTable": _imports_keras})
     owned = {
         **changing,
         "Prepare": control(rows.prepare, store_pb2.PrepareRequest),
@@ -80,6 +83,14 @@ def shard_service(
     return rows.service(
         {**{call: _owned(handler, shard) for call, handler in owned.items()}, **pushes, **claims}, not_ready, proofs
     )
+
+
+def _imports_keras(request: store_pb2.CreateTableRequest) -> str:
+    """A framework takes half a gigabyte of the server, whoever asked for it."""
+    spec = spec_from_message(request.spec)
+    if not runs_keras(spec.optimizer):
+        return ""
+    return f"table {spec.name!r}: its optimizer has no kernel here, so the server would import Keras for it"
 
 
 class _ShardServicer(StoreServicer):

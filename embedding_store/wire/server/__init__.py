@@ -1,3 +1,3 @@
 """gRPC servers: bounded, with roles and an audit log."""
 
-__all__ = ["call_room", "grpc_server", "handlers"]
+__all__ = ["call_room", "connections", "grpc_server", "handlers"]

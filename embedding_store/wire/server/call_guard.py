@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from threading import Lock
@@ -22,6 +22,7 @@ HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 MAX_CONTROL_BYTES = 256 << 10
 """The longest message of a call that takes one message and no frames."""
 
+_SMALL_BYTES = 16 << 10  # of an answer; those are bounded by the number of streams
 _REFLECTION = "/grpc.reflection."
 _Send = Callable[[bytes | None], None]  # of one message of an answer, until it is on its way; None ends the call
 
@@ -68,14 +69,17 @@ class CallGuard:
             call = begun(context)
             with answering(context), room.entered(call):
                 reply: handlers.Body = answer(messages, call)
+                if isinstance(reply, bytes) and len(reply) > _SMALL_BYTES:
+                    room.answered(call, len(reply))
                 call.answered = True
                 return reply
 
         def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[handlers.Body]:
             call = begun(context)
             with answering(context), room.entered(call):
+                reading = _Reading(self._limits)
                 for message in answer(messages, call):
-                    with room.waiting(call, self._limits.unread_s):
+                    with reading.of(message, call, room):
                         yield message
                 call.answered = True
 
@@ -141,22 +145,23 @@ class CallGuard:
         """Sends an answer, as far as it is there."""
         while isinstance(answer, handlers.Later):
             for message in answer.first:
-                self._send(waiting, message)
+                self._send(waiting, message, _Reading(self._limits))
             if not answer.result.done():
                 self._park(waiting, answer)
                 return
             answer = answer.then(answer.result.result())
         messages: Any = answer if waiting.streams else (answer,)
+        reading = _Reading(self._limits)
         for message in messages:
-            self._send(waiting, message)
+            self._send(waiting, message, reading)
             if not waiting.call.context.is_active():  # its client is gone
                 break
         waiting.call.answered = True
         self._end(waiting)
         waiting.send(None)
 
-    def _send(self, waiting: "_WaitingCall", message: handlers.Body) -> None:
-        with self._room.waiting(waiting.call, self._limits.unread_s):
+    def _send(self, waiting: "_WaitingCall", message: handlers.Body, reading: "_Reading") -> None:
+        with reading.of(message, waiting.call, self._room):
             waiting.send(message if isinstance(message, bytes) else message.SerializeToString())
 
     def _park(self, waiting: "_WaitingCall", later: handlers.Later[object]) -> None:
@@ -234,6 +239,24 @@ class _WaitingCall:
     result: Future[Any] | None = None
     over: bool = False
     lock: Lock = field(default_factory=Lock)
+
+
+class _Reading:
+    """How a client reads one answer: for how long it was waited for, and how much was sent."""
+
+    def __init__(self, limits: CallLimits) -> None:
+        self._limits = limits
+        self._waited, self._sent = 0.0, 0
+
+    @contextmanager
+    def of(self, message: handlers.Body, call: Call, room: CallRoom) -> Iterator[None]:
+        """Around the sending of one more message."""
+        limits, begun = self._limits, time.monotonic()
+        self._sent += len(message) if isinstance(message, bytes) else message.ByteSize()
+        late = limits.unread_s + self._sent / limits.least_rate - self._waited
+        with room.waiting(call, min(limits.unread_s, late)):
+            yield
+        self._waited += time.monotonic() - begun
 
 
 def _only(message: bytes | None, parse: Callable[[bytes], handlers.Body] | None, method: str) -> handlers.Body:

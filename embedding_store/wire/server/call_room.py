@@ -3,13 +3,13 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
-from elastable.embedding_store.support.memory_budget import memory_limit
+from elastable.embedding_store.support.memory_budget import memory_limit, return_freed_memory
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
 
 _LOOK_S = 0.5  # between two looks at who is late
@@ -38,6 +38,7 @@ class Call:
 
     Attributes:
         waits_as: What it counts as while it waits for something to happen here.
+        stays_of: What else it counts at that is open for long: sessions and waiting calls, by client and host.
         received: Bytes of its request.
         answered: Whether all of its answer was made.
     """
@@ -47,6 +48,7 @@ class Call:
     waits_as: Kind
     host: str = ""
     client: str = ""
+    stays_of: tuple[str, ...] = ()
     received: int = 0
     answered: bool = False
 
@@ -85,6 +87,7 @@ class CallRoom:
         self.sessions = Kind("sessions", limits.sessions)
         self.parked = Kind("waiting calls", limits.parked)
         self.answers = Kind("answers", limits.answering)
+        self.unread = Kind("unread answers", limits.threads)
         self._rates = CallRates(limits.calls_a_second_of_a_client)
         self._lock = threading.Lock()
         self._under_way: Counter[Kind] = Counter()
@@ -92,9 +95,12 @@ class CallRoom:
         self._leaving: set[Call] = set()  # calls that were ended for others, and hold their room yet
         self._of_host: Counter[str] = Counter()
         self._of_client: Counter[str] = Counter()
+        self._stays: Counter[str] = Counter()  # sessions and waiting calls, by whose they are
         self._received: dict[Call, None] = {}  # calls with bytes, the oldest first
         self._received_bytes = 0
         self._bytes_of_client: Counter[str] = Counter()
+        self._unread_bytes: Counter[str] = Counter()  # of answers, by client; "": of all
+        self._given_up = False  # whether answers were, whose memory is to be given back
         self._waits: dict[object, _Wait] = {}  # the one that has waited longest first
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="elastable-late-calls", daemon=True).start()
@@ -114,8 +120,9 @@ class CallRoom:
             CallRefused: there is no room for it.
         """
         kind = call.kind
-        client = call.context.peer() if kind is self.work else ""
-        host = client.rpartition(":")[0] or client  # gRPC names a peer `ipv4:127.0.0.1:50051`
+        peer = call.context.peer() if kind.shares else ""
+        client = peer if kind is self.work else ""
+        host = _host_of(client)
         if client and not self._rates.take(client):
             most = self._limits.calls_a_second_of_a_client
             raise CallRefused(f"the client {client} makes more than {most:g} calls a second; try again")
@@ -124,13 +131,15 @@ class CallRoom:
             shared = self._under_way[self.work] + self._under_way[self.joining]
             full = self._under_way[kind] >= kind.most or (kind.shares and shared >= self._limits.threads)
             crowded = bool(host) and self._of_host[host] >= self._limits.of_a_host
-            why, silent = self._beyond(call), None
+            why, silent = self._beyond(call, peer), None
             if not why and (full or crowded):
                 silent = self._most_silent(call, of_its_host=crowded)
                 if silent is None:
                     why = f"{kind.most} {kind.name}" if full else f"{self._limits.of_a_host} calls from {host}"
             if not why:
                 self._count(call, 1)
+                if kind is self.joining:
+                    self._stay(call, self._session_bounds(peer))
         if silent is not None:
             silent.context.cancel()  # type: ignore[no-untyped-call]
         if why:
@@ -153,14 +162,18 @@ class CallRoom:
         """
         kind = call.waits_as
         with self._lock:
-            full = self._under_way[kind] >= kind.most
-            if not full:
+            why = f"{kind.most} {kind.name}" if self._under_way[kind] >= kind.most else ""
+            most = {} if call.stays_of else {f"{kind.name} from {call.host}": self._limits.parked_of_a_host}
+            why = why or self._full(most)
+            if not why:
+                if most:
+                    self._stay(call, most)
                 self._leaving.discard(call)
                 _add(self._of_host, call.host, -1)
                 call.host = ""
                 self._move(call, kind)
-        if full:
-            raise _refused(f"{kind.most} {kind.name}")
+        if why:
+            raise _refused(why)
 
     def answer(self, call: Call) -> None:
         """Counts a call that has waited as one that is answered."""
@@ -172,6 +185,9 @@ class CallRoom:
         with self._lock:
             self._leaving.discard(call)
             self._count(call, -1)
+            for whose in call.stays_of:
+                _add(self._stays, whose, -1)
+            call.stays_of = ()
             self._forget_bytes(call)
 
     def receive(self, call: Call, size: int) -> None:
@@ -195,6 +211,38 @@ class CallRoom:
         if why:
             raise _refused(why)
 
+    def answered(self, call: Call, size: int) -> None:
+        """Counts the one message of an answer until its client has read it, which it must within `unread_s`.
+
+        Raises:
+            CallRefused: too much is not read yet, of all clients or of this one.
+        """
+        limits, key = self._limits, object()
+        now, unread = time.monotonic(), replace(call, kind=self.unread)
+        bounds = {"": limits.most_upload_bytes, call.client: limits.most_upload_bytes_of_a_client}
+        with self._lock:
+            for client, most in bounds.items():
+                if (before := self._unread_bytes[client]) and before + size > most:
+                    of = f" of {client}" if client else ""
+                    raise _refused(f"unread answers{of} of {before} bytes")
+            self._count_unread(bounds, size)
+            self._waits[key] = _Wait(unread, now, now + limits.unread_s)
+
+        def over() -> None:
+            with self._lock:
+                self._count_unread(bounds, -size)
+                self._waits.pop(key, None)
+                self._given_up |= now + _LOOK_S < time.monotonic()
+
+        if not call.context.add_callback(over):
+            over()
+
+    def _count_unread(self, clients: Iterable[str], size: int) -> None:
+        for client in clients:
+            self._unread_bytes[client] += size
+            if not self._unread_bytes[client]:
+                del self._unread_bytes[client]
+
     @contextmanager
     def waiting(self, call: Call, seconds: float) -> Iterator[None]:
         """Around a wait for the client, which is ended after `seconds`, or where too many wait."""
@@ -206,6 +254,23 @@ class CallRoom:
         finally:
             with self._lock:
                 self._waits.pop(key, None)
+
+    def _session_bounds(self, peer: str) -> Mapping[str, int]:
+        limits = self._limits
+        return {
+            f"sessions of the client {peer}": limits.sessions_of_a_client,
+            f"sessions from {_host_of(peer)}": limits.sessions_of_a_host,
+        }
+
+    def _full(self, most: Mapping[str, int]) -> str:
+        """Which of these bounds of calls that are open for long is reached; "": none."""
+        return next((f"{number} {whose}" for whose, number in most.items() if self._stays[whose] >= number), "")
+
+    def _stay(self, call: Call, most: Mapping[str, int]) -> None:
+        """Counts a call among those that are open for long."""
+        call.stays_of = tuple(most)
+        for whose in most:
+            self._stays[whose] += 1
 
     def _count(self, call: Call, one: int) -> None:
         self._under_way[call.kind] += one
@@ -226,10 +291,11 @@ class CallRoom:
                 del self._bytes_of_client[call.client]
             call.received = 0
 
-    def _beyond(self, call: Call) -> str:
+    def _beyond(self, call: Call, peer: str) -> str:
         """Which limit the call is beyond that nobody can make room at; "": none."""
-        if call.kind is self.joining and self._under_way[self.sessions] >= self.sessions.most:
-            return f"{self.sessions.most} {self.sessions.name}"
+        if call.kind is self.joining:
+            full = self._under_way[self.sessions] >= self.sessions.most
+            return f"{self.sessions.most} {self.sessions.name}" if full else self._full(self._session_bounds(peer))
         if call.client and self._of_client[call.client] >= self._limits.calls_of_a_client:
             return f"{self._limits.calls_of_a_client} calls of the client {call.client}"
         return ""
@@ -256,16 +322,24 @@ class CallRoom:
         while not self._closed.wait(_LOOK_S):
             now = time.monotonic()
             with self._lock:
-                if not self._waits:
+                given_up, self._given_up = self._given_up, False
+                if not (self._waits or given_up):
                     continue
                 ended = [key for key, wait in self._waits.items() if wait.until < now]
-                for kind in (self.health, self.rare, self.joining, self.work, self.answers):
+                for kind in (self.health, self.rare, self.joining, self.work, self.answers, self.unread):
                     alike = [key for key, wait in self._waits.items() if wait.call.kind is kind and key not in ended]
                     surplus = len(alike) - min(kind.most // 2, self._limits.waiting)
                     ended += [key for key in alike[: max(surplus, 0)] if self._waits[key].since < now - _FAIR_S]
                 waits = [self._waits.pop(key) for key in ended]
+                self._given_up |= bool(waits)
             for wait in waits:
                 wait.call.context.cancel()  # type: ignore[no-untyped-call]
+            if given_up:
+                return_freed_memory()
+
+
+def _host_of(peer: str) -> str:
+    return peer.rpartition(":")[0] or peer  # gRPC names a peer `ipv4:127.0.0.1:50051`
 
 
 def _add(counter: Counter[str], key: str, one: int) -> None:
@@ -338,21 +412,25 @@ class CallLimits:
         threads: Calls under way at once, but for health checks and those that wait.
         sessions: Workers whose sessions are open at once. They hold no threads.
         parked: Calls that wait for something to happen here: a task, a version, a commit. They hold no threads.
+        sessions_of_a_client: Sessions of one client.
         calls_of_a_client: Calls of one client under way or waiting, sessions apart.
         calls_a_second_of_a_client: Begun by one client, sessions and health checks apart; as many may come at once.
             None: any number.
-        upload_bytes: Of all requests that are being received or worked on, together; the oldest one may be larger.
-            None: an eighth of the memory here, at least 1 GiB.
+        upload_bytes: Of all requests that are being received or worked on, together; the oldest one may be larger. And
+            again of all answers of one message that are not read yet. None: an eighth of the memory here, at least
+            1 GiB.
         upload_bytes_of_a_client: The same of one client. None: half of `upload_bytes`.
         first_message_s: Seconds that a client may take for its first message.
         next_message_s: And for each one after it.
         least_rate: Bytes a second that a stream of messages must bring on average, once `next_message_s` have passed.
-        unread_s: Seconds that a client may take to make room for one more message of the answer.
+        unread_s: Seconds that a client may take to make room for one more message of the answer, or to read one that is
+            all of it. Messages of one answer must be read at `least_rate`, too.
     """
 
     threads: int = 256
     sessions: int = 4_096
     parked: int = 16_384
+    sessions_of_a_client: int = 64
     calls_of_a_client: int = 128
     calls_a_second_of_a_client: float | None = None
     upload_bytes: int | None = None
@@ -360,7 +438,7 @@ class CallLimits:
     first_message_s: float = 10.0
     next_message_s: float = 30.0
     least_rate: int = 64 << 10
-    unread_s: float = 60.0
+    unread_s: float = 20.0
 
     @property
     def waiting(self) -> int:
@@ -371,6 +449,21 @@ class CallLimits:
     def of_a_host(self) -> int:
         """Calls of one host that may be under way at once, sessions and waiting calls apart."""
         return max(1, self.threads * 3 // 4)
+
+    @property
+    def sessions_of_a_host(self) -> int:
+        """Sessions of one host: three quarters of all."""
+        return max(1, self.sessions * 3 // 4)
+
+    @property
+    def parked_of_a_host(self) -> int:
+        """Waiting calls of one host: three quarters of all."""
+        return max(1, self.parked * 3 // 4)
+
+    @property
+    def streams(self) -> int:
+        """Of one connection at once; further calls wait at the client."""
+        return self.calls_of_a_client + self.sessions_of_a_client + 16
 
     @property
     def answering(self) -> int:

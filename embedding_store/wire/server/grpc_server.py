@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote
 
 import grpc
@@ -19,11 +19,12 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from elastable.embedding_store.errors import BadInput, ElastableError, Unauthenticated
+from elastable.embedding_store.errors import BadInput, ElastableError, PermissionDenied, Unauthenticated
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY, Counts, Tracer
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import (
+    Caller,
     Callers,
     Credentials,
     Proof,
@@ -36,6 +37,7 @@ from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_
 from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
 from elastable.embedding_store.wire.server.call_room import Call, CallLimits
+from elastable.embedding_store.wire.server.connections import CountedPort, Standing
 from elastable.embedding_store.wire.server.handlers import (
     Body,
     Handler,
@@ -55,6 +57,8 @@ _OPTIONS = [
     *KEEPALIVE_OPTIONS,
     # Clients ask as often as we do; half of that still is no abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # until TLS and HTTP/2 have begun
+    ("grpc.max_connection_idle_ms", 300_000),  # without a call; pings are none
 ]
 
 
@@ -74,6 +78,8 @@ class Service:
             `Later`.
         not_ready: Says why it cannot do its work now; None: it can. Health checks ask it.
         proofs: What its callers show within a job; none outside of one, where roles decide.
+        of_known: Method name -> says of a request why it is only for callers who have shown a token or a certificate;
+            "": it is not.
     """
 
     name: str
@@ -83,6 +89,7 @@ class Service:
     waiting: frozenset[str] = frozenset()
     not_ready: "NotReady" = lambda: None
     proofs: Proofs = field(default_factory=dict)
+    of_known: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
 
 
 class GrpcServer:
@@ -102,6 +109,7 @@ class GrpcServer:
         address: `host:port` that it listens on, the port taken.
         health: What it says of itself.
         calls: Calls that have ended, by method and status code.
+        connections: Those to its port.
 
     Raises:
         BadInput: the address cannot be listened on, or not with such credentials; names it and why.
@@ -122,11 +130,18 @@ class GrpcServer:
         self._services = tuple(services)
         self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
         self._guard = CallGuard(limits, _SPARE)
+        self.connections = CountedPort("gRPC")
         self.calls, self.health = Counts(), Health({service.name: service.not_ready for service in services})
         self._server = grpc.server(
             self._pool,
-            interceptors=[CheckedCalls(services, self.calls, Callers(credentials, anonymous), self._guard)],
-            options=_OPTIONS,
+            interceptors=[
+                CheckedCalls(services, self.calls, Callers(credentials, anonymous), self._guard, self.connections)
+            ],
+            options=[
+                *_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", self.connections.bounds.cap),
+                ("grpc.max_concurrent_streams", limits.streams),
+            ],
             maximum_concurrent_rpcs=limits.threads + _SPARE,
         )
         self._server.add_generic_rpc_handlers(
@@ -150,6 +165,7 @@ class GrpcServer:
             raise BadInput(f"cannot listen on {address}: {_why_not(where)}") from error
         self.address = str(Address(where.host, port))
         self._server.start()
+        self.connections.begin(port)
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Takes no more calls, ends sessions, and gives other calls `grace_s` seconds to end.
@@ -161,6 +177,7 @@ class GrpcServer:
         for service in self._services:
             service.close()
         stopped.wait(grace_s + 5.0)
+        self.connections.close()
         self._guard.close()
         self._pool.shutdown(wait=False)
 
@@ -314,11 +331,19 @@ class CheckedCalls(Interceptor):
         counts: Where calls are counted, by method and name of the status code.
         callers: Who may call.
         guard: The limits.
+        connections: Is told who calls.
     """
 
-    def __init__(self, services: Sequence[Service], counts: Counts, callers: Callers, guard: CallGuard) -> None:
+    def __init__(
+        self,
+        services: Sequence[Service],
+        counts: Counts,
+        callers: Callers,
+        guard: CallGuard,
+        connections: CountedPort,
+    ) -> None:
         self._services = {service.name: service for service in services}
-        self._counts, self._callers, self._guard = counts, callers, guard
+        self._counts, self._callers, self._guard, self._connections = counts, callers, guard, connections
         self._known: dict[str, Handler] = {}
         begin = partial(self._begin, OTHER_METHODS, Rule(Role.READER, Proof.NONE), {}, None)
         self._not_served = guard.guarded("", grpc.stream_stream_rpc_method_handler(_not_served), begin, False, False)
@@ -340,6 +365,8 @@ class CheckedCalls(Interceptor):
         rule = None if method == HEALTH_CHECK else rule_of_call(method)
         served = call in service.handlers or method == HEALTH_CHECK
         waits, said = call in service.sessions or call in service.waiting, f"{name}/{call}" if served else OTHER_METHODS
+        if (why_known := service.of_known.get(call)) is not None:
+            handler = self._of_known(call, handler, why_known)
         if rule is not None and rule.role is Role.ADMINISTRATOR and not handler.response_streaming:
             handler = audited(method, handler, self._callers)
         tracer = PROCESS.tracer if served else None
@@ -351,19 +378,35 @@ class CheckedCalls(Interceptor):
             self._known[method] = handler
         return handler
 
+    def _of_known(self, call: str, handler: Handler, why_known: Callable[[Any], str]) -> Handler:
+        """The handler, which refuses requests to strangers that are for callers who have shown who they are."""
+        behaviour = behaviour_of(handler)
+
+        def answer(request: object, context: grpc.ServicerContext) -> object:
+            if (why := why_known(request)) and not self._callers.knows(self._callers.of(context)):
+                needed = "start the server with ELASTABLE_WORKER_TOKEN_FILE, and give this client the same file"
+                raise PermissionDenied(f"{call}: {why}; this caller shows no token: {needed}")
+            return behaviour(request, context)
+
+        return with_behaviour(handler, answer)
+
     def _begin(self, method: str, rule: Rule | None, proofs: Proofs, tracer: Tracer | None, call: Call) -> None:
         """Has a call counted at its end, which comes now unless its caller may make it; None: everybody may."""
         if tracer is not None and (parent := _parent_of(call.context)):
             at_end_of(call.context, tracer.begin_serving(method, parent))
         at_end_of(call.context, lambda: self._counts.add(method, call.code))
+        standing = Standing.SILENT
         if rule is not None:
-            self._judge(rule, "" if method == OTHER_METHODS else method.rpartition("/")[2], proofs, call.context)
+            name = "" if method == OTHER_METHODS else method.rpartition("/")[2]
+            known = self._callers.knows(self._judged(rule, name, proofs, call.context))
+            standing = Standing.KNOWN if known or not self._callers.knows_anybody else Standing.CALLER
+        self._connections.heard(call.context.peer(), standing)
 
-    def _judge(self, rule: Rule, call: str, proofs: Proofs, context: grpc.ServicerContext) -> None:
-        """Returns where the caller may make the call; ends it otherwise."""
+    def _judged(self, rule: Rule, call: str, proofs: Proofs, context: grpc.ServicerContext) -> Caller:
+        """The caller, where it may make the call; ends it otherwise."""
         with answering(context):
             try:
-                self._callers.judge(call, rule, proofs, context)
+                return self._callers.judge(call, rule, proofs, context)
             except ElastableError as error:
                 if rule.role is Role.ADMINISTRATOR:
                     audit(call, self._callers.named(context), context, "", f"refused: {error}")

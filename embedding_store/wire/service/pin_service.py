@@ -16,6 +16,9 @@ TOKEN_BYTES = 16
 MOST_PINS = 1024
 """Pins of all clients."""
 
+MOST_PINS_OF_A_CLIENT = 256
+"""Of one connection."""
+
 _NAMED_S = 600.0  # after its lease a pin is known for so long, to say what became of it
 
 
@@ -97,6 +100,8 @@ class ServedPins:
         known = self._pins.get(request.token)
         if known is None and len(self._pins) >= MOST_PINS:
             raise BadInput(f"PinRequest: {MOST_PINS} pins are held here, as many as there may be; release some")
+        if known is None and self._held_by(client) >= MOST_PINS_OF_A_CLIENT:
+            raise BadInput(f"PinRequest: this client holds {MOST_PINS_OF_A_CLIENT} pins, the most of one; release some")
         if known is None:
             pin = self._store.pin(request.version if request.HasField("version") else None, lease_s)
             with self._changing:
@@ -105,6 +110,10 @@ class ServedPins:
             if known.pin is not pin:  # the same call has come twice at the same time
                 pin.close()
         return store_pb2.PinReply(version=known.version)
+
+    def _held_by(self, client: str) -> int:
+        with self._changing:
+            return sum(held.client == client for held in self._pins.values())
 
     def _renew(self, token: bytes, lease_s: float) -> store_pb2.PinReply:
         (pin := self.source(token)).renew(lease_s)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.server.connections import LISTENERS, Bound, Bounds, Standing
 from elastable.monitoring import http_server
 from elastable.monitoring.endpoints import Endpoints
 from elastable.monitoring.http_server import HttpServer
@@ -20,6 +21,8 @@ from elastable.monitoring.metrics import Source, process_source
 from elastable.monitoring.page.views import Watched
 from tests.certificates import TOKEN, Authority
 from tests.elastable.monitoring.http_client import LIMIT_S, get
+from tests.raw_http2 import flood, is_open
+from tests.waiting import until
 
 HERE = Address("127.0.0.1", 0)
 
@@ -197,7 +200,8 @@ def test_a_connection_that_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_further_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
+    few = {standing: Bound(3, 3) for standing in Standing}
+    monkeypatch.setitem(LISTENERS, "HTTP", Bounds(64, few, 3_600.0))
     monkeypatch.setattr(http_server, "_REQUEST_S", 120.0)
     with served() as server, ExitStack() as held:
         clients = [held.enter_context(connection(server)) for _ in range(3)]
@@ -206,6 +210,16 @@ def test_further_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
         with connection(server) as further:
             assert read_to_the_end(further) == b""
+        assert all(map(is_open, clients))
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\n"], ids=["nothing", "half"])
+@pytest.mark.parametrize("credentials", [Credentials(), Credentials(token=TOKEN)], ids=["open", "token"])
+def test_probes_are_answered_whoever_fills_the_port(said: bytes, credentials: Credentials) -> None:
+    with served(credentials) as server, flood(str(server.address), said) as ended:
+        until(lambda: len(ended) > 200)
+        for _ in range(3):
+            assert get(f"{server.url}healthz").status == 200
 
 
 def test_an_address_in_use_is_refused_by_name() -> None:

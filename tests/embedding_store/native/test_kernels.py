@@ -8,7 +8,7 @@ import pytest
 
 from elastable.embedding_store.native import kernel
 from elastable.embedding_store.native.kernel import CompileLocks
-from elastable.embedding_store.support.compile_clock import compile_seconds
+from elastable.embedding_store.support.clocks import compile_seconds
 
 pytestmark = pytest.mark.process
 
@@ -52,7 +52,7 @@ def test_kernels_run_whatever_can_be_written(installed: Path, tmp_path: Path, wr
 
 
 COUNTED = f"""
-from elastable.embedding_store.support.compile_clock import compile_seconds
+from elastable.embedding_store.support.clocks import compile_seconds
 {PROGRAM}
 print(compile_seconds() > 0)
 """

@@ -2,12 +2,13 @@
 
 import re
 import resource
+import socket
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -30,6 +31,7 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Servic
 from elastable.embedding_store.wire.server.handlers import Later
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import create_tables, fixed, int64
+from tests.raw_http2 import begun, call, connected
 from tests.waiting import until
 
 LIMITS = CallLimits(threads=16)
@@ -180,15 +182,15 @@ def test_health_is_reported_while_all_else_is_full_and_sessions_leave_room(held:
 
     handlers = {"Stay": unary(stay), "Work": unary(hold)}
     service = Service("test.Hold", handlers, lambda: settle(over, b"held"), frozenset({"Stay"}))
-    limits = CallLimits(threads=16, sessions=40)  # more than there are threads
+    limits = CallLimits(threads=16, sessions=54)  # 40 of one host, more than there are threads
     store, address = served(held, limits, service)
     held.callback(leave.set)
     stays = channel(held, address).unary_unary("/test.Hold/Stay", None, None)
     sessions = []
-    for _ in range(limits.sessions):
+    for _ in range(limits.sessions_of_a_host):
         sessions.append(stays.future(b"", timeout=WAIT_S))
         assert inside.acquire(timeout=WAIT_S)
-    refused(stays, "40 sessions are under way here")
+    refused(stays, "40 sessions from ipv4:127.0.0.1 are under way here")
     with RemoteSource(address, WAIT_S) as source:
         assert source.version() == store.version()
     work = channel(held, address).unary_unary("/test.Hold/Work", None, None)
@@ -199,6 +201,99 @@ def test_health_is_reported_while_all_else_is_full_and_sessions_leave_room(held:
     leave.set()
     over.set_result(b"held")
     assert {call.result(timeout=WAIT_S) for call in (*sessions, *working)} == {b"held"}
+
+
+@contextmanager
+def waiting_calls(held: ExitStack, limits: CallLimits, sessions: bool) -> Iterator[tuple[str, list[Future[bytes]]]]:
+    """A server whose calls `/test.Hold/Stay` wait for these futures; its address."""
+    there = list[Future[bytes]]()
+
+    def stay(request: bytes, context: grpc.ServicerContext) -> Later[bytes]:
+        there.append(Future())
+        return Later(there[-1], lambda reply: reply)
+
+    names = frozenset({"Stay"}), frozenset[str]()
+    service = Service("test.Hold", {"Stay": unary(stay)}, lambda: None, *(names if sessions else names[::-1]))
+    yield served(held, limits, service)[1], there
+    for future in there:
+        settle(future, b"held")
+
+
+def stays(held: ExitStack, address: str) -> Callable[..., grpc.Future]:
+    """The call, on a connection of its own."""
+    own = held.enter_context(grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]))
+    return lambda: own.unary_unary("/test.Hold/Stay", None, None).future(b"", timeout=WAIT_S)
+
+
+def test_one_connection_has_some_of_all_sessions(held: ExitStack) -> None:
+    limits = CallLimits(threads=16, sessions=40, sessions_of_a_client=3)
+    with waiting_calls(held, limits, sessions=True) as (address, there):
+        for call in (stays(held, address), stays(held, address)):
+            before = len(there)
+            sessions = [call() for _ in range(3)]
+            until(lambda before=before: len(there) == before + 3)  # type: ignore[misc]
+            assert ended(call()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            sessions[0].cancel()
+            until(lambda call=call, before=before: call() and len(there) > before + 3)  # type: ignore[misc]
+
+
+def test_waiting_calls_of_one_host_leave_room_to_others(held: ExitStack) -> None:
+    with waiting_calls(held, CallLimits(threads=16, parked=4), sessions=False) as (address, there):
+        calls = [stays(held, address)() for _ in range(3)]
+        until(lambda: len(there) == 3)
+        further = stays(held, address)()
+        with pytest.raises(grpc.RpcError, match=r"3 waiting calls from ipv4:127\.0\.0\.1 are under way here"):
+            further.result(timeout=WAIT_S)
+        for future in there[:3]:
+            future.set_result(b"held")
+        assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
+
+
+@pytest.mark.parametrize("of_a_client", [1 << 20, 1 << 30])
+def test_answers_that_nobody_reads_are_bounded_and_end(
+    held: ExitStack, of_a_client: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned = threading.Event()
+    monkeypatch.setattr(call_room, "return_freed_memory", returned.set)
+    reply, made = bytes(256 << 10), Counter[str]()
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        made["answers"] += 1
+        context.add_callback(lambda: made.update(over=1))
+        return reply
+
+    limits = CallLimits(upload_bytes=4 << 20, upload_bytes_of_a_client=of_a_client, unread_s=3.0)
+    _, address = served(held, limits, Service("test.Hold", {"Work": unary(answer)}))
+    most = min(limits.most_upload_bytes, of_a_client) // len(reply)
+    with connected(address, begun(window=0)) as client, until_read(client) as said:
+        for stream in range(1, 81, 2):
+            client.sendall(call(stream, "/test.Hold/Work"))
+        until(lambda: made["answers"] == 40, WAIT_S)
+        until(lambda: made["over"] >= 40 - most, WAIT_S)  # refused: their answers are dropped
+        assert made["over"] == 40 - most or time.monotonic() - said[0] > limits.unread_s
+        ask = channel(held, address).unary_unary("/test.Hold/Work", None, None)
+        if of_a_client == 1 << 20:
+            assert ask(b"", timeout=WAIT_S) == reply  # another client
+        until(lambda: made["over"] >= 40, WAIT_S)
+        assert returned.wait(WAIT_S)
+        assert ask(b"", timeout=WAIT_S) == reply
+
+
+@contextmanager
+def until_read(client: socket.socket) -> Iterator[list[float]]:
+    """Reads and drops what the server says, but for answers, which have no room; when that began."""
+
+    def read() -> None:
+        with suppress(OSError):
+            while client.recv(1 << 16):
+                pass
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield [time.monotonic()]
+    with suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
+    thread.join()
 
 
 def resident_bytes() -> int:
@@ -328,9 +423,9 @@ def test_in_no_span_of_time_a_client_makes_more_than_its_share(most: float, call
         else:
             assert made[client], f"{client} was refused its first call"
     for times in made.values():
-        for first, begun in enumerate(times):
+        for first, since in enumerate(times):
             for last in range(first, len(times)):
-                assert last - first + 1 <= max(most, 1.0) + most * (times[last] - begun) + 1e-6
+                assert last - first + 1 <= max(most, 1.0) + most * (times[last] - since) + 1e-6
 
 
 def test_a_client_that_keeps_its_rate_is_never_refused() -> None:

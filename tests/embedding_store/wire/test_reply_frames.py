@@ -1,5 +1,7 @@
 """Rows gathered into frames are the message that the generated code reads."""
 
+import threading
+import time
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,11 +10,12 @@ import pytest
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.contract.row_source import LookupRequest
-from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StaleVersion, StoreFailed
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.messages import reply_frames
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, FrameReader, frame_prefix
-from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames
+from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
 
 DIMS = {"narrow": 3, "wide": 64, "widest": 65_536}
 
@@ -127,3 +130,27 @@ def test_a_lookup_that_fails_in_another_thread_is_raised_to_who_takes_its_frames
         assert next(frames)
         with pytest.raises(StoreFailed, match="it broke"):
             next(frames)
+
+
+def test_room_is_waited_for_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, room, had = threading.Semaphore(0), ReplyRoom(10 << 20, wait_s=0.01), threading.Event()
+
+    def compiling_all_the_time() -> float:
+        asked.release()
+        return time.monotonic()
+
+    def another() -> None:
+        with room.taken(9 << 20):
+            had.set()
+
+    monkeypatch.setattr(reply_frames, "compile_seconds", compiling_all_the_time)
+    with room.taken(9 << 20):
+        waits = threading.Thread(target=another)
+        waits.start()
+        assert all(asked.acquire(timeout=60) for _ in range(5))  # its time was up four times
+        assert not had.is_set()
+    assert had.wait(60)
+    waits.join()
+    monkeypatch.setattr(reply_frames, "compile_seconds", lambda: 0.0)
+    with room.taken(9 << 20), pytest.raises(DeadlineExceeded, match="are still being sent"), room.taken(9 << 20):
+        pass

@@ -12,8 +12,18 @@ from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from elastable.embedding_store import MemoryStore, RemoteStore
-from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
+from elastable.embedding_store import MemoryStore, OptimizerSpec, RemoteStore, TableSpec
+from elastable.embedding_store.errors import (
+    BadInput,
+    ElastableError,
+    PermissionDenied,
+    StaleVersion,
+    Unauthenticated,
+    Unsupported,
+)
+from elastable.embedding_store.optimizers import registry
+from elastable.embedding_store.optimizers.base import KERAS_BLOCK, RowOptimizer
+from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials, Role, rule_of_call
@@ -24,6 +34,7 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.master.api import JobSpec
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.core.job_master import Master
+from elastable.master.model.wrapping_optimizers import with_averages
 from elastable.master.rpc.master_service import master_service
 from elastable.master.tasks.progress import Progress
 from elastable.master.v1 import master_pb2
@@ -70,6 +81,35 @@ def code_of(opened: grpc.Channel, method: str) -> grpc.StatusCode:
         code: grpc.StatusCode = error.code()
         return code
     return grpc.StatusCode.OK
+
+
+# -- what only known callers may ask for
+
+
+@pytest.mark.parametrize("within", [0, 1, 2])
+def test_a_stranger_has_no_server_import_a_framework(
+    held: ExitStack, within: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = list[OptimizerSpec]()
+
+    def import_keras(spec: OptimizerSpec) -> RowOptimizer:
+        imported.append(spec)
+        raise Unsupported("it is imported")
+
+    monkeypatch.setitem(registry._registered, KERAS_BLOCK, import_keras)
+    optimizer = OptimizerSpec(KERAS_BLOCK, (("learning_rate", 0.1),), '{"class_name": "Lamb"}')
+    for _ in range(within):
+        optimizer = with_averages(optimizer, 0.9, None)
+    stranger = client(held, serve(held, Credentials())[1], Credentials())
+    with pytest.raises(PermissionDenied, match=r"'keras'.*its optimizer has no kernel here.*ELASTABLE_WORKER_TOKEN_FI"):
+        stranger.create_table(TableSpec("keras", 4, optimizer=optimizer))
+    assert not imported
+    for name in FUSED:  # by name, whatever it is named in Keras
+        stranger.create_table(TableSpec(name, 4, optimizer=OptimizerSpec(name)))
+    worker = client(held, serve(held, SERVER)[1], as_role(Role.WORKER))
+    with pytest.raises(ElastableError, match="it is imported"):
+        worker.create_table(TableSpec("keras", 4, optimizer=optimizer))
+    assert imported
 
 
 # -- the table

@@ -130,6 +130,9 @@ def test_tables_pins_names_and_sketches_have_limits(held: ExitStack, monkeypatch
         client.pin()
     pins[0].close()
     client.pin().close()
+    monkeypatch.setattr(pin_service, "MOST_PINS_OF_A_CLIENT", 1)
+    with pytest.raises(BadInput, match="this client holds 1 pins, the most of one"):
+        client.pin()
     pins[1].close()
     with pytest.raises(BadSpec, match="600 bytes; the most are 256"):
         fixed("無" * 200)

@@ -18,7 +18,7 @@ from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Servic
 from elastable.embedding_store.wire.server.handlers import Answer, Later
 
 WAIT_S = 60
-LIMITS = CallLimits(threads=4, parked=100, sessions=100)
+LIMITS = CallLimits(threads=4, parked=150, sessions=150)
 
 
 class Watched(Future[bytes]):
@@ -188,14 +188,14 @@ def test_a_call_that_waited_leaves_nothing_for_the_collector(held: ExitStack, st
 
 
 def test_a_client_that_leaves_cancels_its_wait_and_frees_its_room(held: ExitStack) -> None:
-    served = Waiting(held, CallLimits(threads=4, parked=2))
+    served = Waiting(held, CallLimits(threads=4, parked=3))  # two of one host
     calls = [served.one.future(b"", timeout=WAIT_S) for _ in range(2)]
     served.await_calls(2)
     served.await_parked(2)
     third = served.one.future(b"", timeout=WAIT_S)
     error = refused(third)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details() == "2 waiting calls are under way here; try again"
+    assert error.details() == "2 waiting calls from ipv4:127.0.0.1 are under way here; try again"
     served.await_calls(1)
     assert served.futures[2].cancelled()
     left = threading.Semaphore(0)

@@ -2,7 +2,7 @@ import numba
 import pytest
 
 from elastable.embedding_store.errors import DeadlineExceeded
-from elastable.embedding_store.support.compile_clock import compile_seconds
+from elastable.embedding_store.support.clocks import compile_seconds
 from elastable.embedding_store.tiers.redis.connection import Deadline
 
 
