@@ -32,7 +32,7 @@ from elastable.embedding_store.tiers.redis.record_transfer import (
     stamp_of,
     write_records,
 )
-from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace, server_facts
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
@@ -75,6 +75,7 @@ class RedisTier(Tier):
         self._tables: dict[str, RecordTable] = {}
         self._known: dict[str, Int64] = {}  # of each table int64 `[partitions]`: stamps that are confirmed
         self._stamp = 0  # of the last write
+        self._doubtful: dict[str, set[int]] = {}  # of each table ids whose records failed their check
 
     @property
     def place(self) -> str:
@@ -157,6 +158,8 @@ class RedisTier(Tier):
             raise
         for batch in batches:
             self._confirm(batch.table, batch.parts["partition"], stamp)
+            if doubtful := self._doubtful.get(batch.table.table.name):
+                doubtful.difference_update((*batch.ids.tolist(), *batch.gone.tolist()))
 
     def _next_stamp(self, sequence: int) -> int:
         """Another one than that of any write before, so that the loss of one is noticed."""
@@ -198,7 +201,12 @@ class RedisTier(Tier):
             raise BadInput(
                 f"table {table!r}: block_rows={block_rows} must be at least 1, and width={width} at most {record_bytes}"
             )
-        return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline)
+        doubtful = self._doubtful[table] = set()
+        damaged = lambda ids: doubtful.update(ids.tolist())  # noqa: E731
+        return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline, damaged)
+
+    def doubtful(self, table: str) -> Int64:
+        return np.array(sorted(self._doubtful.get(table, ())), np.int64)
 
     def state(self) -> bytes | None:
         return self._state(self._place.deadline()).checked(self._place.url)
@@ -521,10 +529,9 @@ def ask_for_rewrites(topology: Topology) -> int:
     """
     begun = 0
     deadline = Deadline(min(topology.url.deadline, _LONGEST_S))
-    with suppress(StoreFailed, Unavailable):
-        for address in topology.nodes():
-            found = topology.call_at(address, [("INFO", "persistence"), ("INFO", "memory")], deadline)
-            if not all(isinstance(answer, bytes) for answer in found) or not _is_worth_it(_fields(b"\r\n".join(found))):
+    for address in topology.nodes():
+        with suppress(StoreFailed, Unavailable):
+            if not _is_worth_it(server_facts(topology, address, deadline, "persistence", "memory")):
                 continue
             (answer,) = topology.call_at(address, [("BGREWRITEAOF",)], deadline)
             if isinstance(answer, bytes):
@@ -532,11 +539,6 @@ def ask_for_rewrites(topology: Topology) -> int:
             else:
                 _LOG.info("the append-only file of redis at %s is not rewritten: %s", address, answer)
     return begun
-
-
-def _fields(text: bytes) -> dict[str, str]:
-    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
-    return {name: value for name, _, value in lines}
 
 
 def _is_worth_it(info: Mapping[str, str]) -> bool:
