@@ -149,7 +149,12 @@ class LostPartition(StoreBroken):
 
 
 class DamagedRecords(StoreBroken):
-    """Records that fail their check."""
+    """Records that fail their check.
+
+    Attributes:
+        table: Their table.
+        ids: int64.
+    """
 
     def __init__(self, server: object, table: RecordTable, ids: Int64) -> None:
         partition = int(partition_of(ids[:1], table.partitions)[0])
@@ -159,6 +164,7 @@ class DamagedRecords(StoreBroken):
             f"{partition}): they fail the check that was written with them. Open the store again, which takes from the "
             "log what it still holds of them. Go back to a checkpoint where that is refused"
         )
+        self.table, self.ids = table.table.name, ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ transaction.
     {N}:tier:state     hash    "state" -> what the engine keeps: version, steps, specs; "check" -> its CRC-32, uint32
                                "sequence" -> the greatest stamp so far, int64 "stamps:" and the table's name -> int64
                                [P]: stamps that were acknowledged before the state was written "lost:" and the table's
-                               name -> partition in decimal, which a writer found lost
+                               name -> partition in decimal, which a writer found lost "damaged:" and the
+                               table's name -> int64: ids whose records a writer found damaged
     {N}:owner          string  who may write: "<host>:<process>:<random>:<phase>"
     {N}:log            stream  what was changed, in order, until the records hold it; the entries are described in
                                `elastable.embedding_store.tiers.redis.stream_records`

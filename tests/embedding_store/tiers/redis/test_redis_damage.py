@@ -99,6 +99,24 @@ def test_damaged_rows_that_the_log_holds_are_restored(
             store.close()
 
 
+def test_cold_damage_that_a_writer_met_is_refused_at_the_next_opening(url: str, redis_node: Server) -> None:
+    """So that a job goes back to its checkpoint, instead of meeting it again and again."""
+    damage(redis_node, [17])
+    cold = f"{url}?budget=1MiB&flush=1000"
+    with open_store(cold) as store:
+        store.commit(commit_of(2, IDS[:10]))
+        with pytest.raises(StoreBroken, match="those of ids 17 "):
+            store.read_rows("users", np.array([9000, 17]))
+    with pytest.raises(
+        StoreBroken, match="1 records of table 'users' are damaged, those of ids 17, and the log does not"
+    ):
+        open_store(cold)
+    asked = list[StoreBroken]()
+    with open_store(cold, on_broken=lambda error, _: asked.append(error)) as store:
+        assert "those of ids 17" in str(asked[0])
+        assert not store.specs()
+
+
 def test_every_kind_of_bit_of_a_record_counts(url: str, redis_node: Server) -> None:
     with redis_node.client() as client, open_store(f"{url}?budget=1MiB") as store:
         key, field = place_of(7)
