@@ -523,7 +523,7 @@ def inspect_redis_log(url: str) -> LogReport:
 
 
 def _report(tier: RedisTier, log: RedisLog) -> LogReport:
-    written = max(_flushed(tier)[0], tier.sequence)
+    written = max(_flushed(tier)[0], tier.sequence, log.reached)
     log.refresh()
     first, last, size = log.first, log.last, log.bytes
     flushed, version = _flushed(tier)  # the log is never trimmed beyond that
@@ -531,8 +531,8 @@ def _report(tier: RedisTier, log: RedisLog) -> LogReport:
         raise BadInput(f"{tier.place} holds no log")
     if first > flushed + 1 or last < written:
         raise StoreBroken(
-            f"{tier.place} is incomplete: its rows include log entries up to {written}, its state those up to "
-            f"{flushed}, and its log holds {first} to {last}"
+            f"{tier.place} is incomplete: its rows or stream tell of log entries up to {written}, its state of those "
+            f"up to {flushed}, and its log holds {first} to {last}"
         )
     tally = ChangeTally(version)
     for entry in log.entries(after=first - 1):
