@@ -11,7 +11,7 @@ from functools import partial
 
 import hiredis
 
-from elastable.embedding_store.errors import NotReady, StoreFailed, TakenOver
+from elastable.embedding_store.errors import DeadlineExceeded, NotReady, StoreFailed, TakenOver
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connection import (
@@ -58,13 +58,24 @@ class RedisPlace:
         self._writing: Topology | None = None
         self._numbers = itertools.count(1)
         self._taking = threading.Lock()
-        deadline = self.deadline()
         try:
-            Retry(deadline.left(self.url), lambda error: isinstance(error, NotReady)).call(
-                lambda: require_data(self.topology, deadline)
-            )
+            self._wait_for_data()
         except BaseException:
             self.close()
+            raise
+
+    def _wait_for_data(self) -> None:
+        deadline, lacking = self.deadline(), list[NotReady]()
+
+        def lacks(error: Exception) -> bool:
+            lacking.extend([error] if isinstance(error, NotReady) else [])
+            return isinstance(error, NotReady)
+
+        try:
+            Retry(deadline.left(self.url), lacks).call(lambda: require_data(self.topology, deadline))
+        except DeadlineExceeded:
+            if lacking:
+                raise lacking[-1] from None
             raise
 
     def require_fit_to_write(self) -> None:

@@ -265,7 +265,7 @@ def test_a_server_that_loads_its_data_is_not_ready_yet_and_waited_for(server_bin
         server.launch()
         with server.client() as client:
             until(lambda: loading(client))
-            for attempt in (lambda: adam(reader), lambda: open_store(f"{server.url}?deadline=2")):
+            for attempt in (lambda: adam(reader), lambda: open_store(f"{server.url}?deadline=5")):
                 with pytest.raises(NotReady, match=r"LOADING|is still loading its data"):
                     attempt()
             enough = threading.Timer(0.1, client.config_set, ("key-load-delay", 0))
