@@ -279,6 +279,8 @@ def open_places(
     deadline_s: float | None = None,
     on_broken: OnBroken | None = None,
     credentials: Credentials | None = None,
+    acknowledged_in: Path | None = None,
+    accept_version: int | None = None,
 ) -> EmbeddingStore:
     """Opens the stores that the places need, as one store.
 
@@ -286,7 +288,7 @@ def open_places(
         locations: With the URLs.
         places: Of every table.
         default: URL of the store for what is nowhere else.
-        shared, deadline_s, on_broken, credentials: As of `open_store`.
+        shared, deadline_s, on_broken, credentials, acknowledged_in, accept_version: As of `open_store`.
 
     Raises:
         BadInput: a table is placed where the locations name no store, or a store that `refuse_remote_shards` refuses.
@@ -302,7 +304,7 @@ def open_places(
                 )
             url = locations.stores[storage]
             refuse_remote_shards(url)
-            store = open_store(url, shared=shared, deadline_s=deadline_s, on_broken=on_broken, credentials=credentials)
+            store = open_store(url, None, shared, deadline_s, on_broken, credentials, acknowledged_in, accept_version)
             stores[storage] = opened.enter_context(store)
         opened.pop_all()
     return join_stores(stores, places)

@@ -104,6 +104,8 @@ def _options(
 ) -> None:
     if context.obj is None:  # in another program, which configures logging itself
         return
+    if context.invoked_subcommand != "replicas":  # which runs a program of its user's
+        os.umask(0o077)  # rows, metrics, logs and models: what a command writes, its owner alone may read
     # Workers that the command starts log likewise.
     os.environ["ELASTABLE_LOG_FORMAT"] = log_format
     if log_level is not None:

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +17,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, StoreHistory
 from elastable.embedding_store.engine.store_tier import DEFAULT_EVERY_S, StoreTier
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
+from elastable.embedding_store.log.acknowledged import AcknowledgedFile, acknowledged_beside
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.store_reader import HeldReader, StoreReader
@@ -90,6 +93,8 @@ def open_store(
     deadline_s: float | None = None,
     on_broken: OnBroken | None = None,
     credentials: Credentials | None = None,
+    acknowledged_in: Path | None = None,
+    accept_version: int | None = None,
 ) -> BaseStore:
     """The store at a URL, to read and to write.
 
@@ -107,10 +112,14 @@ def open_store(
         on_broken: Is asked where rows or changes are lost or corrupt, for each shard by itself: what is left of the
             store is deleted, and an empty one takes its place; or it raises. None: the error is raised.
         credentials: Of the client of store servers; None, and of other stores: those of the environment.
+        acknowledged_in: A folder where the newest version is noted of each store whose log is in Redis, so that it is
+            refused once it has lost that; None: nowhere. Of a log in files it is noted next to the folder of the store.
+        accept_version: A store that is at this version is opened although a later one was acknowledged, where its URL
+            does not say (`accept_version=`); None: none is.
 
     Raises:
         BadInput: no such URL can be.
-        StoreBroken: rows or changes are lost, or corrupt.
+        StoreBroken: rows or changes are lost, or corrupt; or the store is behind the version that was acknowledged.
         Unavailable, DeadlineExceeded, StoreFailed: as the store itself.
     """
     check_store_url(url)
@@ -119,37 +128,121 @@ def open_store(
         clients = (ShardClient(each, deadline, credentials) for each in server_addresses(url))
         return _of_all(clients, lambda servers: StoreServers(servers, strategy=servers_strategy(url)))
     strategy, shards = shard_urls(url)
+    opening = _Opening(threads, shared and not strategy, deadline_s, acknowledged_in, accept_version)
     if strategy:
-        opening = (open_store(shard, threads, deadline_s=deadline_s, on_broken=on_broken) for shard in shards)
-        return _of_all(opening, lambda stores: PartitionedStore(stores, strategy))
-    if on_broken is None or url == "memory" or _scheme(url) == "grpc":
-        return _one_store(url, threads, shared, deadline_s)
-    return _whole_or_emptied(url, threads, shared, deadline_s, on_broken)
+        stores = (opening.store(shard, on_broken) for shard in shards)
+        return _of_all(stores, lambda stores: PartitionedStore(stores, strategy))
+    return opening.store(url, on_broken)
 
 
-def _whole_or_emptied(
-    url: str, threads: int | None, shared: bool, deadline_s: float | None, on_broken: OnBroken
-) -> BaseStore:
-    """The store at the URL of one; an empty one, where it is broken and `on_broken` returns."""
-    try:
-        with broken_store(url, deadline_s) as broken:
-            broken.require_known()
-        return _one_store(url, threads, shared, deadline_s)
-    except StoreBroken as error:
-        with broken_store(url, deadline_s) as broken:
-            on_broken(error, broken)
-            broken.delete()
-    return _one_store(url, threads, shared, deadline_s)
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """How stores are opened, one by one; the fields are those of `open_store`."""
 
+    threads: int | None
+    shared: bool
+    deadline_s: float | None
+    acknowledged_in: Path | None
+    accept_version: int | None
 
-def _one_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> BaseStore:
-    if _is_memory(url):
-        return _memory_store(MemoryUrl.parse(url), threads, shared)
-    if _scheme(url) == "file":
-        return _file_store(url, threads, shared)
-    if _scheme(url) == "grpc":
-        return RemoteStore(url.removeprefix("grpc://"), _or(deadline_s, GRPC_DEADLINE_S))
-    return _redis_store(url, threads, shared, deadline_s)
+    def store(self, url: str, on_broken: OnBroken | None) -> BaseStore:
+        """The store at a URL; an empty one, where it is broken and `on_broken` returns."""
+        if on_broken is None or url == "memory" or _scheme(url) == "grpc":
+            return self._one(url)
+        try:
+            with broken_store(url, self.deadline_s) as broken:
+                broken.require_known()
+            return self._one(url)
+        except StoreBroken as error:
+            with broken_store(url, self.deadline_s) as broken:
+                on_broken(error, broken)
+                broken.delete()
+            self._acknowledged(url).forget()
+        return self._one(url)
+
+    def _one(self, url: str) -> BaseStore:
+        if _is_memory(url):
+            return self._memory_store(MemoryUrl.parse(url))
+        if _scheme(url) == "file":
+            return self._file_store(url)
+        if _scheme(url) == "grpc":
+            return RemoteStore(url.removeprefix("grpc://"), _or(self.deadline_s, GRPC_DEADLINE_S))
+        return self._redis_store(url)
+
+    def _memory_store(self, url: MemoryUrl) -> MemoryStore:
+        if url.log is None:
+            return self._empty_memory_store()
+        log_bytes = DEFAULT_LOG_BYTES if url.log_bytes is None else url.log_bytes
+        accepted = self.accept_version if url.accept_version is None else url.accept_version
+        with ExitStack() as opened:
+            history = opened.enter_context(
+                StoreHistory(url.log, fsync=url.fsync, log_bytes=log_bytes, accept_version=accepted)
+            )
+            store = opened.enter_context(self._empty_memory_store())
+            store.keep_history(history)
+            opened.pop_all()  # the store closes its history
+        return store
+
+    def _file_store(self, url: str) -> MemoryStore:
+        options, folder = _file_url(url)
+        with ExitStack() as opened:
+            tier = opened.enter_context(FileTier(folder / "rows", fsync=options.fsync != "never"))
+            log = opened.enter_context(_log(options) or FileLog(folder / "log", fsync=options.fsync))
+            return self._tiered_store(opened, tier, log, options, self._acknowledged(url))
+
+    def _redis_store(self, url: str) -> MemoryStore:
+        options, rest = _redis_options(url)
+        with ExitStack() as opened:
+            place = RedisPlace(RedisUrl.parse(rest, self.deadline_s))
+            opened.callback(place.close)
+            place.require_fit_to_write()
+            tier = opened.enter_context(RedisTier(place))
+            log = opened.enter_context(_log(options) or RedisLog(place))
+            return self._tiered_store(opened, tier, log, options, self._acknowledged(url))
+
+    def _tiered_store(
+        self, opened: ExitStack, tier: Tier, log: Log, options: TierOptions, acknowledged: AcknowledgedFile
+    ) -> MemoryStore:
+        """A store with a tier, which closes whatever was opened."""
+        budget = row_budget_here() if options.budget is None else options.budget
+        store = self._empty_memory_store(options.before_image_bytes)
+        behind = StoreTier(tier, log, budget, store.new_slab, opened.pop_all().close, acknowledged)
+        try:
+            if options.unclean == "drop":
+                behind.drop_unclean()
+            store.keep_tier(
+                behind,
+                log_bytes=DEFAULT_LOG_BYTES if options.log_bytes is None else options.log_bytes,
+                every_s=DEFAULT_EVERY_S if options.flush_s is None else options.flush_s,
+            )
+        except BaseException:
+            behind.close()
+            store.close()
+            raise
+        return store
+
+    def _empty_memory_store(self, before_image_bytes: int | None = None) -> MemoryStore:
+        if self.shared:
+            try:
+                return SharedMemoryStore(self.threads, before_image_bytes=before_image_bytes)
+            except (OSError, AttributeError) as error:  # no memfd, no abstract sockets: not Linux
+                _LOG.info("rows are in memory of this process alone: %s", error)
+        return MemoryStore(self.threads, before_image_bytes=before_image_bytes)
+
+    def _acknowledged(self, url: str) -> AcknowledgedFile:
+        """Where it is noted what the store at a URL has acknowledged."""
+        if _is_memory(url):
+            folder = MemoryUrl.parse(url).log
+            return AcknowledgedFile(None if folder is None else acknowledged_beside(folder))
+        options, rest = TierOptions.taken_from(url)
+        accepted = self.accept_version if options.accept_version is None else options.accept_version
+        if _scheme(url) == "file":
+            return AcknowledgedFile(acknowledged_beside(file_folder(rest)), accepted)
+        if self.acknowledged_in is None:
+            return AcknowledgedFile(None, accepted)
+        redis = RedisUrl.parse(rest)
+        digest = sha256(f"{redis} {redis.namespace}".encode()).hexdigest()[:16]
+        return AcknowledgedFile(self.acknowledged_in / f"store-{digest}.acknowledged", accepted)
 
 
 def _of_all(opening: Iterable[Part], make: Callable[[list[Part]], Whole]) -> Whole:
@@ -164,39 +257,9 @@ def _or(deadline_s: float | None, default_s: float) -> float:
     return default_s if deadline_s is None else deadline_s
 
 
-def _memory_store(url: MemoryUrl, threads: int | None, shared: bool) -> MemoryStore:
-    if url.log is None:
-        return _empty_memory_store(threads, shared)
-    log_bytes = DEFAULT_LOG_BYTES if url.log_bytes is None else url.log_bytes
-    with ExitStack() as opened:
-        history = opened.enter_context(StoreHistory(url.log, fsync=url.fsync, log_bytes=log_bytes))
-        store = opened.enter_context(_empty_memory_store(threads, shared))
-        store.keep_history(history)
-        opened.pop_all()  # the store closes its history
-    return store
-
-
-def _file_store(url: str, threads: int | None, shared: bool) -> MemoryStore:
-    options, folder = _file_url(url)
-    with ExitStack() as opened:
-        tier = opened.enter_context(FileTier(folder / "rows", fsync=options.fsync != "never"))
-        log = opened.enter_context(_log(options) or FileLog(folder / "log", fsync=options.fsync))
-        return _tiered_store(opened, tier, log, options, threads, shared)
-
-
 def _file_url(url: str) -> tuple[TierOptions, Path]:
     options, rest = TierOptions.taken_from(url)
     return options, file_folder(rest)
-
-
-def _redis_store(url: str, threads: int | None, shared: bool, deadline_s: float | None) -> MemoryStore:
-    options, rest = _redis_options(url)
-    with ExitStack() as opened:
-        place = RedisPlace(RedisUrl.parse(rest, deadline_s))
-        opened.callback(place.close)
-        tier = opened.enter_context(RedisTier(place))
-        log = opened.enter_context(_log(options) or RedisLog(place))
-        return _tiered_store(opened, tier, log, options, threads, shared)
 
 
 def _redis_options(url: str) -> tuple[TierOptions, str]:
@@ -215,37 +278,6 @@ def _log(options: TierOptions) -> Log | None:
     if isinstance(options.log, Path):
         return FileLog(options.log, fsync=options.fsync)
     return NoLog() if options.log == "none" else None
-
-
-def _tiered_store(
-    opened: ExitStack, tier: Tier, log: Log, options: TierOptions, threads: int | None, shared: bool
-) -> MemoryStore:
-    """A store with a tier, which closes whatever was opened."""
-    budget = row_budget_here() if options.budget is None else options.budget
-    store = _empty_memory_store(threads, shared, options.before_image_bytes)
-    behind = StoreTier(tier, log, budget, store.new_slab, closing=opened.pop_all().close)
-    try:
-        if options.unclean == "drop":
-            behind.drop_unclean()
-        store.keep_tier(
-            behind,
-            log_bytes=DEFAULT_LOG_BYTES if options.log_bytes is None else options.log_bytes,
-            every_s=DEFAULT_EVERY_S if options.flush_s is None else options.flush_s,
-        )
-    except BaseException:
-        behind.close()
-        store.close()
-        raise
-    return store
-
-
-def _empty_memory_store(threads: int | None, shared: bool, before_image_bytes: int | None = None) -> MemoryStore:
-    if shared:
-        try:
-            return SharedMemoryStore(threads, before_image_bytes=before_image_bytes)
-        except (OSError, AttributeError) as error:  # no memfd, no abstract sockets: not Linux
-            _LOG.info("rows are in memory of this process alone: %s", error)
-    return MemoryStore(threads, before_image_bytes=before_image_bytes)
 
 
 def open_reader(url: str, follow: bool = False, deadline_s: float | None = None) -> RowSource:

@@ -62,7 +62,7 @@ def host_embedding(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("read", "error", "message"),
     [
-        (state_of_a_store, StoreBroken, "here: the store was written by another release .format 9, not 1"),
+        (state_of_a_store, StoreBroken, "here: the store was written by another release .format 9, not 2"),
         (folder_of_a_tier, StoreFailed, "format 'elastable-file-tier-9'; this version reads 'elastable-file-tier-1'"),
         (folder_of_a_log, StoreBroken, "at byte 0 is of format b'ELSTLOG9'; this version reads b'ELSTLOG1'"),
         (record_of_a_version, CheckpointError, "record has format 9; this version reads 1"),

@@ -18,7 +18,7 @@ from elastable.embedding_store.tiers.redis.connection import (
     Requests,
     exchange,
 )
-from elastable.embedding_store.tiers.redis.record_codec import encoded_reads, read_sizes
+from elastable.embedding_store.tiers.redis.record_codec import CHECK_BYTES, encoded_reads, read_sizes
 from elastable.embedding_store.tiers.redis.record_transfer import Batch, RecordTable
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
@@ -82,7 +82,7 @@ def _reads(batch: Batch) -> _Encoded:
     encoded = [
         bytes(encoded_reads(parts[number : number + 1], reads, batch.ids, False)) for number in range(len(parts))
     ]
-    record_bytes = len(b"$%d\r\n" % width) + width + len(b"\r\n")
+    record_bytes = len(b"$%d\r\n" % (width + CHECK_BYTES)) + width + CHECK_BYTES + len(b"\r\n")
     sizes = [
         len(b"*%d\r\n" % (1 + rows)) + len(b"$8\r\n01234567\r\n") + rows * record_bytes
         for rows in parts["rows"].tolist()
@@ -97,7 +97,7 @@ def _writes(batch: Batch) -> _Encoded:
         chosen = slice(part["row_at"], part["row_at"] + part["rows"])
         words = [b"HSET", batch.table.names[part["partition"]]]
         for row_id, position in zip(batch.ids[chosen].tolist(), batch.positions[chosen].tolist(), strict=True):
-            words += [row_id.to_bytes(8, "little", signed=True), batch.rows[position].tobytes()]
+            words += [row_id.to_bytes(8, "little", signed=True), batch.rows[position].tobytes() + bytes(CHECK_BYTES)]
         text = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
         encoded.append(text)
     moved = np.array([len(command) for command in encoded], np.int64)

@@ -19,6 +19,7 @@ from benchmarks.processes import redis_server
 from benchmarks.storage.redis_pace import read_pace, write_pace
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.tier import Records, TierTable
+from elastable.embedding_store.tiers.redis.record_codec import CHECK_BYTES
 from elastable.embedding_store.tiers.redis.record_transfer import RecordTable
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import DEFAULT_NAMESPACE, partition_of, rows_key
@@ -76,7 +77,8 @@ def _reads(tier: RedisTier, client: redis.Redis, url: RedisUrl, table: RecordTab
             order.append(positions)
         rows = np.empty((len(ids), _RECORD_BYTES), np.uint8)
         for positions, reply in zip(order, pipeline.execute(), strict=True):
-            rows[positions] = np.frombuffer(b"".join(reply), np.uint8).reshape(-1, _RECORD_BYTES)
+            stored = np.frombuffer(b"".join(reply), np.uint8).reshape(-1, _RECORD_BYTES + CHECK_BYTES)
+            rows[positions] = stored[:, :_RECORD_BYTES]  # without their checks, which this side does not compute
         return rows
 
     whole = reading(_RECORD_BYTES)
@@ -105,7 +107,7 @@ def _flushes(
         for key, places in _by_partition(ids):
             words: list[bytes] = []
             for place in places:
-                words += (ids[place].tobytes(), rows[place].tobytes())
+                words += (ids[place].tobytes(), rows[place].tobytes() + bytes(CHECK_BYTES))
             pipeline.hset(key, items=words)
         pipeline.execute()
 

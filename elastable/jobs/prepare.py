@@ -108,6 +108,8 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         deadline_s=operation_deadline(options.deadline_s),
         on_broken=None if checkpoint is None else start.give_way,
         credentials=credentials,
+        acknowledged_in=options.run_dir,
+        accept_version=None if options.resume else 0,  # a new job begins with an empty store, whatever was there
     )
     try:
         beginning = _filled(start, store, parts, dense, warm)

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 
@@ -152,6 +154,13 @@ class Tier(Closing):
         Returns:
             Blocks whose arrays are the caller's. Positions are -1 unless `keeps_positions`.
         """
+
+    def doubtful(self, table: str) -> Int64:
+        """Ids, int64, whose records fail a check that the last `scan` made, and were not written or deleted since.
+
+        What the scan gave as their rows means nothing. A record that `read` finds so is an error.
+        """
+        return np.empty(0, np.int64)
 
     @abstractmethod
     def state(self) -> bytes | None:

@@ -97,6 +97,7 @@ class MemoryStore(BaseStore):
         self._failure: BaseException | None = None  # that came in the middle of a change
         self._history: ChangeLog | None = None
         self._unlogged: tuple[Commit, Callable[[], CommitImages]] | None = None
+        self._not_logged: Exception | None = None  # why not
         self._base_of: tuple[PinLease, int] | None = None  # of the last base, and `_changes` when it began
         self._appender: ThreadPoolExecutor | None = None
         self._tier: StoreTier | None = None
@@ -206,9 +207,12 @@ class MemoryStore(BaseStore):
 
     def _require_open(self) -> None:
         if self._unlogged is not None:
+            version = self._unlogged[0].version
+            place = "" if self._history is None else f"; or open {self._history.place} again, at version {version - 1}"
+            why = "it is being logged" if self._not_logged is None else str(self._not_logged)
             raise Unavailable(
-                f"version {self._unlogged[0].version} could not be logged yet, and nobody may see it before: commit it "
-                "again"
+                f"version {version} is not logged, and nobody may see it before: {why}. Mend that, and whoever "
+                f"committed it commits it again (a job does so by itself, until its deadline){place}"
             )
         if self._failure is not None:
             remedy = "restore a checkpoint" if self._history is None else f"open {self._history.place} again"
@@ -443,7 +447,7 @@ class MemoryStore(BaseStore):
                 def images() -> CommitImages:
                     return staged.images(self._pool) if kept else CommitImages(commit.step, ())
 
-                self._unlogged = commit, images
+                self._unlogged, self._not_logged = (commit, images), None
 
     # The log
 
@@ -527,6 +531,9 @@ class MemoryStore(BaseStore):
             self._history.append(images(), commit.version)
         except (StoreBroken, TakenOver) as error:
             self._failure, self._unlogged = error, None
+            raise
+        except Exception as error:
+            self._not_logged = error
             raise
         self._unlogged = None
         self._commit_logged(commit)

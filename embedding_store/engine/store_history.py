@@ -12,6 +12,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion, StoreBroken, VersionError
+from elastable.embedding_store.log.acknowledged import AcknowledgedFile, Noted, acknowledged_beside
 from elastable.embedding_store.log.base_file import newest_base, write_base
 from elastable.embedding_store.log.changes import (
     Change,
@@ -124,15 +125,21 @@ class ChangeLog(Closing):
 
     Attributes:
         log: Where changes are appended.
+        acknowledged: Where it is noted, outside of the store, what was appended.
     """
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
+    def __init__(self, log: Log, acknowledged: AcknowledgedFile) -> None:
+        self.log, self.acknowledged = log, acknowledged
 
     @property
     @abstractmethod
     def place(self) -> str:
         """Where everything is, for messages."""
+
+    @property
+    def identity(self) -> str:
+        """Random text of the store; "": it has none (yet), and the entries of its log tell it from others."""
+        return ""
 
     @property
     def wants_base(self) -> bool:
@@ -148,6 +155,8 @@ class ChangeLog(Closing):
             TakenOver: another process owns the store now.
         """
         self.log.append(self.log.last + 1, version, encode_change(change) if self.log.keeps_entries else ())
+        if self.log.keeps_entries:
+            self.acknowledged.put(Noted.of(self.log, version, self.identity))
 
     @abstractmethod
     def replay(self, tables: ReplayedTables) -> None:
@@ -167,6 +176,11 @@ class ChangeLog(Closing):
         Raises:
             StaleVersion: that is not possible any more.
         """
+
+    def take_back_to(self, keep: int, version: int) -> None:
+        """Truncates the log after entry `keep`, which leads to a version: none after it counts as acknowledged."""
+        self.acknowledged.put(Noted(version, keep, self.log.check_at(keep) or 0, self.identity))
+        self.log.truncate(keep)
 
     def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
         """Writes a base from a pinned version, on a separate thread, and closes the snapshot.
@@ -190,13 +204,21 @@ class StoreHistory(ChangeLog):
 
     log: FileLog
 
-    def __init__(self, folder: str | Path, *, fsync: str = "interval", log_bytes: int = DEFAULT_LOG_BYTES) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        fsync: str = "interval",
+        log_bytes: int = DEFAULT_LOG_BYTES,
+        accept_version: int | None = None,
+    ) -> None:
         """Opens the folder, and makes it where there is none.
 
         Args:
-            folder: Holds the log and its base, and nothing else.
+            folder: Holds the log and its base, and nothing else. Next to it is its `AcknowledgedFile`.
             fsync: As `FileLog` takes it.
             log_bytes: The log's size after which a new base is written.
+            accept_version: As of `AcknowledgedFile`.
 
         Raises:
             BadInput: an unknown policy, or `log_bytes` is not above 0.
@@ -205,7 +227,8 @@ class StoreHistory(ChangeLog):
         """
         if log_bytes <= 0:
             raise BadInput(f"log_bytes={log_bytes!r}: it is above 0")
-        super().__init__(FileLog(folder, fsync=fsync, segment_bytes=max(1, min(64 << 20, log_bytes // 4))))
+        log = FileLog(folder, fsync=fsync, segment_bytes=max(1, min(64 << 20, log_bytes // 4)))
+        super().__init__(log, AcknowledgedFile(acknowledged_beside(Path(folder)), accept_version))
         self._log_bytes = log_bytes
         try:
             self._base = newest_base(self.folder)
@@ -237,6 +260,7 @@ class StoreHistory(ChangeLog):
             )
         for entry in self.log.entries(after=begin):
             tables.apply_encoded(entry.payload, entry.version, f"{self.folder}: entry {entry.sequence}")
+        self.acknowledged.require(self.log, Noted.of(self.log, tables.version), self.place)
 
     def take_back(self, version: int) -> int:
         self.abandon_base()
@@ -244,7 +268,7 @@ class StoreHistory(ChangeLog):
         keep, rows = entry_of_version(self.log, begin, version)
         if keep == begin and self._base is not None and next(self._base.payloads())[0] > version:
             raise StaleVersion(f"{self.folder} holds no version {version}: its base is newer")
-        self.log.truncate(keep)
+        self.take_back_to(keep, version)
         return rows
 
     @property
@@ -269,6 +293,7 @@ class StoreHistory(ChangeLog):
     def close(self) -> None:
         self.abandon_base()
         self.log.close()
+        self.acknowledged.close()
 
     def _write_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None, sequence: int) -> None:
         try:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from secrets import token_hex
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import FlushStatus
@@ -23,6 +24,7 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     Unavailable,
 )
+from elastable.embedding_store.log.acknowledged import AcknowledgedFile, Noted
 from elastable.embedding_store.log.changes import CommitImages, CreateTable, ResetVersion
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import entry_of_version
@@ -61,6 +63,7 @@ class StoreTier(ChangeLog):
         budget: int,
         new_slab: SlabMaker = anonymous_slab,
         closing: Callable[[], None] | None = None,
+        acknowledged: AcknowledgedFile | None = None,
     ) -> None:
         """Reads nothing yet.
 
@@ -69,8 +72,9 @@ class StoreTier(ChangeLog):
             budget: Bytes of memory for the rows of all tables.
             new_slab: Makes their memory, while all rows have room.
             closing: Closes tier and log; None: their own methods do.
+            acknowledged: Where it is noted what was appended; None: nowhere.
         """
-        super().__init__(log)
+        super().__init__(log, AcknowledgedFile(None) if acknowledged is None else acknowledged)
         self.tier = tier
         self.names = TierNames()
         self.begun = 0
@@ -90,6 +94,10 @@ class StoreTier(ChangeLog):
     @property
     def place(self) -> str:
         return self.tier.place
+
+    @property
+    def identity(self) -> str:
+        return "" if self.kept is None else self.kept.identity
 
     def tables(self) -> list[tuple[MemoryTable, TableTier]]:
         """Those of the store, and what each has in the tier."""
@@ -193,7 +201,8 @@ class StoreTier(ChangeLog):
 
     def describe(self, version: int, record: bytes | None) -> StoreState:
         """The store as it is; it is held."""
-        return StoreState(version, self.log.last, record, [table.flushed(tier) for table, tier in self.tables()])
+        tables, identity = [table.flushed(tier) for table, tier in self.tables()], self.identity or token_hex(8)
+        return StoreState(version, self.log.last, record, tables, identity=identity)
 
     def flush_alone(self, version: int, record: bytes | None) -> None:
         """Writes everything, and keeps the state of the store; the caller has it alone. Raises as `write_all`."""
@@ -224,6 +233,10 @@ class StoreTier(ChangeLog):
         self.begun += 1
         self.tier.put_state(replace(state, complete=complete).to_bytes())
         self.kept, self._soiled = state, not complete
+        if self.log.keeps_entries:
+            self.acknowledged.identify(state.identity)
+        else:
+            self.acknowledged.put(Noted(state.version, state.sequence, 0, state.identity))
         self.log.trim(state.sequence)
         for name in retired:
             self.tier.drop(name)
@@ -352,6 +365,7 @@ class StoreTier(ChangeLog):
             self.names.retire(name)  # made after the state: the log has all of its rows
         rows = {} if state is None else {saved.spec.name: saved.rows for saved in state.tables}
         self._replay_log(tables, begin, rows)
+        self.acknowledged.require(self.log, Noted.of(self.log, tables.version, self.identity), self.place)
 
     def _replay_log(self, tables: ReplayedTables, begin: int, rows: dict[str, int]) -> None:
         """Applies the entries after `begin`; `rows`: how many each table has, as the state or a commit last said."""
@@ -368,6 +382,8 @@ class StoreTier(ChangeLog):
                     f"{self.place}: table {name!r} has {count} rows and should have {expected}: rows are lost, or "
                     "another program has deleted or written some. Go back to a checkpoint"
                 )
+        for table, tier in self.tables():
+            tier.require_replaced(table.rows, table.directory)
 
     def _require_log(self, begin: int) -> None:
         """Raises `StoreBroken` unless the log holds every entry after `begin` that rows in the tier may include."""
@@ -404,7 +420,7 @@ class StoreTier(ChangeLog):
         keep, rows = entry_of_version(self.log, keep, version)
         if self.tier.sequence > keep:
             raise StaleVersion(f"{self.place} holds no version {version}: rows of later versions are written")
-        self.log.truncate(keep)
+        self.take_back_to(keep, version)
         return rows
 
     def own(self) -> bool:
@@ -425,6 +441,7 @@ class StoreTier(ChangeLog):
             self.tier.put_state(StoreState(0, self.tier.sequence, None, ()).to_bytes())
 
     def close(self) -> None:
+        self.acknowledged.close()
         if self._closing is not None:
             self._closing()
             return

@@ -378,6 +378,15 @@ class TableRows:
         """Rows that are not in the tier as they are."""
         return int(np.count_nonzero(self._state.array)) if self._frames is None else self._frames.changed
 
+    def differ(self, positions: Int64) -> npt.NDArray[np.bool_]:
+        """Of positions int64 `[n]`, whether each one's row is not in the tier as it is: bool `[n]`."""
+        if self._frames is None:
+            return self._state.array[positions, 0] != CLEAN  # type: ignore[no-any-return]
+        frames, cold = self._frames.find(positions)
+        found: npt.NDArray[np.bool_] = self._frames.state[frames] != CLEAN
+        found[cold] = False
+        return found
+
     @property
     def pressed(self) -> bool:
         """Whether so many rows have changed that soon there are no frames for others."""

@@ -56,6 +56,7 @@ class TierNames:
 
 
 _NONE: Int64 = np.empty(0, np.int64)
+_NAMED = 5  # ids in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,19 @@ class TableTier:
         if rows.whole:
             for block in tier.scan(self.behind.name):
                 rows.load(block.rows, np.arange(len(block.ids)), directory.positions_of(block.ids))
+
+    def require_replaced(self, rows: TableRows, directory: RowDirectory) -> None:
+        """Raises `StoreBroken` where a record that `load` found damaged is still what a row is made of."""
+        ids = self.behind.tier.doubtful(self.behind.name) if self.behind.there else _NONE
+        positions = directory.positions_of(ids)
+        ids, positions = ids[positions >= 0], positions[positions >= 0]
+        left = ids[~rows.differ(positions)]
+        if len(left):
+            raise StoreBroken(
+                f"{self.behind.tier.place}: {len(left)} records of table {self._spec.name!r} are damaged, those of ids "
+                f"{', '.join(map(str, left[:_NAMED]))}{', ...' if len(left) > _NAMED else ''}, and the log does not "
+                "hold these rows any more. Go back to a checkpoint"
+            )
 
     def _description(self, rows: TableRows) -> bytes:
         """JSON: the spec, and the parts of a record with their bytes."""

@@ -12,7 +12,7 @@ from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.log.folder_lock import sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import SegmentReader, write_all
-from elastable.embedding_store.support.checked_files import store_failures
+from elastable.embedding_store.support.checked_files import reason_of, store_failures
 
 _SUFFIX, _DRAFT = ".base", ".base.new"
 
@@ -104,6 +104,6 @@ def write_base(folder: Path, sequence: int, version: int, payloads: Iterable[Seq
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-        raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
+        raise StoreFailed(f"{path} cannot be written: {reason_of(error)}") from error
     newest_base(folder)
     return BaseFile(path, sequence, offset)

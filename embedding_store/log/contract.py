@@ -40,6 +40,15 @@ class Log(Closing):
         """The sequence number of the newest entry, also when it has been trimmed; 0: nothing was ever appended."""
 
     @property
+    def reached(self) -> int:
+        """The greatest number that was given, as far as the log knows: above `last`, newer entries are lost."""
+        return self.last
+
+    @abstractmethod
+    def check_at(self, sequence: int) -> int | None:
+        """The checksum of an entry's header, which depends on every entry before it; None: it is not in the log."""
+
+    @property
     @abstractmethod
     def bytes(self) -> int:
         """Bytes that the entries take."""
@@ -129,6 +138,9 @@ class NoLog(Log):
     @property
     def last(self) -> int:
         return self._last
+
+    def check_at(self, sequence: int) -> int | None:
+        return None
 
     @property
     def bytes(self) -> int:

@@ -24,7 +24,7 @@ from elastable.embedding_store.log.segment import (
     segment_names,
     write_all,
 )
-from elastable.embedding_store.support.checked_files import store_failures
+from elastable.embedding_store.support.checked_files import reason_of, store_failures
 
 # Disk blocks that a growing file has before it is written to
 
@@ -156,6 +156,15 @@ class FileLog(Log):
         with self._guard:
             return self._segments[-1].last if self._segments else 0
 
+    def check_at(self, sequence: int) -> int | None:
+        with self._guard:
+            segment = next((each for each in reversed(self._segments) if each.first <= sequence <= each.last), None)
+            if segment is None or sequence == segment.last:
+                return None if segment is None else segment.check
+            path = segment.path
+        with SegmentReader(path) as reader:
+            return next((header.check for header in reader.headers() if header.sequence == sequence), None)
+
     @property
     def bytes(self) -> int:
         with self._guard:
@@ -268,7 +277,7 @@ class FileLog(Log):
                 f"entry {sequence} was written in part ({error.strerror}) and cannot be cut off ({second.strerror})"
             )
             raise StoreBroken(f"{self.folder}: {self._failure}") from error
-        raise StoreFailed(f"{segment.path}: entry {sequence} cannot be written: {error.strerror}") from error
+        raise StoreFailed(f"{segment.path}: entry {sequence} cannot be written: {reason_of(error)}") from error
 
     def _drop_newest(self) -> None:
         segment = self._segments.pop()

@@ -1,4 +1,4 @@
-"""Records with checks, as they lie in a file that is mapped into memory.
+"""Records with checks, as they lie in a file that is mapped into memory; `check_of` also checks those in Redis.
 
 A record is one part or two: the bytes that are often read alone, and the others. A part is a check of 8 bytes, then its
 bytes, padded to whole words of 8 bytes. So the first part can be read and checked by itself. A check covers the id and
@@ -64,10 +64,21 @@ def record_key(row_id: int, position: int) -> np.uint64:
 
 @inlined
 def check_of(part: UInt8, start: int, size: int, key: np.uint64) -> np.uint64:
-    """Of the words from `start` on; a sum of products, so that the processor takes several at a time."""
-    total = key
-    for k in range((size + 7) // 8):
-        word = word_at(part, start + 8 * k)
-        mixed = word ^ (key + np.uint64(k) * np.uint64(FACTOR))
-        total += word + (mixed & np.uint64(_LOW)) * (mixed >> np.uint64(32))
+    """Of `size` bytes from `start` on; a sum of products, so that the processor takes several words at a time.
+
+    Bytes that fill the last word, which must lie in the array too, do not count.
+    """
+    total, whole = key, size // 8
+    for k in range(whole):
+        total += _term(word_at(part, start + 8 * k), k, key)
+    if size % 8:
+        mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * (size % 8))
+        total += _term(word_at(part, start + 8 * whole) & mask, whole, key)
     return np.uint64(1) if total == np.uint64(0) else total
+
+
+@inlined
+def _term(word: np.uint64, k: int, key: np.uint64) -> np.uint64:
+    """What word `k` adds to a check."""
+    mixed = word ^ (key + np.uint64(k) * np.uint64(FACTOR))
+    return word + (mixed & np.uint64(_LOW)) * (mixed >> np.uint64(32))

@@ -73,4 +73,10 @@ def store_failures(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreFailed(f"{path} {what}: {error.strerror}") from error
+        raise StoreFailed(f"{path} {what}: {reason_of(error)}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """What the system said, and what to do where a disk is full."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{error.strerror}{' (free space on its disk)' if full else ''}"

@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -21,7 +21,7 @@ _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
 # The comma between two URLs; those between the hosts of one stand before no scheme.
 _NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
 _SIZES = ("budget", "log_bytes", "before_image_bytes")
-TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean")
+TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean", "accept_version")
 """What the URL of a store with a tier may say of the engine in front of it; see `TierOptions`."""
 
 _LEAST_BUDGET = 1 << 20
@@ -36,16 +36,18 @@ class MemoryUrl:
         log: The folder of the store's history; None: its rows end with its process.
         fsync: When what is logged reaches the disk: `always`, `interval` or `never`.
         log_bytes: The log's size after which a new base is written; None: the default.
+        accept_version: The store is opened at this version although a later one was acknowledged; None: at none.
     """
 
     log: Path | None = None
     fsync: str = "interval"
     log_bytes: int | None = None
+    accept_version: int | None = None
 
     @classmethod
     def parse(cls, url: str) -> Self:
         """Reads a URL. Raises `BadInput`, which says what is wrong with it."""
-        options = _options(url, url.partition("?")[2], ("log", "fsync", "log_bytes"))
+        options = _options(url, url.partition("?")[2], ("log", "fsync", "log_bytes", "accept_version"))
         folder = options.get("log")
         if folder is None:
             if options:
@@ -54,7 +56,7 @@ class MemoryUrl:
         if not folder.startswith("/") or folder == "/":
             raise BadInput(f"store {url!r}: write memory?log=/folder, a path from the root")
         log_bytes = byte_count(options["log_bytes"]) if "log_bytes" in options else None
-        return cls(Path(folder), options.get("fsync", "interval"), log_bytes)
+        return cls(Path(folder), options.get("fsync", "interval"), log_bytes, _version(options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class TierOptions:
         flush_s: Seconds between two times that changed rows are written; None: the default.
         before_image_bytes: Of memory, for rows as they were at pinned versions; None: a quarter of the memory here.
         unclean: What to do with a store without a log that was not closed cleanly: "refuse" it, or "drop" its content.
+        accept_version: As of `MemoryUrl`.
     """
 
     budget: int | None = None
@@ -78,6 +81,7 @@ class TierOptions:
     flush_s: float | None = None
     before_image_bytes: int | None = None
     unclean: str = "refuse"
+    accept_version: int | None = None
 
     @classmethod
     def taken_from(cls, url: str) -> tuple[Self, str]:
@@ -107,6 +111,7 @@ class TierOptions:
                 _positive("flush", options["flush"]) if "flush" in options else None,
                 sizes.get("before_image_bytes"),
                 options.get("unclean", "refuse"),
+                _version(options),
             ),
             f"{place}?{rest}" if mark and rest else place,
         )
@@ -119,6 +124,13 @@ def file_folder(url: str) -> Path:
         raise BadInput(f"store {url!r}: write file:///folder, with three slashes, for the folder /folder")
     _options(url, query, TIER_OPTIONS)
     return Path(unquote(place))
+
+
+def _version(options: Mapping[str, str]) -> int | None:
+    text = options.get("accept_version")
+    if text is not None and not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise BadInput(f"accept_version={text}: write the version that the error has named")
+    return None if text is None else int(text)
 
 
 def _positive(name: str, text: str) -> float:

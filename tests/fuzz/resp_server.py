@@ -13,7 +13,14 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.connection import Replies
-from elastable.embedding_store.tiers.redis.record_codec import PART, Awaited, Parts, RecordReplies, WriteReplies
+from elastable.embedding_store.tiers.redis.record_codec import (
+    CHECK_BYTES,
+    PART,
+    Awaited,
+    Parts,
+    RecordReplies,
+    WriteReplies,
+)
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target, is_named
 from tests.servers import redis_binary, running_server, valkey_binary
@@ -62,11 +69,12 @@ def _records(m: Mutator, parts: Parts, asking: bool) -> tuple[bytes, Replies]:
     width, stream, total = m.choice((1, 8, 24)), b"", int(parts["rows"].sum())
     for count in parts["rows"].tolist():
         stream += b"+OK\r\n" * asking + b"*%d\r\n" % (count + 1) + _bulk(None if m.chance(0.1) else bytes(8))
-        stream += b"".join(_bulk(None if m.chance(0.3) else m.bytes(width)) for _ in range(count))
+        stream += b"".join(_bulk(None if m.chance(0.3) else m.bytes(width + CHECK_BYTES)) for _ in range(count))
     taken = 1 + m.small(width - 1)
     rows, missing = np.zeros((total, taken), np.uint8), np.zeros(total, np.uint8)
     stamps = np.zeros(len(parts), np.int64)
-    return stream, RecordReplies([Awaited(parts, np.arange(total), width, rows, missing, stamps)], asking=asking)
+    ids = positions = np.arange(total)
+    return stream, RecordReplies([Awaited(parts, ids, positions, width, rows, missing, stamps)], asking=asking)
 
 
 def _writes(m: Mutator, parts: Parts, asking: bool) -> tuple[bytes, Replies]:

@@ -46,7 +46,7 @@ class FlushedTable:
 
 
 _UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, BadSpec, StopIteration)
-_FORMAT = 1
+_FORMAT = 2
 _CRC_BYTES = 4
 
 
@@ -60,6 +60,7 @@ class StoreState:
         record: `Commit.record` of the version.
         tables: Every table.
         complete: Whether the rows in the tier are those of this entry, no later ones. Only asked without a log.
+        identity: Random text of this store, from its first state on; "": it has none yet.
     """
 
     version: int
@@ -67,6 +68,7 @@ class StoreState:
     record: bytes | None
     tables: Sequence[FlushedTable]
     complete: bool = True
+    identity: str = ""
 
     def to_bytes(self) -> bytes:
         """The state with its checksum, which `from_bytes` reads."""
@@ -93,6 +95,7 @@ class StoreState:
             "version": self.version,
             "sequence": self.sequence,
             "complete": self.complete,
+            "identity": self.identity,
             "record": self.record is not None,
             "tables": tables,
         }
@@ -119,6 +122,7 @@ class StoreState:
                 bytes_of(next(arrays)).tobytes() if typed(fields["record"], bool) else None,
                 [_table(typed(table, dict), arrays) for table in typed(fields["tables"], list)],
                 typed(fields["complete"], bool),
+                typed(fields["identity"], str),
             )
         except _UNREADABLE as error:
             raise StoreBroken(f"{place}: the state of the store cannot be read: {error!r}") from error

@@ -152,6 +152,9 @@ class FileTier(Tier):
             raise BadInput(f"blocks of {block_rows} rows of {width} bytes of table {table!r} cannot be")
         return files.scan(block_rows, width)
 
+    def doubtful(self, table: str) -> Int64:
+        return np.array([*self._table(table).doubtful.values()], np.int64)
+
     def state(self) -> bytes | None:
         self._require_open()
         return self._manifest.state

@@ -47,7 +47,7 @@ class TableFiles:
 
     Attributes:
         table: The table.
-        doubtful: Positions of records that a scan found torn, and that were not written or deleted since.
+        doubtful: Position -> id of records that a scan found torn, and that were not written or deleted since.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TableFiles:
             StoreBroken: a file is missing, cut short, or another one.
             StoreFailed: a file cannot be made or opened.
         """
-        self.table, self.doubtful, self._clean, self._fsync = table, set[int](), clean, fsync
+        self.table, self.doubtful, self._clean, self._fsync = table, dict[int, int](), clean, fsync
         self._first = table.first_bytes or table.record_bytes
         self._rest = table.record_bytes - self._first
         self._stride = record_stride(self._first, self._rest)
@@ -146,7 +146,7 @@ class TableFiles:
             owners = np.stack((ids, owner_stamps(ids, positions)), axis=1)
             new = np.flatnonzero((self._owners_at(positions) != owners).any(axis=1))
             self._put_owners(positions[new], owners[new])
-        self.doubtful.difference_update(positions.tolist() if self.doubtful else ())
+        self._resolve(positions)
 
     def delete(self, ids: Int64, positions: Int64) -> None:
         """Deletes those of the records that are there. Raises `StoreFailed`: some may have been deleted."""
@@ -156,7 +156,7 @@ class TableFiles:
             at = invalidate(self._rows.fd, self._rows.begin, self._stride, gone)
         if at >= 0:
             raise self._rows.write_failed(int(gone[at]))
-        self.doubtful.difference_update(gone.tolist() if self.doubtful else ())
+        self._resolve(gone)
 
     def scan(self, block_rows: int, width: int) -> Iterator[Records]:
         """Every record by ascending position, in blocks of at most `block_rows`, their first `width` bytes."""
@@ -169,8 +169,12 @@ class TableFiles:
                 if self._read(records, failed, SERIAL):
                     if self._clean:
                         raise self._rows.read_failed(int(positions[failed][0]))
-                    self.doubtful.update(positions[failed].tolist())
+                    self.doubtful.update(zip(positions[failed].tolist(), ids[failed].tolist(), strict=True))
             yield records
+
+    def _resolve(self, positions: Int64) -> None:
+        for position in positions.tolist() if self.doubtful else ():
+            self.doubtful.pop(position, None)
 
     def save(self) -> None:
         """Makes everything written as durable as `fsync` says.

@@ -8,6 +8,8 @@ A write of `n` records, after `m` ids are deleted; without these there is no MUL
 
     HSTRLEN <key> stamp   MULTI   HDEL <key> (<id>) * m   HSET <key> stamp <sequence> (<id> <record>) * n   EXEC
 
+Behind the bytes of each record is its check, of these and of the id, 8 bytes: `check_of` of `native/record_checks`.
+
 HSTRLEN tells whether the partition was still there. Where a node is asked out of turn (`-ASK`), an ASKING goes before
 each of HMGET, HSTRLEN, MULTI and a HSET without MULTI.
 """
@@ -24,7 +26,8 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.native.intrinsics import copy_bytes, put_word, word_at
-from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.kernel import inlined, kernel
+from elastable.embedding_store.native.record_checks import check_of, record_key
 from elastable.embedding_store.tiers.redis.connection import MORE_TO_COME, Replies, whole_replies
 from elastable.embedding_store.tiers.redis.reply_shapes import Command, first_error, packed_command, require_shapes
 from elastable.embedding_store.tiers.redis.schema import STAMP
@@ -47,12 +50,14 @@ _FRAMED_ID_BYTES = 14  # $8\r\n<id>\r\n
 _LONGEST_HEADER = 24  # *<n>\r\n
 _ID_HEAD = int.from_bytes(b"$8\r\n", "little")
 _CR, _LF, _STAR, _MINUS, _ZERO = (ord(c) for c in "\r\n*-0")
+CHECK_BYTES = 8
+MISSING, DAMAGED = 1, 2  # of `Awaited.missing`
 _OTHER_BYTES = 320  # of a request and its reply, besides ids and records: about
 
 
 def read_sizes(parts: Parts, width: int) -> Int64:
     """About how many bytes each read of records of `width` bytes moves, its reply included: int64 `[parts]`."""
-    sizes: Int64 = parts["rows"] * (2 * _FRAMED_ID_BYTES + width) + _OTHER_BYTES
+    sizes: Int64 = parts["rows"] * (2 * _FRAMED_ID_BYTES + width + CHECK_BYTES) + _OTHER_BYTES
     return sizes
 
 
@@ -86,8 +91,9 @@ def _frame_ids(ids: Int64, framed: UInt8) -> None:
 
 def framed_records(ids: Int64, positions: Int64, rows: UInt8) -> memoryview:
     """Each id, int64 `[n]`, and its record `rows[positions[i]]` as two words of a request: uint8 `[n, stride]`."""
-    head = np.frombuffer(b"\r\n$%d\r\n" % rows.shape[1], np.uint8)  # with the end of the id
-    framed = np.empty((len(ids), 12 + len(head) + rows.shape[1] + 2), np.uint8)
+    size = rows.shape[1] + CHECK_BYTES
+    head = np.frombuffer(b"\r\n$%d\r\n" % size, np.uint8)  # with the end of the id
+    framed = np.empty((len(ids), 12 + len(head) + size + 2), np.uint8)
     _frame_records(ids, positions, rows.reshape(-1), rows.shape[1], head, framed.reshape(-1))
     return framed.data
 
@@ -101,9 +107,29 @@ def _frame_records(ids: Int64, positions: Int64, rows: UInt8, width: int, head: 
         copy_bytes(framed, at + 12, head, 0, len(head))
         at += 12 + len(head)
         copy_bytes(framed, at, rows, positions[i] * width, width)
-        framed[at + width] = _CR
-        framed[at + width + 1] = _LF
-        at += width + 2
+        put_word(framed, at + width, _check(ids[i], framed, at, width))
+        at += width + CHECK_BYTES
+        framed[at] = _CR
+        framed[at + 1] = _LF
+        at += 2
+
+
+@inlined
+def _check(row_id: int, values: UInt8, at: int, width: int) -> np.uint64:
+    """Of the record at `at`, behind which there is room for its check."""
+    return check_of(values, at, width, record_key(row_id, 0))
+
+
+@kernel
+def damaged_records(ids: Int64, values: UInt8, width: int) -> Int64:
+    """Indices of records, each `width` bytes and its check in uint8 `values`, that are not those of their ids."""
+    found, count = np.empty(len(ids), np.int64), 0
+    for i in range(len(ids)):
+        at = i * (width + CHECK_BYTES)
+        if word_at(values, at + width) != _check(ids[i], values, at, width):
+            found[count] = i
+            count += 1
+    return found[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +224,16 @@ class Awaited:
 
     Attributes:
         parts: `PART` `[p]`, as they were asked for.
-        positions: int64: where each record goes.
-        width: Bytes of a record.
+        ids: int64: whose each record is.
+        positions: int64: where each goes.
+        width: Bytes of a record, without its check.
         rows: uint8 `[n, taken]`: the first bytes of each record are put there.
-        missing: uint8 `[n]`: becomes 1 where there is no record.
+        missing: uint8 `[n]`: becomes `MISSING` where there is no record, `DAMAGED` where it fails its check, else 0.
         stamps: int64 `[p]`: the stamps are put there.
     """
 
     parts: Parts
+    ids: Int64
     positions: Int64
     width: int
     rows: UInt8
@@ -227,9 +255,9 @@ class RecordReplies(Replies):
         while self._awaited:
             now = self._awaited[0]
             status, start = decode_records(
-                received, start, stop, now.parts, now.positions, now.width, self._asking,
-                _padded(b"$%d\r\n" % now.width), now.rows.reshape(-1), now.rows.shape[1], now.missing, now.stamps,
-                self._state,
+                received, start, stop, now.parts, now.ids, now.positions, now.width, self._asking,
+                _padded(b"$%d\r\n" % (now.width + CHECK_BYTES)), now.rows.reshape(-1), now.rows.shape[1], now.missing,
+                now.stamps, self._state,
             )  # fmt: skip
             self.completed = self._before + int(self._state[0])
             if status == UNEXPECTED:
@@ -401,12 +429,12 @@ def _find_bulk(head: UInt8, width: int, received: UInt8, at: int, stop: int) -> 
 
 
 @kernel
-def _word_of(head: UInt8, width: int) -> tuple[int, int, int]:
-    """The text as a word, the bits that count in it, and its bytes; 0: it takes more, or records are too short."""
+def _word_of(head: UInt8) -> tuple[int, int, int]:
+    """The text as a word, the bits that count in it, and its bytes; 0: it takes more."""
     size = 0
     while head[size]:
         size += 1
-    if size > 8 or width < 2:
+    if size > 8:
         size = 0
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * max(size, 1))
     return word_at(head, 0), mask, size  # type: ignore[return-value]  # uint64 inside the kernel
@@ -414,8 +442,8 @@ def _word_of(head: UInt8, width: int) -> tuple[int, int, int]:
 
 @kernel
 def decode_records(
-    received: UInt8, start: int, stop: int, parts: Parts, positions: Int64, width: int, asking: bool, head: UInt8,
-    rows: UInt8, taken: int, missing: UInt8, stamps: Int64, state: Int64,
+    received: UInt8, start: int, stop: int, parts: Parts, ids: Int64, positions: Int64, width: int, asking: bool,
+    head: UInt8, rows: UInt8, taken: int, missing: UInt8, stamps: Int64, state: Int64,
 ) -> tuple[int, int]:  # fmt: skip
     """Decodes as far as it can: (status, place of the first byte left).
 
@@ -423,19 +451,20 @@ def decode_records(
         received: What has come, from `start` to `stop`.
         start, stop: Places in it.
         parts: `PART` `[p]`, as they were asked for.
+        ids: int64: of the records.
         positions: int64: record i of all parts goes to `rows[positions[i]]`.
-        width: Bytes of a record.
+        width: Bytes of a record, without its check.
         asking: Whether an ASKING went before each part.
         head: uint8 `[24]`: what begins each record, and zeros.
         rows: uint8, `taken` bytes each.
         taken: Bytes that are kept of each record.
-        missing: uint8, 1 where there is no record, by position.
+        missing: uint8, as of `Awaited`, by position.
         stamps: int64 `[p]`; `NO_STAMP` where there is none.
         state: int64 `[2]`: the part, 0 at first, and the step within its reply (-1: the reply to ASKING, 0: the header,
             1 and up: bulk strings).
     """
-    at = start
-    word, mask, size = _word_of(head, width)
+    at, whole = start, width + CHECK_BYTES
+    word, mask, size = _word_of(head)
     while state[0] < len(parts):
         part = parts[state[0]]
         while state[1] < 1:
@@ -458,15 +487,17 @@ def decode_records(
             state[1] = 2
         for row in range(part["row_at"] + state[1] - 2, part["row_at"] + part["rows"]):
             # Of a usual record that is all there two words are compared: they hold its head and its end.
-            first, behind = at + size, at + size + width + 2
+            first, behind = at + size, at + size + whole + 2
             usual = size and behind <= stop and word_at(received, at) & mask == word
             if not usual or word_at(received, behind - 8) >> np.uint64(48) != _CRLF:
-                first, behind = _find_bulk(head, width, received, at, stop)
+                first, behind = _find_bulk(head, whole, received, at, stop)
                 if behind < 0:
                     return behind, at
             position = positions[row]
-            missing[position] = first < 0
+            missing[position] = MISSING if first < 0 else 0
             if first >= 0:
+                if word_at(received, first + width) != _check(ids[row], received, first, width):
+                    missing[position] = DAMAGED
                 copy_bytes(rows, position * taken, received, first, taken)
             at = behind
             state[1] += 1

@@ -23,6 +23,8 @@ from elastable.embedding_store.tiers.redis.connection import (
     exchange,
 )
 from elastable.embedding_store.tiers.redis.record_codec import (
+    CHECK_BYTES,
+    DAMAGED,
     NO_STAMP,
     PART,
     Awaited,
@@ -30,6 +32,7 @@ from elastable.embedding_store.tiers.redis.record_codec import (
     ReadWords,
     RecordReplies,
     WriteReplies,
+    damaged_records,
     encoded_reads,
     encoded_write,
     framed_ids,
@@ -44,10 +47,13 @@ from elastable.embedding_store.tiers.redis.schema import (
     check_partitions,
     grouped_by_partition,
     hash_slot,
+    partition_of,
     rows_key,
     stamp_name,
 )
 from elastable.embedding_store.tiers.redis.topology import Route, Topology
+
+_NAMED = 5  # ids of damaged records in a message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +148,25 @@ class LostPartition(StoreBroken):
         return cls(server, table.table.name, partition, gone if stamp == NO_STAMP else older)
 
 
+class DamagedRecords(StoreBroken):
+    """Records that fail their check.
+
+    Attributes:
+        table: Their table.
+        ids: int64.
+    """
+
+    def __init__(self, server: object, table: RecordTable, ids: Int64) -> None:
+        partition = int(partition_of(ids[:1], table.partitions)[0])
+        super().__init__(
+            f"redis at {server}: {len(ids)} records of table {table.table.name!r} are damaged, those of ids "
+            f"{', '.join(map(str, ids[:_NAMED]))}{', ...' if len(ids) > _NAMED else ''} (the first in partition "
+            f"{partition}): they fail the check that was written with them. Open the store again, which takes from the "
+            "log what it still holds of them. Go back to a checkpoint where that is refused"
+        )
+        self.table, self.ids = table.table.name, ids
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """Parts of some batches, numbered through.
@@ -219,6 +244,9 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
         at = int(behind[0])
         batch, partition = work.partition(at)
         raise LostPartition.of(topology.url, batch.table, partition, int(stamps[at]), int(known[at]))
+    for batch in batches:
+        if len(damaged := np.flatnonzero(batch.missing[batch.positions] == DAMAGED)):
+            raise DamagedRecords(topology.url, batch.table, batch.ids[damaged])
 
 
 class _Reads(Requests):
@@ -226,7 +254,7 @@ class _Reads(Requests):
         self.address, self._asking, self._work = route.address, route.asking, work
         self.awaited = [
             Awaited(
-                parts, batch.positions, batch.table.table.record_bytes, batch.rows, batch.missing,
+                parts, batch.ids, batch.positions, batch.table.table.record_bytes, batch.rows, batch.missing,
                 np.full(len(parts), NO_STAMP, np.int64),
             )
             for batch, parts in work.by_batch()
@@ -353,7 +381,7 @@ class Batch:
         positions: int64 `[n]`: the record of `ids[i]` is `rows[positions[i]]`.
         gone: int64: ids to delete, in the same order.
         rows: uint8 `[n, w]`: whole records to write; or, to be read, their first bytes.
-        missing: uint8 `[n]`, of a read: becomes 1 where there is no record.
+        missing: uint8 `[n]`, of a read: as of `Awaited`.
         known: int64 `[partitions]`: stamps that no partition may be behind.
     """
 
@@ -408,15 +436,17 @@ _PIECE_BYTES = 8 << 20  # of all replies to one request, about
 _FIELD_BYTES = 32  # of an id and what frames a field
 _AT_ONCE = 32  # partitions
 
-_Found = tuple[Int64, UInt8]
-"""Ids and the first bytes of their records."""
+Damaged = Callable[[Int64], None]
+"""Is told the ids, int64 `[n]`, of records that were scanned and fail their check."""
 
 
-def scanned(topology: Topology, table: RecordTable, block_rows: int, width: int, seconds: float) -> Iterator[Records]:
+def scanned(
+    topology: Topology, table: RecordTable, block_rows: int, width: int, seconds: float, damaged: Damaged
+) -> Iterator[Records]:
     """Blocks of at most `block_rows` records, as `Tier.scan` gives them; `seconds`: deadline of each request."""
     waiting: list[_Found] = []
     count = 0
-    for found in _found(topology, table, width, seconds):
+    for found in _found(topology, table, width, seconds, damaged):
         waiting.append(found)
         count += len(found[0])
         while count >= block_rows:
@@ -428,6 +458,10 @@ def scanned(topology: Topology, table: RecordTable, block_rows: int, width: int,
         yield _block(table, *_joined(waiting, width))
 
 
+_Found = tuple[Int64, UInt8]
+"""Ids and the first bytes of their records."""
+
+
 def _joined(found: Sequence[_Found], width: int) -> _Found:
     ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in found)])
     return ids, np.concatenate([np.empty((0, width), np.uint8), *(rows for _, rows in found)])
@@ -437,7 +471,7 @@ def _block(table: RecordTable, ids: Int64, rows: UInt8) -> Records:
     return Records(table.table.name, ids.copy(), np.full(len(ids), -1, np.int64), rows.copy())
 
 
-def _found(topology: Topology, table: RecordTable, width: int, seconds: float) -> Iterator[_Found]:
+def _found(topology: Topology, table: RecordTable, width: int, seconds: float, damaged: Damaged) -> Iterator[_Found]:
     """Ids, each once, with the first bytes of their records."""
     lengths = _lengths(topology, table, seconds)
     field_bytes = _FIELD_BYTES + (table.table.record_bytes if width else 0)
@@ -445,9 +479,9 @@ def _found(topology: Topology, table: RecordTable, width: int, seconds: float) -
         partitions = range(start, min(start + _AT_ONCE, table.partitions))
         small = [p for p in partitions if lengths[p] * field_bytes <= _PIECE_BYTES // _AT_ONCE]
         if small:
-            yield _whole(topology, table, small, width, seconds)
+            yield _whole(topology, table, small, width, seconds, damaged)
         for partition in set(partitions).difference(small):
-            yield from _pieces(topology, table, partition, width, seconds)
+            yield from _pieces(topology, table, partition, width, seconds, damaged)
 
 
 def _lengths(topology: Topology, table: RecordTable, seconds: float) -> list[int]:
@@ -458,22 +492,26 @@ def _lengths(topology: Topology, table: RecordTable, seconds: float) -> list[int
     return lengths
 
 
-def _whole(topology: Topology, table: RecordTable, partitions: Sequence[int], width: int, seconds: float) -> _Found:
+def _whole(
+    topology: Topology, table: RecordTable, partitions: Sequence[int], width: int, seconds: float, damaged: Damaged
+) -> _Found:
     """Small partitions, a command each."""
     names = [table.names[p] for p in partitions]
     replies = topology.call([(name, ("HGETALL" if width else "HKEYS", name)) for name in names], Deadline(seconds))
-    parts = [_taken(table, reply if width else [x for key in reply for x in (key, b"")], width) for reply in replies]
-    return _joined(parts, width)
+    pairs = (reply if width else [x for key in reply for x in (key, b"")] for reply in replies)
+    return _joined([_taken(table, one, width, damaged) for one in pairs], width)
 
 
-def _pieces(topology: Topology, table: RecordTable, partition: int, width: int, seconds: float) -> Iterator[_Found]:
+def _pieces(
+    topology: Topology, table: RecordTable, partition: int, width: int, seconds: float, damaged: Damaged
+) -> Iterator[_Found]:
     """A large partition. HSCAN may show an id twice while the hash grows or shrinks: it is given once."""
     name, cursor, seen = table.names[partition], b"0", np.empty(0, np.int64)
     count = max(1, _PIECE_BYTES // (_FIELD_BYTES + table.table.record_bytes))
     while True:
         words = "HSCAN", name, cursor, "COUNT", count
         ((cursor, pairs),) = topology.call([(name, words)], Deadline(seconds))
-        ids, rows = _taken(table, pairs, width)
+        ids, rows = _taken(table, pairs, width, damaged)
         ids, first = np.unique(ids, return_index=True)
         new = np.isin(ids, seen, assume_unique=True, invert=True)
         yield ids[new], rows[first[new]]
@@ -482,19 +520,24 @@ def _pieces(topology: Topology, table: RecordTable, partition: int, width: int, 
         seen = np.union1d(seen, ids[new])
 
 
-def _taken(table: RecordTable, pairs: list[bytes], width: int) -> _Found:
+def _taken(table: RecordTable, pairs: list[bytes], width: int, damaged: Damaged) -> _Found:
     """Ids and the first bytes of records, from fields and values in turn."""
     fields, values = pairs[::2], pairs[1::2]
     while STAMP in fields:  # HSCAN may show a field twice
         at = fields.index(STAMP)
         del fields[at], values[at]
     record_bytes = table.table.record_bytes
+    stored = record_bytes + CHECK_BYTES
     text = b"".join(fields)
-    if len(text) != 8 * len(fields) or (width and any(len(value) != record_bytes for value in values)):
+    if len(text) != 8 * len(fields) or (width and any(len(value) != stored for value in values)):
         raise StoreBroken(
             f"table {table.table.name!r} in Redis holds fields that are no ids, or values that are no records of "
-            f"{record_bytes} bytes: another program wrote them"
+            f"{record_bytes} bytes with their check: another program wrote them"
         )
     ids = np.frombuffer(text, "<i8").astype(np.int64)
-    rows = np.frombuffer(b"".join(values), np.uint8).reshape(len(ids), record_bytes) if width else None
-    return ids, np.empty((len(ids), 0), np.uint8) if rows is None else rows[:, :width]
+    if not width:
+        return ids, np.empty((len(ids), 0), np.uint8)
+    rows = np.frombuffer(b"".join(values), np.uint8)
+    if len(failed := damaged_records(ids, rows, record_bytes)):
+        damaged(ids[failed])
+    return ids, rows.reshape(len(ids), stored)[:, :width]

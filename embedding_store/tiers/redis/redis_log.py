@@ -287,10 +287,11 @@ class RedisLog(Log):
         self._ends = StreamEnds()
         self._read = StreamEnd(-1)  # the entry that was read last
         self._appender = StreamAppender(self._place, self._name, self._ends.end)
-        self._server = b""
+        self._server, self._reached = b"", 0
         try:
             started = [(self._key, words) for words in START_QUESTIONS]
             self._server = server_start(self._place.topology.call(started, self._place.deadline()))
+            self._reached = self._last_id()
             self.refresh()
         except BaseException:
             self.close()
@@ -305,6 +306,19 @@ class RedisLog(Log):
     def last(self) -> int:
         with self._guard:
             return self._ends.end.last
+
+    @property
+    def reached(self) -> int:
+        """The stream remembers its last id although its entry is gone."""
+        return max(self._reached, self.last)
+
+    def check_at(self, sequence: int) -> int | None:
+        with self._guard:
+            end = self._ends.end
+        if sequence == end.last:
+            return end.check if sequence else None
+        part = first_part(self._place.topology, self._name, self._last_part_of(sequence), self._place.deadline())
+        return None if part is None or part.header is None else part.header.check
 
     @property
     def bytes(self) -> int:
@@ -408,12 +422,13 @@ class RedisLog(Log):
             deadline = self._place.deadline()
             require_kept(after, self.first, self._name)
             self._appender.settle(deadline)
-            if after >= self.last:
+            if after >= self.reached:
                 return
             part = first_part(self._place.topology, self._name, self._last_part_of(after), deadline) if after else None
             if after and (part is None or part.header is None):
                 raise StoreBroken(f"{self._name} is corrupt: the last part of entry {after} is missing")
             self._appender.cut(StreamEnd() if part is None else StreamEnd.of(part), deadline)
+            self._reached = 0
             self._publish()
 
     def close(self) -> None:
@@ -441,6 +456,15 @@ class RedisLog(Log):
 
     def _taken_back(self, sequence: int) -> StaleVersion:
         return StaleVersion(f"{self._name}: entry {sequence} or one after it was taken back since it was read")
+
+    def _last_id(self) -> int:
+        """The sequence number in the greatest id that the stream has given; 0: there is no stream."""
+        call, deadline = self._place.topology.call, self._place.deadline()
+        if not call([(self._key, ("EXISTS", self._key))], deadline)[0]:
+            return 0
+        (about,) = call([(self._key, ("XINFO", "STREAM", self._key))], deadline)
+        last = dict(zip(about[::2], about[1::2], strict=True)).get(b"last-generated-id")
+        return int(last.partition(b"-")[0]) if isinstance(last, bytes) and last[:1].isdigit() else 0
 
     def _last_part_of(self, sequence: int) -> Command:
         """Asks for the last part of an entry."""
@@ -499,7 +523,7 @@ def inspect_redis_log(url: str) -> LogReport:
 
 
 def _report(tier: RedisTier, log: RedisLog) -> LogReport:
-    written = max(_flushed(tier)[0], tier.sequence)
+    written = max(_flushed(tier)[0], tier.sequence, log.reached)
     log.refresh()
     first, last, size = log.first, log.last, log.bytes
     flushed, version = _flushed(tier)  # the log is never trimmed beyond that
@@ -507,8 +531,8 @@ def _report(tier: RedisTier, log: RedisLog) -> LogReport:
         raise BadInput(f"{tier.place} holds no log")
     if first > flushed + 1 or last < written:
         raise StoreBroken(
-            f"{tier.place} is incomplete: its rows include log entries up to {written}, its state those up to "
-            f"{flushed}, and its log holds {first} to {last}"
+            f"{tier.place} is incomplete: its rows or stream tell of log entries up to {written}, its state of those "
+            f"up to {flushed}, and its log holds {first} to {last}"
         )
     tally = ChangeTally(version)
     for entry in log.entries(after=first - 1):

@@ -11,7 +11,7 @@ from functools import partial
 
 import hiredis
 
-from elastable.embedding_store.errors import StoreFailed, TakenOver
+from elastable.embedding_store.errors import DeadlineExceeded, NotReady, StoreFailed, TakenOver
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connection import (
@@ -28,6 +28,7 @@ from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _LOG = logging.getLogger(__name__)
 
+_KEEPS = "noeviction"
 _ATTEMPTS = 6  # to connect, against others who take over meanwhile
 
 
@@ -44,7 +45,12 @@ class RedisPlace:
     """
 
     def __init__(self, url: str | RedisUrl) -> None:
-        """Connects. Raises what `RedisUrl.parse` and `Topology` raise."""
+        """Connects, and waits for servers that do not have all of their data yet, until the deadline.
+
+        Raises:
+            NotReady: a server is still loading, or a replica that is not in step with its master; names it.
+            What `RedisUrl.parse` and `Topology` raise.
+        """
         self.url = url if isinstance(url, RedisUrl) else RedisUrl.parse(url)
         self.topology = Topology(self.url)
         self.owner: str | None = None
@@ -52,6 +58,42 @@ class RedisPlace:
         self._writing: Topology | None = None
         self._numbers = itertools.count(1)
         self._taking = threading.Lock()
+        try:
+            self._wait_for_data()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_data(self) -> None:
+        deadline, lacking = self.deadline(), list[NotReady]()
+
+        def lacks(error: Exception) -> bool:
+            lacking.extend([error] if isinstance(error, NotReady) else [])
+            return isinstance(error, NotReady)
+
+        try:
+            Retry(deadline.left(self.url), lacks).call(lambda: require_data(self.topology, deadline))
+        except DeadlineExceeded:
+            if lacking:
+                raise lacking[-1] from None
+            raise
+
+    def require_fit_to_write(self) -> None:
+        """Raises `StoreFailed` where a server takes no writes, or may evict what is written; names it."""
+        deadline = self.deadline()
+        for node in self.topology.nodes():
+            found = server_facts(self.topology, node, deadline, "replication", "memory")
+            if found.get("role", "master") != "master":
+                raise StoreFailed(
+                    f"redis at {node} is a replica of {found.get('master_host')}:{found.get('master_port')} and takes "
+                    "no writes: name its master, or the Sentinels that know it (redis+sentinel://)"
+                )
+            policy = found.get("maxmemory_policy", _KEEPS)
+            if policy != _KEEPS:
+                raise StoreFailed(
+                    f"redis at {node} has maxmemory-policy {policy}, by which it may evict rows without a word: set "
+                    f"maxmemory-policy {_KEEPS} there (maxmemory is {found.get('maxmemory', 'unknown')} now)"
+                )
 
     def deadline(self) -> Deadline:
         """That of one operation which begins now."""
@@ -191,3 +233,30 @@ class RedisPlace:
     def _name(self, owner: str) -> str:
         """Of a connection, without spaces and without its number."""
         return f"elastable:{self.url.db}:{self.url.namespace}:{owner.rpartition(':')[2]}"
+
+
+# What servers say of themselves
+
+
+def server_facts(topology: Topology, server: Address, deadline: Deadline, *sections: str) -> dict[str, str]:
+    """The fields of some sections of INFO. Raises `NotReady` and `StoreFailed` where the server refuses."""
+    answers = topology.call_at(server, [("INFO", section) for section in sections], deadline)
+    for answer in answers:
+        if isinstance(answer, hiredis.ReplyError):
+            raise reply_error(f"redis at {server} does not say what it is", str(answer), topology.url)
+    lines = (line.partition(":") for line in b"\r\n".join(answers).decode("utf-8", "replace").splitlines())
+    return {name: value for name, _, value in lines}
+
+
+def require_data(topology: Topology, deadline: Deadline) -> None:
+    """Raises `NotReady` where a server lacks data that it is about to have: rows in it would be taken for none."""
+    for server in topology.nodes():
+        found = server_facts(topology, server, deadline, "persistence", "replication")
+        if found.get("loading", "0") != "0" or found.get("async_loading", "0") != "0":
+            raise NotReady(f"redis at {server} is still loading its data")
+        synced = found.get("master_link_status", "up") == "up" and found.get("master_sync_in_progress", "0") == "0"
+        if found.get("role") == "slave" and not synced:
+            raise NotReady(
+                f"redis at {server} is a replica that is not in step with its master "
+                f"{found.get('master_host')}:{found.get('master_port')}: its rows may be missing or old"
+            )

@@ -25,6 +25,7 @@ from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.record_codec import NO_STAMP
 from elastable.embedding_store.tiers.redis.record_transfer import (
     Batch,
+    DamagedRecords,
     LostPartition,
     RecordTable,
     read_records,
@@ -32,7 +33,7 @@ from elastable.embedding_store.tiers.redis.record_transfer import (
     stamp_of,
     write_records,
 )
-from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace, server_facts
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
@@ -75,6 +76,9 @@ class RedisTier(Tier):
         self._tables: dict[str, RecordTable] = {}
         self._known: dict[str, Int64] = {}  # of each table int64 `[partitions]`: stamps that are confirmed
         self._stamp = 0  # of the last write
+        # Of each table ids whose records failed their check: in the last scan, and in a read by whoever writes here.
+        self._doubtful: dict[str, set[int]] = {}
+        self._marked: dict[str, set[int]] = {}
 
     @property
     def place(self) -> str:
@@ -125,6 +129,9 @@ class RedisTier(Tier):
         made = {records.table: self._table(records.table)[0].made for records in wanted}
         try:
             return self._read(wanted)
+        except DamagedRecords as damaged:
+            self._mark_damaged(damaged)
+            raise
         except StoreFailed:
             # Another process may have dropped a table and made it anew: then it is read as it is now.
             tables = self._load()
@@ -157,6 +164,9 @@ class RedisTier(Tier):
             raise
         for batch in batches:
             self._confirm(batch.table, batch.parts["partition"], stamp)
+            for doubtful in (self._doubtful, self._marked):
+                if ids := doubtful.get(batch.table.table.name):
+                    ids.difference_update((*batch.ids.tolist(), *batch.gone.tolist()))
 
     def _next_stamp(self, sequence: int) -> int:
         """Another one than that of any write before, so that the loss of one is noticed."""
@@ -182,6 +192,14 @@ class RedisTier(Tier):
                 lambda key, now: TierState.mark(key, lost.table, lost.partition), Deadline(self._place.url.deadline)
             )
 
+    def _mark_damaged(self, damaged: DamagedRecords) -> None:
+        """Lets whoever opens the store next know, who does not read every record and may have them in the log."""
+        marked = self._marked.setdefault(damaged.table, set())
+        marked.update(damaged.ids.tolist())
+        if self._place.owner is not None:
+            with suppress(StoreFailed, Unavailable):  # the damage is what is raised
+                self._put(lambda key, now: TierState.mark_damaged(key, self._marked), self._place.deadline())
+
     @property
     def sequence(self) -> int:
         deadline = self._place.deadline()
@@ -198,7 +216,12 @@ class RedisTier(Tier):
             raise BadInput(
                 f"table {table!r}: block_rows={block_rows} must be at least 1, and width={width} at most {record_bytes}"
             )
-        return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline)
+        doubtful = self._doubtful[table] = set()
+        damaged = lambda ids: doubtful.update(ids.tolist())  # noqa: E731
+        return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline, damaged)
+
+    def doubtful(self, table: str) -> Int64:
+        return np.array(sorted(self._doubtful.get(table, set()) | self._marked.get(table, set())), np.int64)
 
     def state(self) -> bytes | None:
         return self._state(self._place.deadline()).checked(self._place.url)
@@ -206,7 +229,12 @@ class RedisTier(Tier):
     def put_state(self, state: bytes) -> None:
         confirmed = self._confirmed()
         greatest = max([0, *(int(stamps.max()) for stamps in confirmed.values())])
-        self._put(lambda key, now: TierState.put(key, state, confirmed, max(greatest, now)), self._place.deadline())
+        self._put(
+            lambda key, now: [
+                *TierState.put(key, state, confirmed, max(greatest, now)), *TierState.mark_damaged(key, self._marked)
+            ],
+            self._place.deadline(),
+        )  # fmt: skip
 
     def other_writer(self) -> str | None:
         return self._place.other_writer()
@@ -250,6 +278,7 @@ class RedisTier(Tier):
             for table, found in zip(tables.values(), stamps, strict=True):
                 self._require_all(table, found, state)
             self._known = dict(zip(tables, stamps, strict=True))
+            self._marked = {name: set(ids.tolist()) for name, ids in state.damaged.items() if name in tables}
             self._tables = {n: self._tables[n] if self._same(t) else t for n, t in tables.items()}
             return dict(self._tables)
 
@@ -405,7 +434,7 @@ class RedisTier(Tier):
 SEQUENCE = b"sequence"
 
 _STATE, _CHECK = b"state", b"check"
-_STAMPS, _LOST = b"stamps:", b"lost:"
+_STAMPS, _LOST, _DAMAGED = b"stamps:", b"lost:", b"damaged:"
 _MOST_STATE_BYTES = 512 << 20  # of one value, in Redis
 
 
@@ -420,6 +449,7 @@ class TierState:
         sequence: The greatest stamp that it knows of.
         stamps: Table -> int64 `[partitions]`, confirmed before the state was put.
         lost: Table -> a partition that a writer found lost.
+        damaged: Table -> int64, ids whose records a writer found damaged.
     """
 
     exists: bool
@@ -428,20 +458,25 @@ class TierState:
     sequence: int
     stamps: Mapping[str, Int64] = field(repr=False)
     lost: Mapping[str, int]
+    damaged: Mapping[str, Int64]
 
     @classmethod
     def of(cls, pairs: list[bytes]) -> Self:
         """From the answer to HGETALL. Raises `StoreBroken` where it is something else."""
         fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
         try:
-            stamps = {
-                name[len(_STAMPS) :].decode(): np.frombuffer(value, "<i8").astype(np.int64)
-                for name, value in fields.items()
-                if name.startswith(_STAMPS)
-            }
+            stamps, damaged = (
+                {
+                    name[len(kind) :].decode(): np.frombuffer(value, "<i8").astype(np.int64)
+                    for name, value in fields.items()
+                    if name.startswith(kind)
+                }
+                for kind in (_STAMPS, _DAMAGED)
+            )
             lost = {name[len(_LOST) :].decode(): int(value) for name, value in fields.items() if name.startswith(_LOST)}
             check = int.from_bytes(fields.get(_CHECK, b""), "little")
-            return cls(bool(fields), fields.get(_STATE), check, sequence_of(fields.get(SEQUENCE)), stamps, lost)
+            sequence = sequence_of(fields.get(SEQUENCE))
+            return cls(bool(fields), fields.get(_STATE), check, sequence, stamps, lost, damaged)
         except MALFORMED as error:
             raise StoreBroken(f"the state of the tier in Redis is corrupt: {error}") from error
 
@@ -481,7 +516,8 @@ class TierState:
     @staticmethod
     def forget(key: bytes, table: str, sequence: int) -> list[Command]:
         """The commands that take a table out, `sequence` being the greatest of its stamps and all others."""
-        return [("HDEL", key, _STAMPS + table.encode(), _LOST + table.encode()), *TierState.began(key, sequence)]
+        about = (kind + table.encode() for kind in (_STAMPS, _LOST, _DAMAGED))
+        return [("HDEL", key, *about), *TierState.began(key, sequence)]
 
     @staticmethod
     def began(key: bytes, sequence: int) -> list[Command]:
@@ -492,6 +528,16 @@ class TierState:
     def mark(key: bytes, table: str, partition: int) -> list[Command]:
         """The command that notes a partition which a writer found lost."""
         return [("HSET", key, _LOST + table.encode(), partition)]
+
+    @staticmethod
+    def mark_damaged(key: bytes, ids: Mapping[str, set[int]]) -> list[Command]:
+        """The commands that note ids, of each table all whose records a writer found damaged; none: it has none."""
+        return [
+            ("HSET", key, _DAMAGED + table.encode(), np.array(sorted(some), "<i8").tobytes())
+            if some
+            else ("HDEL", key, _DAMAGED + table.encode())
+            for table, some in ids.items()
+        ]
 
 
 def sequence_of(value: bytes | None) -> int:
@@ -521,10 +567,9 @@ def ask_for_rewrites(topology: Topology) -> int:
     """
     begun = 0
     deadline = Deadline(min(topology.url.deadline, _LONGEST_S))
-    with suppress(StoreFailed, Unavailable):
-        for address in topology.nodes():
-            found = topology.call_at(address, [("INFO", "persistence"), ("INFO", "memory")], deadline)
-            if not all(isinstance(answer, bytes) for answer in found) or not _is_worth_it(_fields(b"\r\n".join(found))):
+    for address in topology.nodes():
+        with suppress(StoreFailed, Unavailable):
+            if not _is_worth_it(server_facts(topology, address, deadline, "persistence", "memory")):
                 continue
             (answer,) = topology.call_at(address, [("BGREWRITEAOF",)], deadline)
             if isinstance(answer, bytes):
@@ -532,11 +577,6 @@ def ask_for_rewrites(topology: Topology) -> int:
             else:
                 _LOG.info("the append-only file of redis at %s is not rewritten: %s", address, answer)
     return begun
-
-
-def _fields(text: bytes) -> dict[str, str]:
-    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
-    return {name: value for name, _, value in lines}
 
 
 def _is_worth_it(info: Mapping[str, str]) -> bool:

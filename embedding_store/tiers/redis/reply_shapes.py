@@ -83,6 +83,8 @@ def _fits(command: Command, reply: object) -> bool:
             return _are_texts(pairs) and len(pairs) % 2 == 0
         case ("HKEYS", list(keys)) | ("SCAN", [bytes(), list(keys)]):
             return _are_texts(keys)
+        case "XINFO", list(pairs):
+            return len(pairs) % 2 == 0 and _are_texts(pairs[::2])
         case ("XRANGE" | "XREVRANGE" | "WAITAOF", list()) | ("GET" | "HGET", None):
             return True
         case "CLIENT", bytes():

@@ -1,4 +1,4 @@
-"""The Redis key schema, number 2. It is an API: whatever speaks Redis may read tables by it.
+"""The Redis key schema, number 3. It is an API: whatever speaks Redis may read tables by it.
 
 A store lives under a namespace `N` (default "elastable"), so that several jobs may share one server. A table `T` has
 `P` partitions (a power of two, fixed when the table is created); the record of `id` is in partition `mixed_bits(id) &
@@ -6,17 +6,19 @@ A store lives under a namespace `N` (default "elastable"), so that several jobs 
 transaction.
 
     key                type    field -> value
-    {N}:tier:tables    hash    table name (UTF-8) -> JSON {"schema": 2, "partitions": P, "record_bytes": W,
+    {N}:tier:tables    hash    table name (UTF-8) -> JSON {"schema": 3, "partitions": P, "record_bytes": W,
                                "description": base64 of the engine's bytes, "dropped": true while it is deleted}
     {N}:tier:state     hash    "state" -> what the engine keeps: version, steps, specs; "check" -> its CRC-32, uint32
                                "sequence" -> the greatest stamp so far, int64 "stamps:" and the table's name -> int64
                                [P]: stamps that were acknowledged before the state was written "lost:" and the table's
-                               name -> partition in decimal, which a writer found lost
+                               name -> partition in decimal, which a writer found lost "damaged:" and the
+                               table's name -> int64: ids whose records a writer found damaged
     {N}:owner          string  who may write: "<host>:<process>:<random>:<phase>"
     {N}:log            stream  what was changed, in order, until the records hold it; the entries are described in
                                `elastable.embedding_store.tiers.redis.stream_records`
     {N:T:p}:rows       hash    id, int64, 8 bytes -> the record, W bytes: the row's weights first, as the table's
-                               dtype stores them, then the optimizer's slots, then what the engine adds
+                               dtype stores them, then the optimizer's slots, then what the engine adds; then its
+                               check, uint64, by `check_of` in `elastable.embedding_store.native.record_checks`
                                "stamp", 5 bytes -> int64, 8 bytes
 
 Numbers are little-endian. Weights of a row are `dim` numbers: 4 bytes each in a float32 table, 2 in a float16 or
@@ -42,7 +44,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
 
-SCHEMA = 2
+SCHEMA = 3
 DEFAULT_NAMESPACE = "elastable"
 DEFAULT_PARTITIONS = 64
 MOST_PARTITIONS = 65_536

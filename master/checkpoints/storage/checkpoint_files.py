@@ -131,7 +131,7 @@ class LocalFiles(CheckpointFiles):
         return draft
 
     def write(self, path: str, parts: Sequence[Part]) -> None:
-        number = os.open(self._home / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        number = os.open(self._home / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             for part in parts:
                 done = 0

@@ -155,7 +155,7 @@ def test_a_log_in_redis_that_is_corrupt_is_named(in_redis: str, redis_node: Serv
         with pytest.raises(StoreBroken, match="corrupt at stream entry 6-0: it is missing, and 7-0 is the next one"):
             run("verify", in_redis)
         client.xdel("{elastable}:log", "4-0", "5-0")
-        with pytest.raises(StoreBroken, match=r"is incomplete: .*its state those up to 4, and its log holds 7 to 7"):
+        with pytest.raises(StoreBroken, match=r"is incomplete: .*its state of those up to 4, and its log holds 7 to 7"):
             run("verify", in_redis)
 
 

@@ -46,6 +46,12 @@ class TestRunDirectory:
         assert result["stopped"] is None
         assert Path(result["checkpoint"]) == trained.checkpoint
 
+    def test_files_are_their_owners(self, trained: Trained) -> None:
+        found = [trained.checkpoint, trained.run, *trained.checkpoint.rglob("*"), *trained.run.rglob("*")]
+        assert {"model.keras", "job.json", "metrics.jsonl", "manifest.json"} <= {path.name for path in found}
+        open_to_others = {path.name: oct(path.stat().st_mode) for path in found if path.stat().st_mode & 0o077}
+        assert not open_to_others
+
     def test_what_a_person_sees(self, trained: Trained) -> None:
         assert "users [50 x 8], words [any id x 8]" in trained.ran.out
         assert "epoch 2/2" in trained.ran.out

@@ -120,7 +120,7 @@ def assert_finite(model: keras.Model) -> None:
 
 class TestStoreOfAnotherJob:
     def test_needs_overwrite_or_resume(self, redis_url: str, tmp_path: Path) -> None:
-        options: Keywords = {"model_file": CLICK_JOB, "store": redis_url}
+        options: Keywords = {"model_file": CLICK_JOB, "run_dir": tmp_path, "store": redis_url}
         with prepare_job(JobOptions(**options)).store as store:
             store.reset_version(3)  # there is more in it than tables that were made and never trained
         with pytest.raises(errors.BadInput, match=re.escape("(users, words): go on from its checkpoint with --resume")):

@@ -350,7 +350,7 @@ def test_a_commit_that_could_not_be_logged_is_seen_by_nobody_and_made_again(lost
             with pytest.raises(Unavailable):
                 store.commit(refused)
             assert store.version() == 3
-            with pytest.raises(Unavailable, match="version 4 could not be logged yet"):
+            with pytest.raises(Unavailable, match="version 4 is not logged"):
                 store.lookup({"dynamic": np.array([1])})
         log.lost = None
         if again:

@@ -71,9 +71,11 @@ def test_a_pin_that_is_released_is_not_waited_for_any_longer() -> None:
 
 
 @pytest.mark.parametrize("beginning", [{"overwrite": True}, {"resume": True}])
-def test_a_store_in_use_is_refused(redis_url: str, monkeypatch: pytest.MonkeyPatch, beginning: Keywords) -> None:
+def test_a_store_in_use_is_refused(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: Keywords
+) -> None:
     monkeypatch.setattr("elastable.jobs.store_watch._OWNER_LEAVES_S", 0.2)
-    options: Keywords = {"model_file": CLICK_JOB, "store": redis_url}
+    options: Keywords = {"model_file": CLICK_JOB, "run_dir": tmp_path, "store": redis_url}
     with prepare_job(JobOptions(**options)).store as running:
         running.reset_version(3)
         with pytest.raises(BadInput, match=rf"the store is in use: \S+:{os.getpid()} .*--take-over"):
@@ -88,7 +90,8 @@ def test_a_job_whose_store_is_taken_fails_at_once_by_name(redis_url: str, tmp_pa
     where = ("--store", redis_url, "--run-dir", tmp_path / "runs", "--deadline", "100000", "--no-export")
     with elastable(tmp_path, "train", CLICK_JOB, *JOB, *where, env=hold.environment, name="first") as first:
         hold.wait(first)
-        options: Keywords = {"model_file": CLICK_JOB, "store": redis_url, "overwrite": True, "take_over": True}
+        takes: Keywords = {"overwrite": True, "take_over": True}
+        options: Keywords = {"model_file": CLICK_JOB, "run_dir": tmp_path, "store": redis_url, **takes}
         with prepare_job(JobOptions(**options)).store as taken:
             hold.go()
             assert first.wait() == ExitCode.STORE_FAILED, first.err
@@ -105,9 +108,15 @@ def leave_at(prepared: PreparedJob, version: int) -> None:
 
 @pytest.mark.parametrize(("before_the_end", "epochs", "begins_at"), [(0, 1, 0), (1, 1, -1), (0, 2, -1)])
 def test_a_finished_job_makes_room_and_another_goes_on(
-    redis_url: str, caplog: pytest.LogCaptureFixture, before_the_end: int, epochs: int, begins_at: int
+    redis_url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    before_the_end: int,
+    epochs: int,
+    begins_at: int,
 ) -> None:
-    options: Keywords = {"model_file": CLICK_JOB, "store": redis_url, "micro_batch_size": 64, "resume": True}
+    resumes: Keywords = {"micro_batch_size": 64, "resume": True}
+    options: Keywords = {"model_file": CLICK_JOB, "run_dir": tmp_path, "store": redis_url, **resumes}
     with (first := prepare_job(JobOptions(**options))).store:
         last = Schedule(first.job).versions_total - before_the_end
         leave_at(first, last)

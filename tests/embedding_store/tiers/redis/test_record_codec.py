@@ -12,6 +12,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tiers.redis.connection import Replies
 from elastable.embedding_store.tiers.redis.record_codec import (
+    DAMAGED,
     NO_STAMP,
     PART,
     Awaited,
@@ -19,11 +20,13 @@ from elastable.embedding_store.tiers.redis.record_codec import (
     ReadWords,
     RecordReplies,
     WriteReplies,
+    damaged_records,
     encoded_reads,
     encoded_write,
     framed_ids,
     framed_records,
 )
+from tests.embedding_store.tiers.redis.tier_samples import checked
 
 KEYS = [b"{n:t:0}:rows", b"{n:t:1}:rows", b"k" * 123]
 WIDTHS = st.integers(1, 40) | st.sampled_from([100, 1_000, 9_996, 10_000, 99_996, 100_000])
@@ -99,7 +102,8 @@ def test_a_write_is_atomic_in_its_partition(
     ids: Int64, gone: Int64, key: bytes, asking: bool, width: int, sequence: int
 ) -> None:
     records = np.random.default_rng(0).integers(0, 256, (len(ids), width), np.uint8)
-    words = [word for one, row in zip(ids, records, strict=True) for word in (id_bytes(one), row.tobytes())]
+    pairs = ((int(one), row.tobytes()) for one, row in zip(ids, records, strict=True))
+    words = [word for one, row in pairs for word in (id_bytes(one), checked(one, row))]
     ask = packed("ASKING") if asking else b""
     expected = ask + packed("HSTRLEN", key, "stamp") + ask
     expected += packed("MULTI") + packed("HDEL", key, *map(id_bytes, gone)) if len(gone) else b""
@@ -109,10 +113,10 @@ def test_a_write_is_atomic_in_its_partition(
     assert joined(encoded_write(key, framed, framed_ids(gone), stamp, asking)) == expected
 
 
-def awaited(counts: Sequence[int], positions: Int64, width: int, taken: int) -> Awaited:
+def awaited(counts: Sequence[int], ids: Int64, positions: Int64, width: int, taken: int) -> Awaited:
     total = sum(counts)
     rows, missing = np.zeros((total, taken), np.uint8), np.full(total, 7, np.uint8)
-    return Awaited(parts_of(counts), positions, width, rows, missing, np.full(len(counts), NO_STAMP, np.int64))
+    return Awaited(parts_of(counts), ids, positions, width, rows, missing, np.full(len(counts), NO_STAMP, np.int64))
 
 
 def reply_to(counts: Sequence[int], records: Sequence[bytes | None], asking: bool = False) -> bytes:
@@ -132,8 +136,9 @@ def test_replies_in_pieces(request_: Request, asking: bool, cuts: list[int], wid
     total, taken = len(ids), data.draw(st.integers(0, width))
     rows = np.random.default_rng(1).integers(0, 256, (total, width), np.uint8)
     gone = np.array(data.draw(st.lists(st.booleans(), min_size=total, max_size=total)), bool)
-    records = [None if away else row.tobytes() for away, row in zip(gone, rows, strict=True)]
-    tables = [awaited(counts, positions, width, kept) for kept in (width, taken)]
+    stored = [checked(one, row.tobytes()) for one, row in zip(ids.tolist(), rows, strict=True)]
+    records = [None if away else record for away, record in zip(gone, stored, strict=True)]
+    tables = [awaited(counts, ids, positions, width, kept) for kept in (width, taken)]
     replies = RecordReplies(tables, asking=asking)
     stream = reply_to(counts, records, asking)
     feed_in_pieces(replies, 2 * stream, cuts)
@@ -146,11 +151,11 @@ def test_replies_in_pieces(request_: Request, asking: bool, cuts: list[int], wid
 
 
 def small_replies(counts: Sequence[int], asking: bool = False) -> tuple[RecordReplies, Awaited]:
-    table = awaited(counts, np.arange(sum(counts)), 4, 4)
+    table = awaited(counts, np.full(sum(counts), 9), np.arange(sum(counts)), 4, 4)
     return RecordReplies([table], asking=asking), table
 
 
-WHOLE = b"*3\r\n$8\r\n\x05\0\0\0\0\0\0\0\r\n$4\r\nabcd\r\n$-1\r\n"
+WHOLE = b"*3\r\n$8\r\n\x05\0\0\0\0\0\0\0\r\n$12\r\n" + checked(9, b"abcd") + b"\r\n$-1\r\n"
 
 
 @given(st.lists(st.integers(0, 200)), st.sampled_from(["MOVED 1 h:1", "LOADING Redis is loading", "ERR x" * 90]))
@@ -176,9 +181,9 @@ def test_a_refused_asking_keeps_the_next_reply_in_place(cuts: list[int]) -> None
     [
         b"*2\r\n$8\r\n",
         b"*3\r\n$9\r\n0",
-        b"*3\r\n$8\r\n01234567\r\n$3\r\nabc\r\n",
-        b"*3\r\n$8\r\n01234567\r\n$5\r\nabcde\r\n",
-        b"*3\r\n$8\r\n01234567\r\n$4\r\nabcdX\n",
+        b"*3\r\n$8\r\n01234567\r\n$11\r\nabc12345678\r\n",
+        b"*3\r\n$8\r\n01234567\r\n$13\r\nabcde12345678\r\n",
+        b"*3\r\n$8\r\n01234567\r\n$12\r\nabcd12345678X\n",
         b"*3\r\n:12345\r\n",
         b"*3\r\n$-2\r\n",
         b"*99999999999999999999999999\r\n",
@@ -202,6 +207,20 @@ def test_an_error_line_without_end_is_refused() -> None:
     received[0] = ord("-")
     with pytest.raises(StoreFailed, match="no reply to what was asked"):
         small_replies([2])[0].feed(received, 0, len(received))
+
+
+@given(WIDTHS, st.integers(-(2**63), 2**63 - 1), st.data())
+def test_a_flipped_bit_and_the_record_of_another_id_are_noticed(width: int, row_id: int, data: st.DataObject) -> None:
+    record = np.random.default_rng(width).integers(0, 256, width, np.uint8).tobytes()
+    stored = checked(row_id, record)
+    bit = data.draw(st.integers(0, 8 * len(stored) - 1))
+    flipped = (int.from_bytes(stored, "little") ^ 1 << bit).to_bytes(len(stored), "little")
+    found = stored, flipped, checked(row_id ^ 1, record)
+    table = awaited([3], np.full(3, row_id), np.arange(3), width, width)
+    feed_in_pieces(RecordReplies([table]), reply_to([3], found), [])
+    assert table.missing.tolist() == [0, DAMAGED, DAMAGED]
+    values = np.frombuffer(b"".join(found), np.uint8)
+    assert damaged_records(np.full(3, row_id), values, width).tolist() == [1, 2]
 
 
 # -- writes

@@ -20,6 +20,7 @@ from elastable.embedding_store.tiers.redis.schema import (
     tier_state_key,
     tier_tables_key,
 )
+from tests.embedding_store.tiers.redis.tier_samples import checked
 
 
 def test_key_names() -> None:
@@ -64,13 +65,13 @@ def test_a_row_is_found_by_the_schema_alone(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         assert client.hkeys("{job}:tier:tables") == [b"users"]
         record = json.loads(client.hget("{job}:tier:tables", "users"))
-        assert (record["schema"], record["partitions"], record["record_bytes"]) == (2, 4, 24)
+        assert (record["schema"], record["partitions"], record["record_bytes"]) == (3, 4, 24)
         assert client.xlen("{job}:log") <= 1  # trimmed as the store was closed
         partitions = {int(one): int(partition_of(np.array([one]), 4)[0]) for one in ids}
         for one, partition in partitions.items():
             field = one.to_bytes(8, "little", signed=True)
             weights, slots = (part.astype("<f4").tobytes() for part in rows[one])
-            assert client.hget(f"{{job:users:{partition}}}:rows", field) == weights + slots
+            assert client.hget(f"{{job:users:{partition}}}:rows", field) == checked(one, weights + slots)
         for partition in range(4):
             held = sum(its == partition for its in partitions.values())
             assert client.hlen(f"{{job:users:{partition}}}:rows") == held + 1
