@@ -71,7 +71,7 @@ class FitArguments:
         if self.continue_from is not None and self.initial_epoch:
             raise BadInput(
                 f"continue_from={str(self.continue_from)!r}, initial_epoch={self.initial_epoch}: the first begins a "
-                "new fit where another one ended, whose epochs count from 0; the second goes on with one of this process"
+                "new fit where another one ended, with epochs from 0; the second goes on with one of this process"
             )
         if self.leave_out and self.continue_from is None:
             raise BadInput("leave_out= needs continue_from=: whose tables and variables are left out")

@@ -108,9 +108,8 @@ def fit(
             the numbers of plain Keras (docs/fit.md); None: False for tables with `input_dim`, as `model.fit` does. A
             layer's own `lazy` takes precedence.
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
-        continue_from: Begin as another job or fit ended, on new data: a checkpoint, a run directory, or the URL of a
-            store with a log; where that is `store` itself, nothing is copied (docs/checkpoints.md).
-        leave_out: Tables and variables of `continue_from` that the model no longer has.
+        continue_from: Begin as another job ended, on new data: a checkpoint, a run directory, or the URL of a store
+            with a log, also of `store` itself (docs/checkpoints.md). leave_out: Of it what the model no longer has.
 
     Returns:
         `keras.callbacks.History`, with `val_...` entries for the validation data; its attribute `evaluations` is a list
@@ -121,7 +120,7 @@ def fit(
     """
     callbacks = _callbacks(callbacks)
     initial_epoch = _backed_up_epoch(callbacks, initial_epoch)
-    given = FitArguments(
+    return _run_here(model, FitArguments(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
         validation_steps=validation_steps, validation_batch_size=validation_batch_size,
@@ -130,8 +129,7 @@ def fit(
         seeds=fit_seeds(seed, model, initial_epoch), average=average, evaluate_every=evaluate_every, store=store,
         locations=locations, offload_embeddings_above=offload_embeddings_above, lazy=lazy, not_finite=not_finite,
         continue_from=continue_from, leave_out=tuple(leave_out),
-    )  # fmt: skip
-    return _run_here(model, given)
+    ))  # fmt: skip
 
 
 def _callbacks(given: object) -> tuple[keras.callbacks.Callback, ...]:

@@ -17,7 +17,7 @@ from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.backend.contract import BackendTensor, backend
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.model.dense_names import NAMES, keys_by_name, names_tensor, numbered_name, saved_names
+from elastable.master.model.dense_names import NAMES, keys_by_name, names_tensor, renumbered, saved_names
 from elastable.master.model.discovery import store_backed_layers, table_optimizers
 from elastable.master.model.keras_optimizer import (
     accumulation_of,
@@ -64,7 +64,7 @@ class DenseTensors(DensePart):
         self._table_optimizers = table_optimizers(model)
         self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._reported)
         self._names = tuple(spec.name for spec in self.variables), tuple(spec.name for spec in self.states)
-        self._numbered = {numbered_name(type(each)) for each in (model, *model._flatten_layers())}
+        self._kinds = [type(each) for each in (model, *model._flatten_layers())]
         self.frozen_tables: tuple[str, ...] = ()
         self._flags = b""
         # States of the last snapshot; None: they have changed since.
@@ -104,25 +104,30 @@ class DenseTensors(DensePart):
 
     def tensors(self) -> dict[str, Tensor]:
         found = {key: copied(variable) for key, variable in self._by_key().items()}
-        return {**found, NAMES: self._key_names}
+        return {NAMES: self._key_names, **found}
 
     @cached_property
     def _key_names(self) -> Tensor:
         return names_tensor(self.names())
 
     def names(self) -> dict[str, str]:
-        """Key of a tensor -> its name: the path of a variable; of an optimizer's, its class in place of its name."""
-        found, kinds = dict[str, str](), dict[int, str]()
+        """Key of a tensor -> its name: the path of a variable; of an optimizer's, its class and what it belongs to."""
+        found, own = {}, dict[int, str]()
+        paths = renumbered((each.path for each in self._weights), self._kinds)
         for number, optimizer in enumerate(self._own_optimizers):
-            prefix = f"{type(inner_optimizer(optimizer)).__name__}{f'-{number}' if number else ''}"
-            kinds.update((id(variable), prefix) for variable in optimizer.variables)
+            kind = f"{type(inner_optimizer(optimizer)).__name__}{f'-{number}' if number else ''}"
+            for variable in optimizer.variables:
+                name = variable.path.partition("/")[2]
+                flat = (each.path for each in self.trained if name.startswith(f"{each.path.replace('/', '_')}_"))
+                owner = max(flat, key=len, default="")
+                own[id(variable)] = f"{kind}/{paths[owner]}:{name[len(owner) + 1 :]}" if owner else f"{kind}/{name}"
         tables = iter(self._table_optimizers)
         for key, variable in self._by_key().items():
             kind = key.partition("/")[0]
-            if kind == "optimizer":
-                found[key] = f"{kinds[id(variable)]}/{variable.path.partition('/')[2]}"
+            if kind == "table_learning_rates":
+                found[key] = f"learning rate of {next(tables)}"
             else:
-                found[key] = variable.path if kind != "table_learning_rates" else f"learning rate of {next(tables)}"
+                found[key] = own[id(variable)] if kind == "optimizer" else paths[variable.path]
         return found
 
     def from_names(
@@ -142,7 +147,7 @@ class DenseTensors(DensePart):
                 another one.
         """
         ours, theirs, current = self.names(), saved_names(saved), self.tensors()
-        same = keys_by_name(ours, theirs, self._numbered)
+        same = keys_by_name(ours, theirs)
         taken = set(same.values())
         of_model = ("variables", "states")
         missing = [name for key, name in theirs.items() if key not in taken and key.partition("/")[0] in of_model]
@@ -221,7 +226,7 @@ def _refuse_other_optimizer(
     ours: Mapping[str, str], theirs: Mapping[str, str], same: Mapping[str, str], changed: Sequence[str]
 ) -> None:
     """Raises `CheckpointError` where optimizers differ in more than the variables that came or went (`changed`)."""
-    taken, slots = set(same.values()), tuple(f"/{name.replace('/', '_')}_" for name in changed)
+    taken, slots = set(same.values()), tuple(f"/{name}:" for name in changed)
     only_here = [name for key, name in ours.items() if key.startswith("optimizer/") and key not in same]
     only_there = [name for key, name in theirs.items() if key.startswith("optimizer/") and key not in taken]
     for where, names in (("has", only_here), ("had", only_there)):

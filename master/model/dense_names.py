@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -32,32 +33,42 @@ def saved_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         raise CheckpointError(f"the names of its dense variables are missing or malformed: {error}") from error
 
 
-def keys_by_name(ours: Mapping[str, str], theirs: Mapping[str, str], numbered: Collection[str]) -> dict[str, str]:
-    """Our key -> theirs, of what has the same name on both sides.
-
-    Names that Keras made itself and numbered ("dense_3") differ with every model that a process makes. They count as
-    the same without their numbers where all names do, in the same order.
-
-    Args:
-        ours, theirs: Key -> name.
-        numbered: Such names of our layers, without numbers.
+def keys_by_name(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
+    """Our key -> theirs, of what has the same name on both sides; `ours` and `theirs` are key -> name.
 
     Raises:
         CheckpointError: a name is there twice.
     """
-    if set(ours.values()) != set(theirs.values()):
-        pattern = re.compile(rf"(?<![a-z0-9])({'|'.join(map(re.escape, sorted(numbered))) or '$'})_\d+(?=[_/]|$)")
-        plain = [[pattern.sub(r"\1", name) for name in names.values()] for names in (ours, theirs)]
-        if plain[0] == plain[1]:
-            return dict(zip(ours, theirs, strict=True))
     for names in (ours, theirs):
-        if twice := sorted({name for name in names.values() if list(names.values()).count(name) > 1}):
+        if twice := sorted(name for name, count in Counter(names.values()).items() if count > 1):
             raise CheckpointError(f"two dense variables are named {twice[0]}: give their layers names, each its own")
     keys = {name: key for key, name in theirs.items()}
     return {key: keys[name] for key, name in ours.items() if name in keys}
 
 
-def numbered_name(kind: type) -> str:
+def renumbered(paths: Iterable[str], kinds: Iterable[type]) -> dict[str, str]:
+    """Path of a variable -> the path that it would have in the first model of its process.
+
+    Keras numbers the names that it makes itself with every layer of a process: "dense_7".
+
+    Args:
+        paths: In model order.
+        kinds: Classes of the model and its layers.
+    """
+    numbers: dict[str, dict[str, int]] = {_name_of(kind): {} for kind in kinds}
+
+    def plain(part: str) -> str:
+        base = re.sub(r"_\d+$", "", part)
+        seen = numbers.get(part if part in numbers else base)
+        if seen is None:
+            return part
+        number = seen.setdefault(part, len(seen))
+        return f"{base}_{number}" if number else base
+
+    return {path: "/".join(map(plain, path.split("/"))) for path in paths}
+
+
+def _name_of(kind: type) -> str:
     """What Keras names an object of this class that nobody names, without a number."""
     spaced = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", re.sub(r"\W+", "", kind.__name__))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", spaced).lower()
