@@ -147,6 +147,8 @@ class DenseTensors(DensePart):
                 another one.
         """
         ours, theirs, current = self.names(), saved_names(saved), self.tensors()
+        if absent := sorted(theirs.keys() - saved.keys()):
+            raise CheckpointError(f"{theirs[absent[0]]} ({absent[0]}) is named, and its values are missing")
         same = keys_by_name(ours, theirs)
         taken = set(same.values())
         of_model = ("variables", "states")

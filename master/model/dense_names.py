@@ -29,7 +29,7 @@ def saved_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     try:
         names = json.loads(np.asarray(tensors[NAMES], np.uint8).tobytes())
         return {str(key): str(name) for key, name in names.items()}
-    except (*MALFORMED, AttributeError) as error:
+    except MALFORMED as error:
         raise CheckpointError(f"the names of its dense variables are missing or malformed: {error}") from error
 
 

@@ -104,14 +104,11 @@ def opened_origin(place: str | Path, held: EmbeddingStore | None = None) -> Iter
     if held is not None:
         yield _of_store(held, str(place), held)
         return
-    found = None
-    if isinstance(place, Path) or "://" not in place or place.startswith("file:"):
-        found = None if str(place).startswith("memory") else newest_checkpoint(place)
-    elif not _is_store(place):
-        found = newest_checkpoint(place)
+    is_store = _is_store(place)
+    found = newest_checkpoint(place) if not is_store or str(place).startswith("file:") else None
     if found is not None:
         yield _of_checkpoint(open_checkpoint(found))
-    elif not _is_store(place):
+    elif not is_store:
         raise BadInput(
             f"continue from {redacted(str(place))}: no checkpoint, no run directory, and no store with a log is there"
         )

@@ -220,8 +220,7 @@ class JobStart:
             job = checkpoint.job
             return Beginning(checkpoint.progress(), str(job["job"]), checkpoint, _before(job)), overwrite
         # The first master may have died before its first commit: what it created there holds nothing yet.
-        begun = store.version() == 0 or (self.continued is not None and recorded is None)
-        empty = store.keeps_records and begun and set(store.specs()) <= set(self.tables)
+        empty = store.keeps_records and store.version() == 0 and set(store.specs()) <= set(self.tables)
         return None, overwrite or empty
 
     def _seeded_as_there(self, job: DocumentFields, there: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
@@ -283,13 +282,18 @@ def _before(saved: DocumentFields) -> dict[str, int]:
     return {name: int(saved.get(name, 0)) for name in _BEFORE}
 
 
+_NO_JOB: tuple[type[Exception], ...] = (BadInput, BadSpec, *MALFORMED)
+
+
 def described(saved: DocumentFields) -> JobSpec:
     """A job from its description. Raises `CheckpointError` where that is malformed."""
     known = {each.name for each in fields(JobSpec)}
     try:
-        return JobSpec(**{name: value for name, value in saved.items() if name in known})
-    except (BadSpec, *MALFORMED) as error:
+        job = JobSpec(**{name: value for name, value in saved.items() if name in known})
+        Schedule(job)
+    except _NO_JOB as error:
         raise CheckpointError(f"{str(saved)[:200]} describes no job: {error}") from error
+    return job
 
 
 def finished(saved: DocumentFields, progress: Progress) -> bool:

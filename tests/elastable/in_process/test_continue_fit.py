@@ -9,8 +9,9 @@ import pytest
 import elastable as et
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
+from tests.untyped import Keywords
 
-SETTINGS = {"batch_size": 8, "grads_to_wait": 2, "seed": 3, "verbose": 0}
+SETTINGS: Keywords = {"batch_size": 8, "grads_to_wait": 2, "seed": 3, "verbose": 0}
 
 
 def model(optimizer: object = None, more: bool = False) -> keras.Model:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput, BadSpec
-from elastable.master.api import JobSpec, TaskKind
+from elastable.master.api import JobSpec, Task, TaskKind
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order
 from elastable.master.tasks.schedule import Schedule
+from tests.untyped import Keywords
 
 jobs = st.builds(
     JobSpec,
@@ -84,7 +85,7 @@ def test_parts_are_jobs_that_continue_each_other(
         parts=tuple(parts),
         epochs=epochs,
     )
-    whole, before, found = Schedule(one), {}, []
+    whole, before, found = Schedule(one), Keywords(), list[Task]()
     for records in parts * epochs:
         day = Schedule(replace(one, epochs=1, train_records=records, parts=(), **before))
         for version in range(day.job.versions_before, day.versions_total):
