@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class EndedJob:
     """What a job left behind, in a checkpoint or in a store with its records.
 
     Attributes:
@@ -62,14 +62,14 @@ class Origin:
         return Schedule(described(self.job)).before_next(self.progress)
 
 
-def _of_checkpoint(saved: Checkpoint) -> Origin:
+def _of_checkpoint(saved: Checkpoint) -> EndedJob:
     specs = {name: entry.spec for name, entry in saved.manifest.tables.items()}
-    return Origin(
+    return EndedJob(
         saved.address, saved.job, saved.progress(), saved.dense(), specs, saved.rows, saved.table_state, saved
     )
 
 
-def _of_store(store: EmbeddingStore, address: str, held: EmbeddingStore | None = None) -> Origin:
+def _of_store(store: EmbeddingStore, address: str, held: EmbeddingStore | None = None) -> EndedJob:
     """Raises `BadInput` where the store holds no version of a job."""
     record = None
     if store.keeps_records:
@@ -84,13 +84,13 @@ def _of_store(store: EmbeddingStore, address: str, held: EmbeddingStore | None =
             f"{found.progress.version}: who else writes there?"
         )
     place = redacted(address)
-    return Origin(
+    return EndedJob(
         place, found.job, found.progress, found.dense, store.specs(), store.scan, store.table_state, held=held
     )
 
 
 @contextmanager
-def opened_origin(place: str | Path, held: EmbeddingStore | None = None) -> Iterator[Origin]:
+def opened_origin(place: str | Path, held: EmbeddingStore | None = None) -> Iterator[EndedJob]:
     """What a job left at a place.
 
     Args:
@@ -133,7 +133,7 @@ def _is_store(place: str | Path) -> bool:
 
 
 def continue_job(
-    origin: Origin,
+    origin: EndedJob,
     parts: Assembly,
     store: EmbeddingStore,
     dense: DenseModel,
@@ -204,7 +204,7 @@ def _assigned_rates(dense: DenseModel) -> list[float]:
     return [float(copied(rate)) for rate in rates if isinstance(rate, keras.Variable)]
 
 
-def _matching(origin: Origin, tables: Mapping[str, TableSpec], leave_out: Sequence[str]) -> dict[str, TableSpec]:
+def _matching(origin: EndedJob, tables: Mapping[str, TableSpec], leave_out: Sequence[str]) -> dict[str, TableSpec]:
     """The model's tables that the job had, as they are to be: with its seeds of initial rows.
 
     Raises:
