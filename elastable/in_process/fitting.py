@@ -224,7 +224,9 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
 
 
 def _job(parts: Assembly, data: FitData, settings: FitArguments) -> JobSpec:
-    batches = sum(-(-records // data.batch_size) for records in data.train.parts or (len(data.train),))
+    batches = 0
+    for records in data.train.parts or (len(data.train),):
+        batches -= -records // data.batch_size
     together, average = accumulated_by(parts.model.optimizer, batches, settings.grads_to_wait, settings.average)
     if data.steps_per_epoch and settings.grads_to_wait is None and together > 1:
         raise Unsupported(

@@ -1,7 +1,6 @@
 """Which records make which version: a pure function of the job, never of its workers."""
 
 from bisect import bisect_right
-from itertools import accumulate
 
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import JobSpec, Task, TaskKind
@@ -40,11 +39,13 @@ class Schedule:
         self.group = job.micro_batches_per_version
         self.by_epoch = job.mode == "async"
         self._parts = job.parts_of_pass
-        micro_batches = [-(-records // job.micro_batch_size) for records in self._parts]
         # Where each part begins within a pass, and where the last one ends.
-        self._records = [0, *accumulate(self._parts)]
-        self._micro_batches = [0, *accumulate(micro_batches)]
-        self._versions = [0, *accumulate(-(-count // self.group) for count in micro_batches)]
+        self._records, self._micro_batches, self._versions = [0], [0], [0]
+        for records in self._parts:
+            count = -(-records // job.micro_batch_size)
+            self._records.append(self._records[-1] + records)
+            self._micro_batches.append(self._micro_batches[-1] + count)
+            self._versions.append(self._versions[-1] - (-count // self.group))
         self.micro_batches_per_pass, self.versions_per_pass = self._micro_batches[-1], self._versions[-1]
         self.steps_per_epoch = min(job.steps_per_epoch or self.versions_per_pass, self.versions_per_pass)
         self._epochs_per_pass = -(-self.versions_per_pass // self.steps_per_epoch)
