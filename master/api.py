@@ -31,8 +31,8 @@ class Task:
             current at the lease; the worker uses whatever is current).
         kind: Train on it, or evaluate it. Evaluation tasks of version v sort before training tasks of version v.
         micro_batch: Number within the whole job (for EVALUATE: within the validation split).
-        epoch: The pass over the records, counted from 0.
-        start, stop: Positions in the record order of that pass.
+        epoch: Which part of which pass over the records, counted over all parts of all passes; without parts, the pass.
+        start, stop: Positions in the record order of that part.
     """
 
     version: int
@@ -335,7 +335,7 @@ _LEAST = {
     **dict.fromkeys(("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads"), 1),
     **dict.fromkeys(
         ("train_records", "validation_records", "offload_above", "steps_per_epoch", "initial_epoch",
-         "evaluation_batch_size"), 0
+         "evaluation_batch_size", "versions_before", "parts_before", "micro_batches_before"), 0
     ),
 }  # fmt: skip
 _MOST = {"intra_op_threads": 2**31 - 1}  # as it is sent to workers; any other number: 2**63 - 1
@@ -378,6 +378,8 @@ class JobSpec:
         backend: What Keras runs on, on every worker: backends round differently. "": any.
         model_config: The model's Keras configuration, as JSON, compressed by zlib, in base64: a version names its model
             by it. "": a model that has none, such as a subclass without `get_config`.
+        parts: Records of each part of a pass (`Reader.parts`), if there are several.
+        versions_before, parts_before, micro_batches_before: Of the jobs that this one continues: it counts on.
     """
 
     job: str = ""
@@ -404,9 +406,14 @@ class JobSpec:
     evaluation_batch_size: int = 0
     backend: str = ""
     model_config: str = ""
+    parts: tuple[int, ...] = ()
+    versions_before: int = 0
+    parts_before: int = 0
+    micro_batches_before: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "on_worker", tuple(self.on_worker))
+        for name in ("on_worker", "parts"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, known in KNOWN_VALUES.items():
             if getattr(self, name) not in known:
                 raise BadSpec(f"job {name} {getattr(self, name)!r}: use {' or '.join(known)}")
@@ -423,6 +430,18 @@ class JobSpec:
             if getattr(self, name) < least:
                 limit = f"at least {least}" if least else "not be negative"
                 raise BadSpec(f"job {name} must {'be ' if least else ''}{limit}, got {getattr(self, name)}")
+        if self.parts and (sum(self.parts) != self.train_records or min(self.parts) < 1):
+            raise BadSpec(f"job parts {list(self.parts)} must each hold a record, and together {self.train_records}")
+
+    @property
+    def parts_of_pass(self) -> tuple[int, ...]:
+        """Records of each part of a pass."""
+        return self.parts or (self.train_records,)
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether every micro-batch has `micro_batch_size` records."""
+        return all(records % self.micro_batch_size == 0 for records in self.parts_of_pass)
 
     @property
     def micro_batches_per_version(self) -> int:

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -58,6 +59,8 @@ class FitArguments:
     offload_embeddings_above: int = 0
     lazy: bool | None = True
     not_finite: str = "refuse"
+    continue_from: str | Path | None = None
+    leave_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.initial_epoch < self.epochs:
@@ -65,6 +68,13 @@ class FitArguments:
                 f"initial_epoch={self.initial_epoch}, epochs={self.epochs}: need 0 <= initial_epoch < epochs; epochs "
                 "is the epoch to end at"
             )
+        if self.continue_from is not None and self.initial_epoch:
+            raise BadInput(
+                f"continue_from={str(self.continue_from)!r}, initial_epoch={self.initial_epoch}: the first begins a "
+                "new fit where another one ended, with epochs from 0; the second goes on with one of this process"
+            )
+        if self.leave_out and self.continue_from is None:
+            raise BadInput("leave_out= needs continue_from=: whose tables and variables are left out")
         if self.evaluate_every < 0:
             raise BadInput(f"evaluate_every={self.evaluate_every}: need a number of versions, or 0")
 

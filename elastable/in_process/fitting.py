@@ -26,6 +26,7 @@ from elastable.in_process.fit_data import FitArguments, FitData, fit_data
 from elastable.in_process.fit_seeds import fit_seeds
 from elastable.in_process.in_process_stores import StoreGiven, parts_for_fit, placed_in_stores
 from elastable.jobs.job_hooks import JobHooks
+from elastable.jobs.resuming.continuing import continue_job, opened_origin
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
@@ -78,6 +79,8 @@ def fit(
     offload_embeddings_above: int = 0,
     lazy: bool | None = True,
     not_finite: str = "refuse",
+    continue_from: str | Path | None = None,
+    leave_out: Sequence[str] = (),
 ) -> keras.callbacks.History:
     """Trains a compiled Keras model whose embedding tables live in a store, in this process.
 
@@ -106,6 +109,8 @@ def fit(
             the numbers of plain Keras (docs/fit.md); None: False for tables with `input_dim`, as `model.fit` does. A
             layer's own `lazy` takes precedence.
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
+        continue_from: Begin as another job ended, on new data: a checkpoint, a run directory, or the URL of a store
+            with a log, also of `store` itself (docs/checkpoints.md). leave_out: Of it what the model no longer has.
 
     Returns:
         `keras.callbacks.History`, with `val_...` entries for the validation data; its attribute `evaluations` is a list
@@ -116,7 +121,7 @@ def fit(
     """
     callbacks = _callbacks(callbacks)
     initial_epoch = _backed_up_epoch(callbacks, initial_epoch)
-    given = FitArguments(
+    return _run_here(model, FitArguments(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
         validation_steps=validation_steps, validation_batch_size=validation_batch_size,
@@ -124,8 +129,8 @@ def fit(
         initial_epoch=initial_epoch, shuffle=_shuffles(shuffle), callbacks=callbacks, verbose=_verbosity(verbose),
         seeds=fit_seeds(seed, model, initial_epoch), average=average, evaluate_every=evaluate_every, store=store,
         locations=locations, offload_embeddings_above=offload_embeddings_above, lazy=lazy, not_finite=not_finite,
-    )  # fmt: skip
-    return _run_here(model, given)
+        continue_from=continue_from, leave_out=tuple(leave_out),
+    ))  # fmt: skip
 
 
 def _callbacks(given: object) -> tuple[keras.callbacks.Callback, ...]:
@@ -178,15 +183,19 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     parts = parts_for_fit(model, batch_spec(sample), settings.seeds, settings.lazy)
     job = _job(parts, data, settings)
     warn_of_other_numbers(model, job)
-    schedule = Schedule(job)
     # A job counts its versions from epoch 0, also where the rows are older.
-    version = schedule.first_version(settings.initial_epoch)
-    start = Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
-    store = placed_in_stores(parts, settings.store, settings.locations, version, moved)
+    version, origin = Schedule(job).first_version(settings.initial_epoch), settings.continue_from
+    store = placed_in_stores(parts, settings.store, settings.locations, version, moved, origin)
     if store.keeps_records:
         job = replace(job, offload_above=settings.offload_embeddings_above, model_config=config_of(model))
     kept = kept_traces(model) if parts.steps is None else {}
     dense: DenseModel = kept["dense"] if "dense" in kept else parts.dense()
+    if origin is not None:
+        with opened_origin(origin, store if origin == settings.store else None) as opened:
+            beginning = continue_job(opened, parts, store, dense, settings.leave_out, moved=moved)
+        job, version = replace(job, **beginning.before), beginning.progress.version
+    schedule = Schedule(job)
+    start = Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
     dense.begin()
     metrics: ModelMetrics = kept["metrics"] if "metrics" in kept else ModelMetrics(model)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
@@ -206,7 +215,7 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
         kept_traces(model).update({form: True, "dense": dense, "metrics": metrics})
     _refuse_backup_of_slots(settings.callbacks, model, parts.tables)
     with ExitStack() as held:
-        even = job.train_records % job.micro_batch_size == 0
+        even = job.even_batches
         joined = JobCallbacks(
             settings.callbacks, model, dense, store, job, master.progress, in_job=False, verbose=settings.verbose,
             of=f"fit of {job.micro_batch_size} x {computer.spec!r}, {even=}",
@@ -218,7 +227,9 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
 
 
 def _job(parts: Assembly, data: FitData, settings: FitArguments) -> JobSpec:
-    batches = -(-len(data.train) // data.batch_size)
+    batches = 0
+    for records in data.train.parts or (len(data.train),):
+        batches -= -records // data.batch_size
     together, average = accumulated_by(parts.model.optimizer, batches, settings.grads_to_wait, settings.average)
     if data.steps_per_epoch and settings.grads_to_wait is None and together > 1:
         raise Unsupported(
@@ -233,6 +244,7 @@ def _job(parts: Assembly, data: FitData, settings: FitArguments) -> JobSpec:
         epochs=settings.epochs,
         seed=settings.seeds.order,
         train_records=len(data.train),
+        parts=data.train.parts,
         validation_records=0 if data.validation is None else len(data.validation),
         shuffle=settings.shuffle,
         not_finite=settings.not_finite,

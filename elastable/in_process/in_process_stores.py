@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from weakref import WeakSet
 
 import keras
@@ -151,6 +152,7 @@ def placed_in_stores(
     locations: LocationSettings | None = None,
     version: int | None = None,
     moved: Mapping[str, Float32] | None = None,
+    continue_from: str | Path | None = None,
 ) -> EmbeddingStore:
     """The stores that hold the tables then, as one; they are filled, and attached to the layers.
 
@@ -158,16 +160,19 @@ def placed_in_stores(
         store, locations: As of `et.fit`.
         version: That the store is at then; None: as it is.
         moved: Table name -> float32 `[vocabulary, dim]`: rows of Keras embeddings that moved to the store.
+        continue_from: As of `et.fit`: `continue_job` fills them then.
 
     Raises:
         ElastableError: a table that cannot be, or a store that holds others' rows.
     """
     stores, places = _stores_and_places(store, locations, parts.tables, parts.model)
-    _refuse_rows_of_others(parts.model, parts.tables, stores)
+    tables = {} if continue_from is not None and continue_from == store else parts.tables
+    _refuse_rows_of_others(parts.model, tables, stores)
     given = {**pretrained_rows(store_layers(parts.model), unseeded=parts.as_keras), **(moved or {})}
     parts.place(places, given)
     held = join_stores(stores, places)
-    parts.fill(held, held.version() if version is None else version, given)
+    if continue_from is None:
+        parts.fill(held, held.version() if version is None else version, given)
     return held
 
 

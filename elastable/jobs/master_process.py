@@ -99,7 +99,9 @@ def run_job(options: JobOptions, console: Console) -> int:
         placed = options
         if options.stores:
             url = find_servers(options.stores, options.deadline_s) if stores is None else stores.url
-            placed = replace(options, store=servers_url(url, options.partition), stores=(), partition="token")
+            url = servers_url(url, options.partition)
+            origin = url if options.continues_in_place else options.continue_from
+            placed = replace(options, store=url, stores=(), partition="token", continue_from=origin)
         describe_process(role="master")
         prepared = prepare_job(placed, None if stores_access is None else stores_access.credentials)
         held.callback(prepared.store.close)
@@ -190,7 +192,9 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
     )
     taken = prepared.resumed or (prepared.warm if not prepared.progress.version else None)
     origin = "" if taken is None else f" from {redacted(taken.address)} of job {taken.job.get('job', '')}"
-    if prepared.progress.version:
+    if prepared.progress.version == job.versions_before > 0:
+        say(f"continuing from {redacted(str(options.continue_from))}, version {job.versions_before}")
+    elif prepared.progress.version:
         say(f"resuming at version {prepared.progress.version}{origin}")
     elif taken is not None:
         say(f"beginning with rows{origin}, version {taken.version}")
@@ -263,7 +267,7 @@ def _may_have_own(credentials: Credentials, where: Address, rows_elsewhere: bool
 _LEASE_S = 30.0
 _RENEW_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.5
-_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
+_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir", "continue_from", "leave_out")
 
 Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
 """Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
@@ -438,7 +442,8 @@ class JobRun:
             callbacks.begin(prepared.progress.hooks)
             _log.info("job %s begins at version %d", prepared.job.job, prepared.progress.version)
             try:
-                if prepared.resumed is None and prepared.progress.version:  # at the store's own version
+                if prepared.resumed is None and prepared.progress.version > job.versions_before:
+                    # At the store's own version.
                     hooks.go_on(LazyLogs(lambda: prepared.metrics.results(prepared.progress.metrics)))
                 status = self._master.run(hooks)
             except Exception as error:

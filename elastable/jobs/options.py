@@ -182,6 +182,15 @@ class JobOptions(ListeningOptions):
     warm_tables: tuple[str, ...] = _of_store(
         (), "Take only these tables from --warm-start.", metavar="A,B", unset="all that both models have"
     )
+    continue_from: str | Path | None = _of_store(
+        None,
+        "Begin as another job ended, on new data: rows, optimizer state, step and counts. --store itself, where its "
+        "rows are.",
+        metavar="RUN|CKPT|URL",
+    )
+    leave_out: tuple[str, ...] = _of_store(
+        (), "Tables and variables of --continue-from that the model no longer has.", metavar="A,B", unset="none"
+    )
     overwrite: bool = _of_store(
         False,
         "Drop an earlier job's tables from the store; write next to another job's checkpoints in --checkpoint-dir.",
@@ -229,6 +238,13 @@ class JobOptions(ListeningOptions):
         ListeningOptions.__post_init__(self)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
+        if self.leave_out and self.continue_from is None:
+            raise BadInput("--leave-out needs --continue-from: the job whose tables and variables are left out")
+        if self.continue_from is not None and self.warm_start is not None:
+            raise BadInput(
+                "--continue-from and --warm-start: the first takes all that a job left, and counts on from its last "
+                "version; the second takes rows alone, for version 0 of another model: give one of them"
+            )
         self._check_stores()
         if self.rerun and not self.resume:
             raise BadInput("--rerun needs --resume: it says what --resume does if the earlier job has finished")
@@ -254,6 +270,11 @@ class JobOptions(ListeningOptions):
                 f"--store {redacted(self.store)} with --stores: each store server elsewhere has its own --store"
             )
         _require_servers(self.stores)
+
+    @property
+    def continues_in_place(self) -> bool:
+        """Whether the job that `continue_from` names left its rows in the job's own store."""
+        return self.continue_from is not None and str(self.continue_from) in (self.store, ",".join(self.stores))
 
     @property
     def local_stores(self) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
-from elastable.jobs.resuming.resume import Beginning, JobStart
+from elastable.jobs.resuming.continuing import continue_job, opened_origin
+from elastable.jobs.resuming.resume import Beginning, JobStart, finished
 from elastable.master.api import JobSpec
 from elastable.master.backend.contract import backend
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -99,7 +100,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     job = _described(options, file, train, parts)
     warn_of_other_numbers(model, job)
     dense, tables = parts.dense(), parts.tables
-    start = JobStart(options, job, tables, checkpoint)
+    start = JobStart(options, job, tables, checkpoint, _continued(options, parts))
     store = open_places(
         locations,
         places,
@@ -116,8 +117,7 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     except BaseException:
         store.close()
         raise
-    if beginning.job is not None:
-        job = replace(job, job=beginning.job)
+    job = replace(job, job=beginning.job or job.job, **beginning.before)
     return PreparedJob(
         job, file, model, store, tables, dense, ModelMetrics(model), beginning.progress, beginning.checkpoint, warm
     )
@@ -132,7 +132,8 @@ _SAME_NAME = (
 
 def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assembly) -> JobSpec:
     """A new job as the options describe it. Raises `Unsupported`, `BadInput` and `BadSpec`."""
-    model, batches = parts.model, -(-len(train) // options.micro_batch_size)
+    model, size = parts.model, options.micro_batch_size
+    batches = sum(-(-records // size) for records in train.parts or (len(train),))
     asked = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
     grads_to_wait, average = accumulated_by(model.optimizer, batches, asked, options.average)
     if options.mode == "async" and accumulation_of(model.optimizer):
@@ -146,6 +147,7 @@ def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assem
         model_sha256=file.sha256,
         on_worker=parts.on_worker,
         train_records=len(train),
+        parts=train.parts,
         validation_records=0 if validation is None else len(validation),
         average=average,
         backend=backend().name,
@@ -173,10 +175,27 @@ def _filled(
             )
         parts.attach(store)
         return beginning
+    if start.continued is not None:
+        return beginning
     parts.fill(store, 0)
     if warm is not None:
         warm_start(warm, store, parts.tables, options.warm_tables)
     return beginning
+
+
+def _continued(
+    options: JobOptions, parts: Assembly
+) -> Callable[[EmbeddingStore, DenseModel, Callable[[], None]], Beginning] | None:
+    """As `JobStart.continued`, of `--continue-from`."""
+    place = options.continue_from
+    if place is None:
+        return None
+
+    def begin(store: EmbeddingStore, dense: DenseModel, make_room: Callable[[], None]) -> Beginning:
+        with opened_origin(place, store if options.continues_in_place else None) as origin:
+            return continue_job(origin, parts, store, dense, options.leave_out, make_room)
+
+    return begin
 
 
 def _warm_start(model: keras.Model, options: JobOptions) -> Checkpoint | None:
@@ -237,6 +256,9 @@ def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
     if found is None or (options.overwrite and not options.resume):
         return None
     checkpoint = open_checkpoint(found)
+    if options.continue_from is not None and found == newest_checkpoint(options.continue_from):
+        # The next job of a series with one directory; an earlier try of this one is resumed.
+        return checkpoint if options.resume and not finished(checkpoint.job, checkpoint.progress()) else None
     if not options.resume:
         raise BadInput(
             f"--checkpoint-dir {redacted(str(options.checkpoint_dir))} holds checkpoints of job "

@@ -194,13 +194,14 @@ class AsyncPushes(PushProtocol):
         )
 
     def _judge_task(self, push: Push, name: AsyncPushId, version: int) -> Verdict | None:
-        micro_batch = name.micro_batch
-        if micro_batch >= self.schedule.versions_total:
-            raise BadInput(f"micro-batch {micro_batch} is not of this job, which has {self.schedule.versions_total}")
+        groups, micro_batch = self.schedule.of_group, name.micro_batch
+        first, stop = groups(0).start, groups(self.schedule.group_count - 1).stop
+        if not first <= micro_batch < stop:
+            raise BadInput(f"micro-batch {micro_batch} is not of this job, which has {first} to {stop - 1}")
         self._check_records(push, version, micro_batch)
         if self.board.was_trained(micro_batch):
             return PushOutcome.DUPLICATE, f"micro-batch {micro_batch} was counted before"
-        if micro_batch // self.schedule.micro_batches_per_pass > self.board.position:
+        if micro_batch >= groups(self.board.position).stop:
             raise FutureVersion(f"micro-batch {micro_batch} is of an epoch that has not begun")
         return None
 

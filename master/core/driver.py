@@ -113,7 +113,9 @@ class Driver:
         self._work_here: Callable[[], bool] | None = None
 
     def _ends_replay_epoch(self, version: int) -> bool:
-        return self._state.schedule.ends_epoch(version) or is_due(version, self._options.checkpoint_every)
+        schedule = self._state.schedule
+        ends = schedule.ends_epoch(version) or schedule.ends_part(version)
+        return ends or is_due(version, self._options.checkpoint_every)
 
     def run(self, hooks: Hooks, work_here: Callable[[], bool] | None = None) -> None:
         """Until the last version is committed and evaluated, the job is stopped, or fails.

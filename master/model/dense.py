@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.backend.contract import BackendTensor, backend
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
+from elastable.master.model.dense_names import NAMES, keys_by_name, names_tensor, renumbered, saved_names
 from elastable.master.model.discovery import store_backed_layers, table_optimizers
 from elastable.master.model.keras_optimizer import (
     accumulation_of,
@@ -62,6 +64,7 @@ class DenseTensors(DensePart):
         self._table_optimizers = table_optimizers(model)
         self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._reported)
         self._names = tuple(spec.name for spec in self.variables), tuple(spec.name for spec in self.states)
+        self._kinds = [type(each) for each in (model, *model._flatten_layers())]
         self.frozen_tables: tuple[str, ...] = ()
         self._flags = b""
         # States of the last snapshot; None: they have changed since.
@@ -100,7 +103,72 @@ class DenseTensors(DensePart):
         self._snapshot_states = None
 
     def tensors(self) -> dict[str, Tensor]:
-        return {key: backend().copied(variable) for key, variable in self._by_key().items()}
+        found = {key: backend().copied(variable) for key, variable in self._by_key().items()}
+        return {NAMES: self._key_names, **found}
+
+    @cached_property
+    def _key_names(self) -> Tensor:
+        return names_tensor(self.names())
+
+    def names(self) -> dict[str, str]:
+        """Key of a tensor -> its name: the path of a variable; of an optimizer's, its class and what it belongs to."""
+        found, own = {}, dict[int, str]()
+        paths = renumbered((each.path for each in self._weights), self._kinds)
+        for number, optimizer in enumerate(self._own_optimizers):
+            kind = f"{type(inner_optimizer(optimizer)).__name__}{f'-{number}' if number else ''}"
+            for variable in optimizer.variables:
+                name = variable.path.partition("/")[2]
+                flat = (each.path for each in self.trained if name.startswith(f"{each.path.replace('/', '_')}_"))
+                owner = max(flat, key=len, default="")
+                own[id(variable)] = f"{kind}/{paths[owner]}:{name[len(owner) + 1 :]}" if owner else f"{kind}/{name}"
+        tables = iter(self._table_optimizers)
+        for key, variable in self._by_key().items():
+            kind = key.partition("/")[0]
+            if kind == "table_learning_rates":
+                found[key] = f"learning rate of {next(tables)}"
+            else:
+                found[key] = own[id(variable)] if kind == "optimizer" else paths[variable.path]
+        return found
+
+    def from_names(
+        self, saved: Mapping[str, Tensor], leave_out: Sequence[str] = ()
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """What `restore` takes, of the tensors of a model that may differ from this one: each by its name.
+
+        Args:
+            saved: What `tensors` returned there.
+            leave_out: Variables, or what their paths begin with, that may be missing here.
+
+        Returns:
+            The tensors, and the paths of the variables that are not saved, and stay as they are.
+
+        Raises:
+            CheckpointError: a variable that is saved is missing here, has another shape or dtype, or the optimizer is
+                another one.
+        """
+        ours, theirs, current = self.names(), saved_names(saved), self.tensors()
+        if absent := sorted(theirs.keys() - saved.keys()):
+            raise CheckpointError(f"{theirs[absent[0]]} ({absent[0]}) is named, and its values are missing")
+        same = keys_by_name(ours, theirs)
+        taken = set(same.values())
+        of_model = ("variables", "states")
+        missing = [name for key, name in theirs.items() if key not in taken and key.partition("/")[0] in of_model]
+        if unknown := [name for name in missing if not any(f"{name}/".startswith(f"{part}/") for part in leave_out)]:
+            raise CheckpointError(
+                f"the model has no {', '.join(unknown)}: leave them out by name (--leave-out, leave_out=), or give the "
+                "layers the names that they had"
+            )
+        fresh = [name for key, name in ours.items() if key not in same and key.partition("/")[0] in of_model]
+        _refuse_other_optimizer(ours, theirs, same, [*fresh, *missing])
+        for key, there in same.items():
+            value, wanted = saved[there], current[key]
+            if value.shape != wanted.shape or _of_dtype(value, wanted.dtype).dtype != wanted.dtype:
+                raise CheckpointError(
+                    f"{ours[key]} was {value.dtype} {list(value.shape)} and is {wanted.dtype} {list(wanted.shape)}: "
+                    "give its layer another name, under which it begins anew"
+                )
+            current[key] = value
+        return current, fresh
 
     def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The model's weights among what `tensors` returned, in the order of `model.weights`, without rows.
@@ -154,6 +222,22 @@ class DenseTensors(DensePart):
             for kind, found in zip(_KINDS, (self.trained, self._states, slots, rates), strict=True)
             for position, variable in enumerate(found)
         }
+
+
+def _refuse_other_optimizer(
+    ours: Mapping[str, str], theirs: Mapping[str, str], same: Mapping[str, str], changed: Sequence[str]
+) -> None:
+    """Raises `CheckpointError` where optimizers differ in more than the variables that came or went (`changed`)."""
+    taken, slots = set(same.values()), tuple(f"/{name}:" for name in changed)
+    only_here = [name for key, name in ours.items() if key.startswith("optimizer/") and key not in same]
+    only_there = [name for key, name in theirs.items() if key.startswith("optimizer/") and key not in taken]
+    for where, names in (("has", only_here), ("had", only_there)):
+        for name in names:
+            if not any(slot in name for slot in slots):
+                raise CheckpointError(
+                    f"the optimizer {where} {name}, and {'had' if where == 'has' else 'has'} no such variable: compile "
+                    "the model with the optimizer that it had, or begin a new job with its rows by --warm-start"
+                )
 
 
 def _of_dtype(tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:

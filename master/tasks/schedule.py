@@ -1,15 +1,18 @@
 """Which records make which version: a pure function of the job, never of its workers."""
 
+from bisect import bisect_right
+
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import JobSpec, Task, TaskKind
+from elastable.master.tasks.progress import Progress
 
 
 class Schedule:
     """The whole plan of a job: version -> training tasks, and what is evaluated when.
 
-    A pass over the records has M = ceil(train_records / micro_batch_size) micro-batches and ceil(M / grads_to_wait)
-    steps; its last micro-batch and its last step may be smaller, and no step spans two passes. In async mode every
-    micro-batch is a separate step.
+    A pass over the records goes through their parts, one after the other; usually there is one. A part of R records
+    has M = ceil(R / micro_batch_size) micro-batches and ceil(M / grads_to_wait) steps; its last micro-batch and its
+    last step may be smaller, and no step spans two parts. In async mode every micro-batch is a separate step.
 
     A step makes one version.
 
@@ -17,12 +20,13 @@ class Schedule:
     the last epoch of a pass has what is left of it, as in `model.fit` of arrays. The pass at which `initial_epoch`
     begins has its number.
 
-    Micro-batches are numbered within the job in the order of their versions. They are leased in groups, which are
-    numbered from 0 and trained one after the other: in sync mode a group is a version, in async mode an epoch.
+    Micro-batches are numbered in the order of their versions, from `JobSpec.micro_batches_before` on. They are leased
+    in groups, which are trained one after the other and numbered: in sync mode a group is a version, in async mode an
+    epoch.
 
     Attributes:
         by_epoch: Whether groups are epochs; if not, workers may fetch the micro-batches of one before it is open.
-        group_count: How many groups the job has.
+        group_count: The first group that the job does not have.
 
     Raises:
         BadInput: the job has no training records.
@@ -34,8 +38,15 @@ class Schedule:
         self.job = job
         self.group = job.micro_batches_per_version
         self.by_epoch = job.mode == "async"
-        self.micro_batches_per_pass = -(-job.train_records // job.micro_batch_size)
-        self.versions_per_pass = -(-self.micro_batches_per_pass // self.group)
+        self._parts = job.parts_of_pass
+        # Where each part begins within a pass, and where the last one ends.
+        self._records, self._micro_batches, self._versions = [0], [0], [0]
+        for records in self._parts:
+            count = -(-records // job.micro_batch_size)
+            self._records.append(self._records[-1] + records)
+            self._micro_batches.append(self._micro_batches[-1] + count)
+            self._versions.append(self._versions[-1] - (-count // self.group))
+        self.micro_batches_per_pass, self.versions_per_pass = self._micro_batches[-1], self._versions[-1]
         self.steps_per_epoch = min(job.steps_per_epoch or self.versions_per_pass, self.versions_per_pass)
         self._epochs_per_pass = -(-self.versions_per_pass // self.steps_per_epoch)
         self.versions_total = self.first_version(job.epochs)
@@ -45,7 +56,7 @@ class Schedule:
 
     def epoch(self, version: int) -> int:
         """The epoch, counted from 0, that trains on `version`."""
-        number, place = divmod(version, self.versions_per_pass)
+        number, place = divmod(version - self.job.versions_before, self.versions_per_pass)
         first = self.job.initial_epoch
         return first + (number - first) * self._epochs_per_pass + place // self.steps_per_epoch
 
@@ -53,24 +64,31 @@ class Schedule:
         """The version that the first step of an epoch trains on."""
         first = self.job.initial_epoch
         passes, part = divmod(epoch - first, self._epochs_per_pass)
-        return (first + passes) * self.versions_per_pass + part * self.steps_per_epoch
+        within = (first + passes) * self.versions_per_pass + part * self.steps_per_epoch
+        return self.job.versions_before + within
 
     def step(self, version: int) -> int:
         """The position within its epoch, counted from 0, of the step that trains on `version`."""
         return version - self.first_version(self.epoch(version))
 
+    def _place(self, version: int) -> tuple[int, int, int]:
+        """The pass that trains on `version`, the part of it, and the first micro-batch of the version in that part."""
+        number, place = divmod(version - self.job.versions_before, self.versions_per_pass)
+        part = bisect_right(self._versions, place) - 1
+        return number, part, (place - self._versions[part]) * self.group
+
     def micro_batches(self, version: int) -> range:
-        """Numbers within the job of the micro-batches trained on `version`."""
-        number, step = divmod(version, self.versions_per_pass)
-        start = step * self.group
-        first = number * self.micro_batches_per_pass + start
-        return range(first, first + min(self.group, self.micro_batches_per_pass - start))
+        """Numbers of the micro-batches trained on `version`."""
+        number, part, start = self._place(version)
+        first = self.job.micro_batches_before + number * self.micro_batches_per_pass + self._micro_batches[part]
+        of_part = self._micro_batches[part + 1] - self._micro_batches[part]
+        return range(first + start, first + min(start + self.group, of_part))
 
     def of_group(self, group: int) -> range:
-        """Numbers within the job of the micro-batches of a group."""
+        """Numbers of the micro-batches of a group."""
         if not self.by_epoch:
             return self.micro_batches(group)
-        first = group * self.micro_batches_per_pass
+        first = self.job.micro_batches_before + group * self.micro_batches_per_pass
         return range(first, first + self.micro_batches_per_pass)
 
     def epoch_stop(self, group: int) -> int:
@@ -78,11 +96,13 @@ class Schedule:
         return group + 1 if self.by_epoch else self.first_version(self.epoch(group) + 1)
 
     def task(self, version: int, micro_batch: int) -> Task:
-        """The training task of micro-batch `micro_batch` (its number within the job) on `version`."""
-        number, place = divmod(micro_batch, self.micro_batches_per_pass)
-        start = place * self.job.micro_batch_size
-        stop = min(start + self.job.micro_batch_size, self.job.train_records)
-        return Task(version, TaskKind.TRAIN, micro_batch, number, start, stop)
+        """The training task of a micro-batch, by its number, on `version`."""
+        number, place = divmod(micro_batch - self.job.micro_batches_before, self.micro_batches_per_pass)
+        part = bisect_right(self._micro_batches, place) - 1
+        start = (place - self._micro_batches[part]) * self.job.micro_batch_size
+        stop = min(start + self.job.micro_batch_size, self._parts[part])
+        of_job = self.job.parts_before + number * len(self._parts) + part
+        return Task(version, TaskKind.TRAIN, micro_batch, of_job, start, stop)
 
     def tasks(self, version: int) -> tuple[Task, ...]:
         """The training tasks of `version`, in micro-batch order."""
@@ -96,10 +116,32 @@ class Schedule:
 
     def ends_epoch(self, version: int) -> bool:
         """Whether `version` is what an epoch leaves behind."""
-        return version > 0 and version == self.first_version(self.epoch(version))
+        return version > self.job.versions_before and version == self.first_version(self.epoch(version))
+
+    def ends_part(self, version: int) -> bool:
+        """Whether `version` is what a part of the records leaves behind."""
+        within = version - self.job.versions_before
+        return within > 0 and within % self.versions_per_pass in self._versions
 
     def records_before(self, version: int) -> int:
-        """Records of the steps that are done once `version` is committed, in a job that skipped none."""
-        number, place = divmod(version, self.versions_per_pass)
-        within = min(place * self.group * self.job.micro_batch_size, self.job.train_records)
-        return number * self.job.train_records + within
+        """Records of the job's steps that are done once `version` is committed, if none was skipped."""
+        number, part, start = self._place(version)
+        within = min(start * self.job.micro_batch_size, self._parts[part])
+        return number * self.job.train_records + self._records[part] + within
+
+    def before_next(self, progress: Progress) -> dict[str, int]:
+        """What a job that continues this one from there has before it: fields of its `JobSpec`.
+
+        A part that was begun counts as one: its record order is not used again.
+        """
+        version = progress.version
+        if self.by_epoch:
+            group = self.of_group(progress.epoch)
+            stop = group.stop if progress.done else group.start
+        else:
+            stop = self.micro_batches(version - 1).stop if version > self.job.versions_before else 0
+        stop = max(stop, self.job.micro_batches_before)
+        parts = self.job.parts_before
+        if stop > self.job.micro_batches_before:
+            parts = self.task(version, stop - 1).epoch + 1
+        return {"versions_before": version, "parts_before": parts, "micro_batches_before": stop}

@@ -130,6 +130,10 @@ class JobDescription(_message.Message):
     INITIAL_EPOCH_FIELD_NUMBER: _builtins.int
     EVALUATION_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    VERSIONS_BEFORE_FIELD_NUMBER: _builtins.int
+    PARTS_BEFORE_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_BEFORE_FIELD_NUMBER: _builtins.int
     MODEL_CONFIG_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
@@ -168,11 +172,19 @@ class JobDescription(_message.Message):
     """records; 0: micro_batch_size"""
     backend: _builtins.str
     """that Keras runs on, on every worker; "": any"""
+    versions_before: _builtins.int
+    """of the jobs that this one continues"""
+    parts_before: _builtins.int
+    micro_batches_before: _builtins.int
     model_config: _builtins.str
     """the model's Keras configuration, JSON in zlib in base64; "": it has none"""
     @_builtins.property
     def on_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tables that are variables of the workers and in no store"""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """records of each part of a pass; none: one part"""
 
     def __init__(
         self,
@@ -200,11 +212,15 @@ class JobDescription(_message.Message):
         initial_epoch: _builtins.int = ...,
         evaluation_batch_size: _builtins.int = ...,
         backend: _builtins.str = ...,
+        parts: _abc.Iterable[_builtins.int] | None = ...,
+        versions_before: _builtins.int = ...,
+        parts_before: _builtins.int = ...,
+        micro_batches_before: _builtins.int = ...,
         model_config: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "staleness_bound", b"staleness_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "backend", b"backend", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_config", b"model_config", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "backend", b"backend", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "micro_batches_before", b"micro_batches_before", "mode", b"mode", "model_config", b"model_config", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "parts", b"parts", "parts_before", b"parts_before", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records", "versions_before", b"versions_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness_bound: _TypeAlias = _typing.Literal["staleness_bound"]  # noqa: Y015
     _WhichOneofArgType__staleness_bound: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound"]  # noqa: Y015
@@ -262,9 +278,9 @@ class Task(_message.Message):
     micro_batch: _builtins.int
     """number within the whole job"""
     epoch: _builtins.int
-    """the pass over the records"""
+    """which part of which pass over the records, counted over all"""
     start: _builtins.int
-    """positions in the record order of that pass"""
+    """positions in the record order of that part"""
     stop: _builtins.int
     def __init__(
         self,

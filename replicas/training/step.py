@@ -85,6 +85,10 @@ class Feed:
                 f"every replica needs records, as all look up together in {collective_layer!r}; choose another "
                 "batch_size"
             )
+        if reader.parts:
+            raise Unsupported(
+                "an et.PartsReader in a replica group, which has one order of all records: give its parts"
+            )
         self._reader, self._batch_size, self._group = reader, batch_size, group
         self._seed, self._shuffle, self._model = seed, shuffle, model
 

@@ -4,15 +4,15 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.batch.pytrees import batch_arrays
+from elastable.worker.readers.batch.pytrees import batch_arrays, gathered
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
 from elastable.worker.readers.stream_reader import (
     StreamReader,
@@ -34,6 +34,8 @@ class PartReader(Reader):
     def __init__(self, reader: Reader, start: int, stop: int) -> None:
         if not 0 <= start < stop <= len(reader):
             raise BadInput(f"records {start} to {stop} of {len(reader)}: there are none, or not so many")
+        if reader.parts:
+            raise BadInput("validation_split of an et.PartsReader: split each part, or give validation_data")
         self._reader, self._start, self._records = reader, start, stop - start
         self.shuffle_block = reader.shuffle_block
 
@@ -45,6 +47,55 @@ class PartReader(Reader):
 
     def take(self, indices: Int64) -> Batch:
         return self._reader.take(checked_indices(indices, self._records, "part") + self._start)
+
+
+class PartsReader(Reader):
+    """The records of several readers as parts of one, such as the days of a week.
+
+    A pass over the records goes through the parts, one after the other. The records of a part are shuffled among
+    themselves, and its last micro-batch and its last version may be smaller: to the bit it is a job on the first part,
+    which another one continues on the second, and so on (`continue_from`).
+
+    Args:
+        parts: Readers, or what `et.fit` takes as records. They have the same columns.
+
+    Raises:
+        BadInput: no parts, or one that makes its batches itself: a stream.
+    """
+
+    def __init__(self, parts: Sequence[Reader]) -> None:
+        if not parts:
+            raise BadInput("PartsReader: parts=[]: give at least one reader")
+        for number, part in enumerate(parts):
+            if not isinstance(part, Reader) or part.batches is not None or part.parts or part.of_pass(1) is not part:
+                raise BadInput(
+                    f"PartsReader: part {number}, counted from 0, is a {type(part).__name__}: give a reader of "
+                    "numbered records, such as et.ParquetReader, or et.StreamReader for a stream that ends"
+                )
+        self._readers = tuple(parts)
+        self.parts = tuple(map(len, self._readers))
+        self._starts = np.cumsum((0, *self.parts))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def of_pass(self, number: int) -> Reader:
+        return self._readers[number % len(self._readers)]
+
+    def for_inputs(self, inputs: ModelInputs) -> Reader:
+        return PartsReader([part.for_inputs(inputs) for part in self._readers])
+
+    def take(self, indices: Int64) -> Batch:
+        rows = checked_indices(indices, len(self), "the parts")
+        parts = np.searchsorted(self._starts, rows, side="right") - 1
+        places, order = rows - self._starts[parts], np.argsort(parts, kind="stable")
+        within = np.empty_like(rows)
+        taken = {}
+        for part in np.unique(parts).tolist() or [0]:
+            members = order[parts[order] == part]
+            within[members] = np.arange(len(members))
+            taken[part] = self._readers[part].take(places[members])
+        return cast("Batch", gathered(parts, within, taken.__getitem__))
 
 
 class ClassWeightReader(Reader):
@@ -70,6 +121,7 @@ class ClassWeightReader(Reader):
             raise BadInput(f"class_weight={class_weight!r}: give a dict, class number -> weight") from error
         self._reader = reader
         self.shuffle_block, self.in_order, self.batches = reader.shuffle_block, reader.in_order, reader.batches
+        self.parts = reader.parts
         self.batch_records = int(getattr(reader, "batch_records", 0))
         _require_one_target(reader.take(np.zeros(1, np.int64)))
 

@@ -63,6 +63,8 @@ def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> No
                 f"data({split!r}) holds {found} records here and {expected} at the master; "
                 "every process must see the same data"
             )
+    if (parts := readers[TaskKind.TRAIN].parts) != job.parts:
+        raise BadInput(f"data('train') has parts of {list(parts)} records here and {list(job.parts)} at the master")
 
 
 class MicroBatchComputer:
@@ -119,15 +121,15 @@ class MicroBatchComputer:
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
-        reader, records = self._readers[task.kind], task.stop - task.start
+        reader, records = self._part(task), task.stop - task.start
         rows = None
         if reader.batches is None:
             source, rows = source_of(reader), self._order(task).take(task.start, task.stop)
-            taken = reader.of_pass(task.epoch).take(rows)
+            taken = reader.take(rows)
         else:
-            number = task.micro_batch % reader.batches
-            source = f"batch {number} of pass {task.epoch}, counted from 0,"
-            taken = reader.of_pass(task.epoch).batch(number)
+            number = task.start // self._job.micro_batch_size
+            source = f"batch {number} of pass {task.epoch - self._job.parts_before}, counted from 0,"
+            taken = reader.batch(number)
         batch = as_tensors(taken, source, self._model, rows)
         if reader.batches is not None:
             records = int(records_in(batch))
@@ -136,11 +138,16 @@ class MicroBatchComputer:
         ids = make_id_sets(plan.tables, plan.ids(batch, rows), self._specs)
         return Prepared(task, batch, ids, records)
 
-    def _order(self, task: Task) -> RecordOrder:
-        """The order in which the records of the task's epoch are computed."""
+    def _part(self, task: Task) -> Reader:
+        """The records that the task's positions count."""
         reader = self._readers[task.kind]
-        shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN and not reader.in_order
-        return record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
+        return reader if task.kind is TaskKind.EVALUATE else reader.of_pass(task.epoch - self._job.parts_before)
+
+    def _order(self, task: Task) -> RecordOrder:
+        """The order in which they are computed."""
+        part, ordered = self._part(task), self._readers[task.kind].in_order
+        shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN and not (ordered or part.in_order)
+        return record_order(len(part), task.epoch, self._job.seed, shuffled, part.shuffle_block)
 
     def hold(self, snapshot: DenseSnapshot) -> None:
         """Uses this version's dense part from now on, and trains what that version trains."""
@@ -149,9 +156,7 @@ class MicroBatchComputer:
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         """Gradients, states and metric state of a micro-batch."""
-        task, job = prepared.task, self._job
-        of_pass = -(-job.train_records // job.micro_batch_size)
-        number = task.epoch * of_pass + task.start // job.micro_batch_size
+        number = prepared.task.micro_batch
         result: StepResult = self._traced.steps[TaskKind.TRAIN](prepared.batch, bets, prepared.ids, number)
         if not math.isfinite(result.loss):
             self._blame_data(prepared, result.loss)
@@ -186,11 +191,11 @@ class MicroBatchComputer:
 
 def _sizes(job: JobSpec) -> dict[TaskKind, tuple[int, bool]]:
     """Size of a batch, and whether all are of it."""
-    each = {
-        TaskKind.TRAIN: (job.micro_batch_size, job.train_records),
-        TaskKind.EVALUATE: (job.evaluation_batch_size or job.micro_batch_size, job.validation_records),
+    evaluated = job.evaluation_batch_size or job.micro_batch_size
+    return {
+        TaskKind.TRAIN: (job.micro_batch_size, job.even_batches),
+        TaskKind.EVALUATE: (evaluated, job.validation_records % evaluated == 0),
     }
-    return {kind: (size, records % size == 0) for kind, (size, records) in each.items()}
 
 
 # What is traced of a model

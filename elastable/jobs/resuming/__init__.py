@@ -1,3 +1,3 @@
 """Where a job begins whose store or checkpoints are there already."""
 
-__all__ = ["resume"]
+__all__ = ["continuing", "resume"]

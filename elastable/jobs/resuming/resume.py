@@ -2,16 +2,26 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from elastable.embedding_store.broken_store import BrokenStore
 from elastable.embedding_store.composite.store_servers import StoreServers
-from elastable.embedding_store.contract.malformed import DocumentFields
+from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, ShardLost, StoreBroken, StoreFailed, TableNotFound, Unsupported
+from elastable.embedding_store.errors import (
+    BadInput,
+    BadSpec,
+    CheckpointError,
+    ShardLost,
+    StoreBroken,
+    StoreFailed,
+    TableNotFound,
+    Unsupported,
+)
 from elastable.jobs.options import JobOptions
 from elastable.jobs.store_watch import refuse_live_owner
 from elastable.master.api import JobSpec
@@ -78,11 +88,13 @@ class Beginning:
         progress: Its place.
         job: The id of the job that goes on; None: a new one begins.
         checkpoint: That the store was restored from; None: from none.
+        before: What the job counts on from (`Schedule.before_next`), where it continues another one.
     """
 
     progress: Progress
     job: str | None = None
     checkpoint: Checkpoint | None = None
+    before: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +107,15 @@ class JobStart:
         job: The new job, as the options describe it.
         tables: That its model needs.
         checkpoint: The newest one to resume from; None: there is none.
+        continued: Begins a new job that continues another one, in a store, with a dense part; what it is given last
+            empties the store. None: a new job begins with nothing.
     """
 
     options: JobOptions
     job: JobSpec
     tables: Mapping[str, TableSpec]
     checkpoint: Checkpoint | None
+    continued: Callable[[EmbeddingStore, DenseModel, Callable[[], None]], Beginning] | None = None
 
     def give_way(self, error: StoreBroken, broken: BrokenStore) -> None:
         """Lets `open_store` delete what is left of a broken store, since the job has a checkpoint.
@@ -155,22 +170,25 @@ class JobStart:
             beginning, overwrite = self._resumed(store, dense)
             if beginning is not None:
                 return beginning
+        if self.continued is not None:
+            return self.continued(store, dense, lambda: self._make_room(store, overwrite))
+        self._make_room(store, overwrite)
+        return Beginning(Progress())
+
+    def _make_room(self, store: EmbeddingStore, overwrite: bool) -> None:
         _claim(store, overwrite)
         _create(store, self.tables, overwrite)
-        return Beginning(Progress())
 
     def _makes_room(self, saved: DocumentFields, progress: Progress) -> bool:
         """Whether a saved job is done (`--rerun`): it has had its last version, and no more epochs are asked for."""
-        if not self.options.rerun:
-            return False
-        shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
-        earlier = replace(self.job, **{**shape, "staleness_bound": None, "staleness_modulation": "none"})
-        return progress.version >= Schedule(earlier).versions_total and self.job.epochs <= earlier.epochs
+        return self.options.rerun and finished(saved, progress) and self.job.epochs <= int(saved["epochs"])
 
     def _resumed(self, store: EmbeddingStore, dense: DenseModel) -> tuple[Beginning | None, bool]:
         """Where an earlier job goes on (None: there is none), and whether tables in the store may be dropped."""
         overwrite, checkpoint = self.options.overwrite, self.checkpoint
         recorded = self._last_record(store)
+        if recorded is not None and self.options.continues_in_place and finished(recorded.job, recorded.progress):
+            return None, overwrite  # it is the job to continue
         if recorded is not None and self._makes_room(recorded.job, recorded.progress):
             _log.warning("job %s in the store is finished: its tables make room for a new job", recorded.job["job"])
             recorded, overwrite = None, True
@@ -184,22 +202,33 @@ class JobStart:
                     f"the store is at version {store.version()} and its record of version {progress.version}: who else "
                     "writes there?"
                 )
-            create_tables(store, self.tables)  # they are there; one with another spec is refused
+            # They are there; one with another spec is refused.
+            create_tables(store, self._seeded_as_there(recorded.job, store.specs()))
             dense.restore(recorded.dense)
-            return Beginning(progress, str(recorded.job["job"])), overwrite
+            return Beginning(progress, str(recorded.job["job"]), before=_before(recorded.job)), overwrite
         if checkpoint is not None:
             refuse_other_job(checkpoint.address, checkpoint.job, self.job)
-            refuse_other_model(checkpoint, self.tables)
+            saved = {name: entry.spec for name, entry in checkpoint.manifest.tables.items()}
+            tables = self._seeded_as_there(checkpoint.job, saved)
+            refuse_other_model(checkpoint, tables)
             if store.specs():
                 checkpoint.verify()  # before anything in the store is dropped
             dense.restore(checkpoint.dense())
             _claim(store, overwrite=True)
-            _create(store, self.tables, overwrite=True)
+            _create(store, tables, overwrite=True)
             restore_tables(checkpoint, store)
-            return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint), overwrite
+            job = checkpoint.job
+            return Beginning(checkpoint.progress(), str(job["job"]), checkpoint, _before(job)), overwrite
         # The first master may have died before its first commit: what it created there holds nothing yet.
         empty = store.keeps_records and store.version() == 0 and set(store.specs()) <= set(self.tables)
         return None, overwrite or empty
+
+    def _seeded_as_there(self, job: DocumentFields, there: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
+        """The tables, with the seeds of initial rows that a job took over with the rows of one that it continues."""
+        tables = dict(self.tables)
+        for name in tables.keys() & there.keys() if _before(job)["versions_before"] else ():
+            tables[name] = replace(tables[name], seed=there[name].seed)
+        return tables
 
     def _last_record(self, store: EmbeddingStore) -> VersionRecord | None:
         """The record of the store's version, if it can go on there. Raises `StoreBroken` without a checkpoint."""
@@ -246,19 +275,46 @@ def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: 
     )
 
 
+_BEFORE = ("versions_before", "parts_before", "micro_batches_before")
+
+
+def _before(saved: DocumentFields) -> dict[str, int]:
+    return {name: int(saved.get(name, 0)) for name in _BEFORE}
+
+
+_NO_JOB: tuple[type[Exception], ...] = (BadInput, BadSpec, *MALFORMED)
+
+
+def described(saved: DocumentFields) -> JobSpec:
+    """A job from its description. Raises `CheckpointError` where that is malformed."""
+    known = {each.name for each in fields(JobSpec)}
+    try:
+        job = JobSpec(**{name: value for name, value in saved.items() if name in known})
+        Schedule(job)
+    except _NO_JOB as error:
+        raise CheckpointError(f"{str(saved)[:200]} describes no job: {error}") from error
+    return job
+
+
+def finished(saved: DocumentFields, progress: Progress) -> bool:
+    """Whether a saved job has had its last version."""
+    return progress.version >= Schedule(described(saved)).versions_total
+
+
 _SAME = (
     "mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads",
-    "on_worker",
+    "on_worker", "parts",
 )  # fmt: skip
 
 
 def refuse_other_job(what: str, saved: DocumentFields, job: JobSpec) -> None:
     """Raises `Unsupported` where a saved job computed with other numbers than `job` would."""
-    saved = {**saved, "on_worker": tuple(saved.get("on_worker", ()))}
+    saved = {**saved, **{name: tuple(saved.get(name, ())) for name in ("on_worker", "parts")}}
     differing = [
         f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)
     ]
     if differing:
         raise Unsupported(
-            f"{what} cannot be resumed with other numbers ({'; '.join(differing)}): give the same options"
+            f"{what} cannot be resumed with other numbers ({'; '.join(differing)}): give the same options and data. A "
+            "new job on other data begins where this one ended by --continue-from"
         )

@@ -152,6 +152,28 @@ def test_a_finished_job_that_is_resumed_ends_at_once() -> None:
     assert diary.entries == []
 
 
+@pytest.mark.parametrize(("mode", "last"), [("sync", 16), ("async", 24)])
+def test_a_job_that_continues_another_counts_on_from_it(mode: str, last: int) -> None:
+    store = _at(8)
+    job = job_of(mode=mode, versions_before=8, parts_before=2, micro_batches_before=16)
+    bench, diary = Bench(job, store=store, start=Progress(8, evaluated=True)), Diary()
+    workers = [FakeWorker(bench.master, store), FakeWorker(bench.master, store, die_after=3)]
+    drive(bench, workers, diary)
+    status = bench.master.status()
+    assert (status.version, status.versions_total, status.state) == (last, last, "finished")
+    assert (status.records_trained, status.records_total) == (2 * RECORDS, 2 * RECORDS)
+    assert len(diary.logs) == 2
+    first = api.AsyncPushId("w", 1, 15) if mode == "async" else api.SyncPushId(8, 15)
+    with pytest.raises(errors.BadInput, match=r"micro-batch 15 is not of (this job|version 8)"):
+        Bench(job, store=_at(8), start=Progress(8, evaluated=True)).master.report_gradient(api.Push(first, 3))
+
+
+def _at(version: int) -> MemoryStore:
+    store = MemoryStore()
+    store.reset_version(version)
+    return store
+
+
 def test_a_store_at_another_version_is_refused() -> None:
     store = MemoryStore()
     store.reset_version(3)

@@ -1,6 +1,7 @@
 """The plan of a job: each record of each epoch in exactly one micro-batch, in an order that arguments alone decide."""
 
 import itertools
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadInput
-from elastable.master.api import JobSpec, TaskKind
+from elastable.embedding_store.errors import BadInput, BadSpec
+from elastable.master.api import JobSpec, Task, TaskKind
+from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order
 from elastable.master.tasks.schedule import Schedule
+from tests.untyped import Keywords
 
 jobs = st.builds(
     JobSpec,
@@ -65,6 +68,47 @@ def test_evaluation_covers_the_validation_split_once(job: JobSpec) -> None:
     assert all(task.stop - task.start <= (job.evaluation_batch_size or job.micro_batch_size) for task in tasks)
     assert all((task.kind, task.epoch) == (TaskKind.EVALUATE, 0) for task in tasks)
     assert all(task < schedule.task(version, 0) for task in tasks)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 4), st.integers(1, 3),
+    st.sampled_from(["sync", "async"]),
+)  # fmt: skip
+def test_parts_are_jobs_that_continue_each_other(
+    parts: list[int], size: int, group: int, epochs: int, mode: str
+) -> None:
+    one = JobSpec(
+        mode=mode,
+        micro_batch_size=size,
+        grads_to_wait=group,
+        train_records=sum(parts),
+        parts=tuple(parts),
+        epochs=epochs,
+    )
+    whole, before, found = Schedule(one), Keywords(), list[Task]()
+    for records in parts * epochs:
+        day = Schedule(replace(one, epochs=1, train_records=records, parts=(), **before))
+        for version in range(day.job.versions_before, day.versions_total):
+            assert day.records_before(version + 1) <= records
+            found += day.tasks(version)
+        before = day.before_next(Progress(day.versions_total, epoch=1))
+    assert found == [task for version in range(whole.versions_total) for task in whole.tasks(version)]
+    assert before == whole.before_next(Progress(whole.versions_total, epoch=epochs))
+    ends = [version for version in range(whole.versions_total + 1) if whole.ends_part(version)]
+    assert len(ends) == len(parts) * epochs
+    assert all(whole.ends_epoch(version) == ((number + 1) % len(parts) == 0) for number, version in enumerate(ends))
+
+
+def test_an_interrupted_job_is_continued_behind_what_it_has_trained() -> None:
+    schedule = Schedule(JobSpec(micro_batch_size=2, grads_to_wait=2, train_records=16, epochs=2))
+    assert schedule.before_next(Progress()) == {"versions_before": 0, "parts_before": 0, "micro_batches_before": 0}
+    assert schedule.before_next(Progress(3)) == {"versions_before": 3, "parts_before": 1, "micro_batches_before": 6}
+    assert schedule.before_next(Progress(6))["parts_before"] == 2
+
+
+def test_parts_without_records_are_refused() -> None:
+    with pytest.raises(BadSpec, match="must each hold a record, and together 5"):
+        JobSpec(train_records=5, parts=(5, 0))
 
 
 def test_a_job_without_records_is_refused() -> None:

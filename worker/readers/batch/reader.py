@@ -44,11 +44,13 @@ class Reader(ABC):
             A job shuffles such blocks, and the records within each, so that a micro-batch reads few blocks.
         in_order: Whether records are trained in the order of their numbers, even if the job shuffles.
         batches: Batches in a pass, of any sizes, if the reader itself makes them (`batch`); None: the job makes them.
+        parts: Records of each part, if a pass goes through several, one after the other (`PartsReader`).
     """
 
     shuffle_block: int | None = None
     in_order: bool = False
     batches: int | None = None
+    parts: tuple[int, ...] = ()
 
     @abstractmethod
     def __len__(self) -> int:
@@ -59,7 +61,10 @@ class Reader(ABC):
         raise NotImplementedError(f"{type(self).__name__} makes no batches")
 
     def of_pass(self, number: int) -> "Reader":
-        """The records of a pass, counted from 0: the same each time, unless it is a stream."""
+        """The records of a pass, counted from 0; of a reader with parts, those of the part whose turn it is.
+
+        They are the same each time, unless it is a stream.
+        """
         return self
 
     def for_inputs(self, inputs: ModelInputs) -> "Reader":
