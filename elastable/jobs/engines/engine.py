@@ -153,7 +153,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Nothing to let go of."""
 
 
-def address_in(log: Path) -> str | None:
+def listening_address(log: Path) -> str | None:
     """Where the process that writes a log says that it listens; None: it has not said so yet."""
     with log.open("rb") as written:
         found = _ADDRESS.search(written.read(_HEAD_BYTES))

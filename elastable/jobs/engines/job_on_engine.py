@@ -20,7 +20,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import byte_count
 from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials
 from elastable.jobs.engines.engine import Command, Engine, Processes
-from elastable.jobs.engines.ray_actors import Part, RayEngine, is_local
+from elastable.jobs.engines.ray_actors import RayEngine, RoleNeeds, is_local
 from elastable.jobs.engines.roles import StoreAccess, start_stores, start_workers, store_options
 from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
 from elastable.process.exit_codes import ExitCode
@@ -48,9 +48,9 @@ def run_on(options: TrainOptions, console: Console) -> int:
     least, most = options.worker_range
     memory = 0 if options.memory is None else byte_count(options.memory)
     parts = {
-        "master": Part(1, 1),
-        "store": Part(options.local_stores, options.local_stores, memory=memory),
-        "worker": Part(least, most, options.worker_cpus, options.worker_gpus, memory),
+        "master": RoleNeeds(1, 1),
+        "store": RoleNeeds(options.local_stores, options.local_stores, memory=memory),
+        "worker": RoleNeeds(least, most, options.worker_cpus, options.worker_gpus, memory),
     }
     left_out = [str(runs.relative_to(files))] if runs.is_relative_to(files) else []
     placed = _placed(options, is_local(options.on), model.relative_to(files), home)

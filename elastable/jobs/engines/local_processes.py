@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from elastable.jobs.engines.engine import Command, Engine, Processes, Seen, address_in
+from elastable.jobs.engines.engine import Command, Engine, Processes, Seen, listening_address
 from elastable.process.child import start_elastable
 
 
@@ -31,7 +31,7 @@ class LocalProcess:
 
     def look(self) -> Seen:
         """How it is now."""
-        return Seen(self._process.pid, self._process.poll(), address_in(self._log))
+        return Seen(self._process.pid, self._process.poll(), listening_address(self._log))
 
     def tell(self, peers: Mapping[str, str]) -> None:
         """Writes addresses of peers, role -> `host:port,...`, where they have changed; a reader sees whole files."""

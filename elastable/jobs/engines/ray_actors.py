@@ -27,7 +27,7 @@ _WORKERS_RESTARTED = (*_RESTARTED, ExitCode.JOB_FAILED)  # a master that was kil
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RoleNeeds:
     """What the processes of a role need.
 
     Attributes:
@@ -206,7 +206,7 @@ class RayEngine(Engine):
     def __init__(
         self,
         where: str,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, RoleNeeds],
         working_dir: Path,
         leave_out: Sequence[str],
         logs: Path,
