@@ -27,6 +27,7 @@ from elastable.process.exit_codes import ExitCode
 from elastable.process.stopping import OUTPUT_CLOSED, OutputConsole, stopping_on_signals
 
 _MASTER_LEAVE_S, _MASTER_END_S = 30.0, 30.0
+_LOOK_EVERY_S = 0.2
 _STARTING = ("resume", "rerun", "overwrite", "take_over")
 _PASSED_ON = ("ELASTABLE_", "KERAS_", "OTEL_", "TF_", "JAX_", "XLA_")
 
@@ -92,7 +93,7 @@ class _JobOnEngine:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._shown = 0
         self._reason: str | None = None
-        self._master: Processes | None = None
+        self._interrupted = 0  # the process that knows of it
         self._told: dict[str, Sequence[str]] = {}
 
     def run(self) -> int:
@@ -113,13 +114,13 @@ class _JobOnEngine:
                 of_each = store_options(options, str(replace(Address.parse(options.listen), port=0)))
                 stores = held.enter_context(start_stores(self._engine, options.local_stores, of_each, servers))
             started = self._engine.start("master", [self._command(servers)], _MASTER_LEAVE_S, _MASTER_END_S)
-            self._master = held.enter_context(started)
+            master = held.enter_context(started)
             held.enter_context(stopping_on_signals(self._stop, self._console))
             others = [] if stores is None else [stores]
             others.append(
                 held.enter_context(start_workers(self._engine, options.own_workers, worker, workers, by_file=True))
             )
-            return self._until_the_end(self._master, stores, others)
+            return self._until_the_end(master, stores, others)
 
     def _environments(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Variables of master and store servers, and of workers; with secrets of this run, where these may travel."""
@@ -147,8 +148,6 @@ class _JobOnEngine:
 
     def _stop(self, reason: str) -> None:
         self._reason = reason
-        if self._master is not None:
-            self._master.interrupt()
 
     def _until_the_end(self, master: Processes, stores: Processes | None, others: Sequence[Processes]) -> int:
         while True:
@@ -156,6 +155,9 @@ class _JobOnEngine:
             self._show(master.logs[0])
             if seen.code is not None:
                 break
+            if self._reason is not None and seen.address and seen.pid != self._interrupted:
+                self._interrupted = seen.pid
+                master.interrupt()
             if stores is not None:
                 self._tell("store", [it.address or "" for it in stores.look()], [master])
             self._tell("master", [seen.address or ""], others)
@@ -164,6 +166,7 @@ class _JobOnEngine:
                     self._console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
             if self._reason is None and not any(it.code == ExitCode.DONE for it in others[-1].look()):
                 others[-1].require_some_alive()  # one that is done knows that the job is, too
+            time.sleep(_LOOK_EVERY_S)
         if seen.code == ExitCode.INTERRUPTED and self._reason == OUTPUT_CLOSED:
             return ExitCode.OUTPUT_CLOSED
         return seen.code if seen.code >= 0 else ExitCode.JOB_FAILED

@@ -66,7 +66,10 @@ class ProcessActor:
         folder = Path.cwd() / ".elastable"  # of the copy of the working directory, which Ray deletes
         folder.mkdir(exist_ok=True)
         self._log = folder / f"{name}-{self._life}.log"
+        # Ray's processes let Ctrl-C pass by, and children have the mask of whoever starts them.
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self._child = LocalProcess(Command(words, again, peers, environment), self._log, restarted)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         signal.signal(signal.SIGTERM, self._leave)
 
     def _leave(self, *_: object) -> None:

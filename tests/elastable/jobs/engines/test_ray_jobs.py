@@ -128,11 +128,11 @@ def until_version(job: Running, version: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("seed", [3, 7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 36))])
 def test_killed_actors_come_back_and_the_bits_are_those_of_an_undisturbed_job(
     seed: int, cluster: Cluster, tmp_path: Path, trained: Trained
 ) -> None:
-    """Of a seeded schedule: which role, at which version, and whether its process dies or the actor above it."""
+    """Of a seeded schedule: which role, at which version, and whether its process dies, or its actor, or has notice."""
     drawn = random.Random(seed)
     roles = [*drawn.sample(["master", "store", "worker"], 3), drawn.choice(["master", "store"])]
     versions = sorted(drawn.sample(range(2, 36), KILLS))
@@ -142,7 +142,8 @@ def test_killed_actors_come_back_and_the_bits_are_those_of_an_undisturbed_job(
             until_version(job, version)
             victim = drawn.choice(cluster.processes(role))
             actor = int(Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[1])
-            os.kill(drawn.choice([victim, actor]), signal.SIGKILL)
+            # Or its node is about to be taken away.
+            os.kill(*drawn.choice([(victim, signal.SIGKILL), (actor, signal.SIGKILL), (actor, signal.SIGTERM)]))
         assert job.wait() == 0, f"{roles} at {versions}: {job.out}\n{job.err}"
     trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
     assert not [role for role in ("master", "store", "worker") if cluster.processes(role)]
@@ -179,12 +180,12 @@ def test_more_workers_than_there_is_room_for_wait_and_a_wrong_model_ends_with_it
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
     wrong = cluster.home / "job" / "wrong.py"
-    wrong.write_text("def model():\n    raise ValueError('no such thing')\n\ndef data(split):\n    return None\n")
+    wrong.write_text("def model():\n    return None\n\ndef data(split):\n    return None\n")
     words = words_of(cluster, tmp_path / "wrong")
     words[1] = wrong
     ran = run_elastable(*words, env=ENVIRONMENT, new=True)
     assert ran.code == ExitCode.BAD_MODEL, f"{ran.out}\n{ran.err}"
-    assert "no such thing" in ran.out
+    assert "there is nothing to train on" in ran.out
 
 
 def test_what_a_cluster_has_no_room_for_is_named(cluster: Cluster, tmp_path: Path) -> None:
