@@ -21,7 +21,7 @@ from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSums, Slices, SumTerm
 from elastable.embedding_store.support.store_url import SERVERS
-from elastable.jobs.engines.local_processes import LocalEngine
+from elastable.jobs.engines.engine import LocalEngine
 from elastable.jobs.engines.roles import start_stores
 from elastable.jobs.options import StoreServerOptions
 

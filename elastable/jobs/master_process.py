@@ -33,8 +33,7 @@ from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Crede
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.jobs.engines.engine import Processes
-from elastable.jobs.engines.local_processes import LocalEngine
+from elastable.jobs.engines.engine import LocalEngine, Processes
 from elastable.jobs.engines.roles import StoreAccess, start_stores, start_workers, store_options
 from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions

@@ -68,7 +68,7 @@ def _placed(options: TrainOptions, here: bool, model: Path, home: Path) -> Train
     started = options if options.resume_command else replace(options, resume_command=_resume_command(options, home))
     paths: dict[str, Any] = {
         name: _from_root(value)
-        for name in ("locations", "warm_start", "checkpoint_dir", "run_dir")
+        for name in ("locations", "warm_start", "checkpoint_dir", "run_dir", "profile")
         if (value := getattr(options, name)) is not None
     }
     paths.setdefault("checkpoint_dir", home / "checkpoints")
@@ -127,7 +127,9 @@ class _JobOnEngine:
         same = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
         if self._console.is_terminal:  # what the master writes is shown there
             same |= {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": str(self._console.width)}
-        if Credentials.from_environment().certificate is None and not Address.parse(self._options.listen).is_loopback:
+        in_the_clear = not Address.parse(self._options.listen).is_loopback
+        elsewhere = self._options.stores and not self._options.local_stores  # servers that know nothing of this run
+        if elsewhere or (in_the_clear and Credentials.from_environment().certificate is None):
             return same, same
         servers = {**same, **StoreAccess.for_run().servers}
         of_workers = {name: value for name, value in servers.items() if not value or name in same}

@@ -5,6 +5,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ from typing import Any
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.extras import needs
-from elastable.jobs.engines.engine import Command, Engine, Processes, Seen
-from elastable.jobs.engines.local_processes import LocalProcess, end_all
+from elastable.jobs.engines.engine import Command, Engine, LocalProcess, Processes, Seen, end_all
 from elastable.process.exit_codes import ExitCode
 
 MOST_RESTARTS = 100
@@ -120,6 +120,7 @@ class RayProcesses(Processes):
         self._offsets, self._restarts = [0] * len(actors), [0] * len(actors)
         self._asked: dict[Any, int] = {}
         self._peers: dict[str, str] = {}
+        self._ending = False
         self._again = _WORKERS_RESTARTED if role == "worker" else _RESTARTED
         for log in self.logs:
             log.touch()
@@ -134,7 +135,10 @@ class RayProcesses(Processes):
                 asked = actor.look.remote(self._lives[number], self._offsets[number], self._peers)
                 self._asked[asked] = number
         if self._asked:
-            answered, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=_LOOK_S)
+            try:
+                answered, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=_LOOK_S)
+            except (self._ray.exceptions.RayError, ConnectionError) as error:
+                raise Unavailable(f"the Ray cluster is gone, and with it the job's {self.role}s: {error}") from error
             for each in answered:
                 self._note(self._asked.pop(each), each)
         return list(self._seen)
@@ -157,6 +161,8 @@ class RayProcesses(Processes):
         self._write(number, written)
         self._offsets[number] += len(written)
         self._seen[number] = Seen(pid, code if ended else None, address or None)
+        if self._ending:
+            return
         if ended and (code < 0 or code in self._again) and self._restarts[number] < MOST_RESTARTS:
             self._restarts[number] += 1
             self._seen[number] = Seen()
@@ -173,6 +179,11 @@ class RayProcesses(Processes):
             actor.send.remote(int(signal.SIGINT))
 
     def end(self, leave_s: float, end_s: float) -> None:
+        self._ending = True
+        with suppress(self._ray.exceptions.RayError, ConnectionError):  # they end with their cluster, too
+            self._end_actors(leave_s, end_s)
+
+    def _end_actors(self, leave_s: float, end_s: float) -> None:
         ends = [
             actor.end.remote(leave_s, end_s)
             for actor, seen in zip(self._actors, self._seen, strict=True)
@@ -180,6 +191,7 @@ class RayProcesses(Processes):
         ]
         if ends:
             self._ray.wait(ends, num_returns=len(ends), timeout=leave_s + end_s)
+            self.look()  # their last words
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
 
