@@ -13,6 +13,7 @@ from typing import Any
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.extras import needs
+from elastable.embedding_store.support.retry import Retry
 from elastable.jobs.engines.engine import Command, Engine, LocalProcess, Processes, Seen, end_all
 from elastable.process.exit_codes import ExitCode
 
@@ -22,6 +23,7 @@ MOST_RESTARTS = 100
 _LOOK_S = 0.2  # in which a process that answers at all has answered
 _CHUNK_BYTES = 1 << 20  # of a log, in one answer
 _LEAVE_S = 20.0  # for a process whose node is to go
+_AWAY = (ConnectionError, TimeoutError, RuntimeError)  # what Ray raises where no cluster answers
 _RESTARTED = (ExitCode.UNAVAILABLE, ExitCode.STORE_FAILED)
 _WORKERS_RESTARTED = (*_RESTARTED, ExitCode.JOB_FAILED)  # a master that was killed is followed by another
 
@@ -234,9 +236,10 @@ class RayEngine(Engine):
         if is_local(where):
             settings = {"address": "local", "include_dashboard": False, "num_cpus": self._own_cpus()}
         files = {"working_dir": str(working_dir), "excludes": list(leave_out)}
-        try:
-            ray.init(**settings, runtime_env=files, log_to_driver=False, logging_level="error")
-        except (ConnectionError, TimeoutError, RuntimeError) as error:
+        settings |= {"runtime_env": files, "log_to_driver": False, "logging_level": "error"}
+        try:  # a client server that is busy gives up before we do
+            Retry(deadline_s, lambda error: isinstance(error, _AWAY)).call(lambda: ray.init(**settings))
+        except _AWAY as error:
             raise Unavailable(
                 f"--on {where}: the cluster is not reached: {error}; one that asks for Ray's token is called with "
                 "RAY_AUTH_MODE=token"

@@ -107,7 +107,7 @@ ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
 
 def words_of(cluster: Cluster, home: Path, *more: str | Path) -> list[str | Path]:
     on = ("--on", cluster.url, "--insecure", "--run-dir", home / "runs", "--checkpoint-dir", home / "ckpts")
-    return ["train", cluster.model, "--workers", "2", *JOB, *on, "--no-export", *more]
+    return ["train", cluster.model, "--workers", "2", *JOB, *on, "--no-export", "--deadline", "240", *more]
 
 
 def until_version(job: Running, version: int) -> None:
@@ -175,7 +175,7 @@ def test_more_workers_than_there_is_room_for_wait_and_a_wrong_model_ends_with_it
     cluster: Cluster, tmp_path: Path, trained: Trained
 ) -> None:
     # Two of eight workers have room beside the master: 1 + 2 x 6 CPUs of 16.
-    elastic = ("--workers", "2:8", "--worker-cpus", "6", "--deadline", "120")
+    elastic = ("--workers", "2:8", "--worker-cpus", "6")
     ran = run_elastable(*words_of(cluster, tmp_path, *elastic), env=ENVIRONMENT, new=True)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
