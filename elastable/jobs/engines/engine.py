@@ -20,7 +20,7 @@ from elastable.process.exit_codes import error_of
 
 _START_S = 300.0
 _FAILED_LEAVE_S = 2.0  # of processes whose job has failed
-_ADDRESS = re.compile(rb"^(?:master|store server) at (\S+), store", re.MULTILINE)
+_ADDRESS = re.compile(rb"^(?:master|store server) at (\S+),\s+store", re.MULTILINE)
 _HEAD_BYTES = 1 << 16  # of a log; the address stands in its first lines
 
 

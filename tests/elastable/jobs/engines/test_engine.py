@@ -30,7 +30,9 @@ def test_processes_say_where_they_are_hear_of_peers_and_end_with_the_block(tmp_p
         "worker", [Command(["worker", "m.py"], (), {"--master": "master"})], 0, 60
     ) as them:
         (seen,) = them.look()
-        words = Path(f"/proc/{seen.pid}/cmdline").read_text().split("\0")
+        line = Path(f"/proc/{seen.pid}/cmdline")
+        until(lambda: "--master" in line.read_text())  # it is being put in the place of this process's copy
+        words = line.read_text().split("\0")
         file = Path(words[words.index("--master") + 1].removeprefix("file://"))
         assert file.read_text() == ""
         them.tell("master", ["host-a:1", "host-b:2"])
