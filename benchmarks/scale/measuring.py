@@ -22,8 +22,9 @@ from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.ownership import session_of
 from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSums, Slices, SumTerm
-from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.jobs.local_processes import LocalStores, StoreAccess
+from elastable.embedding_store.support.store_url import SERVERS
+from elastable.jobs.engines.engine import LocalEngine
+from elastable.jobs.engines.roles import start_stores
 from elastable.jobs.options import StoreServerOptions
 
 _WARM_VERSIONS = 5
@@ -40,9 +41,9 @@ def measured(setting: Setting, seconds: float) -> Run:
     """What a job does once it is warm."""
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
-        stores, of_redis = held.enter_context(_stores(setting, home))
+        url, pids, of_redis = held.enter_context(_stores(setting, home))
         connection, pipe = _processes.Pipe()
-        master = held.enter_context(_process(run_master, setting, stores.url, pipe))
+        master = held.enter_context(_process(run_master, setting, url, pipe))
         address = _answer(connection)
         workers = [held.enter_context(_process(run_worker, setting, address, n)) for n in range(setting.workers)]
         give_up = time.monotonic() + _START_S
@@ -50,13 +51,13 @@ def measured(setting: Setting, seconds: float) -> Run:
             if time.monotonic() > give_up:
                 raise RuntimeError(f"{setting}: not warm after {_START_S:g} s")
             time.sleep(0.1)
-        kinds = {"worker_s": workers, "store_s": stores.pids, "master_s": [master], "redis_s": of_redis}
-        busy, used = busy_s(), {kind: processor_s(pids) for kind, pids in kinds.items()}
+        kinds = {"worker_s": workers, "store_s": pids, "master_s": [master], "redis_s": of_redis}
+        busy, used = busy_s(), {kind: processor_s(each) for kind, each in kinds.items()}
         own, began, moved = time.process_time(), time.monotonic(), moved_bytes(master)
         time.sleep(seconds)
         ended, times = time.monotonic(), [at for at in _stamps(connection) if at > began]
         moved = moved_bytes(master) - moved
-        used = {kind: processor_s(pids) - used[kind] for kind, pids in kinds.items()}
+        used = {kind: processor_s(each) - used[kind] for kind, each in kinds.items()}
         others = busy_s() - busy - sum(used.values()) - (time.process_time() - own)
         gaps = np.diff(times)
     unique = float(np.mean([len(np.unique(ids)) for n in range(setting.workers) for ids in drawn_ids(setting, n)]))
@@ -81,8 +82,8 @@ def shares(setting: Setting) -> tuple[float, float]:
     """Which part of a store server's processor time for rows goes to lookups, and which to pushes."""
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
-        stores, _ = held.enter_context(_stores(setting, home))
-        store = held.enter_context(open_store(stores.url))
+        url, pids, _ = held.enter_context(_stores(setting, home))
+        store = held.enter_context(open_store(url))
         assert isinstance(store, StoreServers)
         store.create_table(table_spec(setting))
         key = secrets.token_bytes(32)
@@ -96,24 +97,24 @@ def shares(setting: Setting) -> tuple[float, float]:
         spent = np.zeros(3)
         for _ in range(_PROBED):
             version = store.version()
-            marks = [processor_s(stores.pids)]
+            marks = [processor_s(pids)]
             for each in pushes:
                 store.lookup({TABLE: each.indices})
-            marks.append(processor_s(stores.pids))
+            marks.append(processor_s(pids))
             for number, each in enumerate(pushes):
                 store.push_rows(RowPush("scale", version, number, ({TABLE: each},)))
-            marks.append(processor_s(stores.pids))
+            marks.append(processor_s(pids))
             terms = tuple(SumTerm(number, 0, 1 / len(pushes)) for number in range(len(pushes)))
             store.commit_pushed(PushedCommit(RowSums(version, terms), version, {TABLE: 0.01}))
-            marks.append(processor_s(stores.pids))
+            marks.append(processor_s(pids))
             spent += np.diff(marks)
     lookup, push, _ = spent / spent.sum()
     return float(lookup), float(push)
 
 
 @contextmanager
-def _stores(setting: Setting, home: Path) -> Iterator[tuple[LocalStores, list[int]]]:
-    """Store servers, and the processes of their Redis."""
+def _stores(setting: Setting, home: Path) -> Iterator[tuple[str, list[int], list[int]]]:
+    """URL and processes of store servers, and the processes of their Redis."""
     with ExitStack() as held:
         url, of_redis = "memory", []
         if setting.redis:
@@ -121,8 +122,8 @@ def _stores(setting: Setting, home: Path) -> Iterator[tuple[LocalStores, list[in
             assert server.process is not None
             url, of_redis = f"{server.url}?deadline=120", [server.process.pid]
         options = StoreServerOptions(store=url, transport="grpc", listen="127.0.0.1:0")
-        anybody = StoreAccess(Credentials.from_environment(), {}, {})
-        yield held.enter_context(LocalStores(setting.stores, options, home, anybody)), of_redis
+        stores = held.enter_context(start_stores(LocalEngine(home), setting.stores, options, {}))
+        yield SERVERS + ",".join(stores.addresses()), [it.pid for it in stores.look()], of_redis
 
 
 @contextmanager

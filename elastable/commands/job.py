@@ -18,13 +18,18 @@ from elastable.process.quiet import import_backend
 
 @takes(TrainOptions)
 def train(options: TrainOptions) -> None:
-    """Train a model with a master and worker processes on this machine."""
-    _run(options)
+    """Train a model with a master and worker processes, on this machine or on a cluster."""
+    if options.on is None:
+        _run(options)
+    from elastable.jobs.engines.job_on_engine import run_on
+
+    raise typer.Exit(run_on(options, JobConsole()))
 
 
 @takes(JobOptions)
 def master(options: JobOptions) -> None:
     """Run a job's master and wait for workers, wherever they are."""
+    when_parent_ends(_leave_at_once)
     _run(options)
 
 
@@ -65,8 +70,8 @@ def worker(options: WorkerOptions) -> None:
 
 
 def _leave_at_once() -> None:
-    """A local worker's master is gone, and the next one starts its own workers: there is nobody to tell."""
-    logging.getLogger("elastable").warning("the master that started this worker has ended")
+    """Whoever started this master or worker starts the next one: there is nobody to tell."""
+    logging.getLogger("elastable").warning("the process that started this one has ended")
     os._exit(ExitCode.JOB_FAILED)
 
 

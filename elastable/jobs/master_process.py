@@ -26,16 +26,17 @@ from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
-from elastable.embedding_store.support.store_url import servers_url
+from elastable.embedding_store.support.store_url import SERVERS, servers_url
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Credentials, Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
+from elastable.jobs.engines.engine import LocalEngine, Processes
+from elastable.jobs.engines.roles import StoreAccess, start_stores, start_workers, store_options
 from elastable.jobs.job_hooks import JobHooks
-from elastable.jobs.local_processes import LocalStores, LocalWorkers, StoreAccess
-from elastable.jobs.options import JobOptions, StoreServerOptions, TrainOptions, WorkerOptions
+from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
 from elastable.jobs.store_watch import StoreHealth
@@ -93,12 +94,12 @@ def run_job(options: JobOptions, console: Console) -> int:
         stores, run, stores_access = None, None, None
         if options.local_stores:
             run, stores_access = _run_directory(options, held), StoreAccess.for_run()
-            same = ("store", "transport", "client_calls", "client_bytes", "client_rate")
-            settings = StoreServerOptions(listen="127.0.0.1:0", **{name: getattr(options, name) for name in same})
-            stores = held.enter_context(LocalStores(options.local_stores, settings, run.path, stores_access))
+            of_each, engine = store_options(options, "127.0.0.1:0"), LocalEngine(run.path)
+            servers_here = start_stores(engine, options.local_stores, of_each, stores_access.servers)
+            stores = SERVERS + ",".join(held.enter_context(servers_here).addresses())
         placed = options
         if options.stores:
-            url = find_servers(options.stores, options.deadline_s) if stores is None else stores.url
+            url = find_servers(options.stores, options.deadline_s) if stores is None else stores
             url = servers_url(url, options.partition)
             origin = url if options.continues_in_place else options.continue_from
             placed = replace(options, store=url, stores=(), partition="token", continue_from=origin)
@@ -131,10 +132,12 @@ def run_job(options: JobOptions, console: Console) -> int:
         watched = Watched(sources, server.health.not_ready, view)
         held.enter_context(watched_over_http(options.http, options.insecure, watched, console))
         held.enter_context(stopping_on_signals(master.stop, console))
-        if options.workers:
+        if options.own_workers:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
             worker = _worker_options(options, server.address)
-            job.workers = held.enter_context(LocalWorkers(options.workers, worker, run.path, environment))
+            job.workers = held.enter_context(
+                start_workers(LocalEngine(run.path), options.own_workers, worker, environment)
+            )
         if isinstance(servers := prepared.store, StoreServers):
             if stores is None:  # one that is not reached is looked for where `--stores` says that it is by now
                 servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
@@ -237,11 +240,11 @@ class JobAccess:
         """
         credentials, where = given or Credentials.from_environment(), Address.parse(options.listen)
         credentials.for_server(where, options.insecure)
-        if options.workers:
+        if options.own_workers:
             credentials.for_client(where.for_this_host())
         # Workers look rows up at servers that others started; those of this run have separate tokens.
         elsewhere = bool(options.stores) and not options.local_stores
-        if not options.workers or not _may_have_own(credentials, where, elsewhere):
+        if not options.own_workers or not _may_have_own(credentials, where, elsewhere):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")
         if credentials.worker_token is not None:
@@ -401,7 +404,7 @@ class JobRun:
         self._master = master
         self._run = run
         self._console, self._health = console, health
-        self.workers: LocalWorkers | None = None
+        self.workers: Processes | None = None
         self.noted = CheckpointLog()
         self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
         self._series = CheckpointSeries(
@@ -499,6 +502,8 @@ class JobRun:
     @property
     def resume_command(self) -> str:
         """What to type to go on with the job where it ends."""
+        if self._options.resume_command is not None:
+            return self._options.resume_command
         shown = replace(self._options, store=redacted(self._options.store))
         command = "train" if isinstance(shown, TrainOptions) else "master"
         words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]

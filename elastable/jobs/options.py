@@ -3,7 +3,6 @@
 # ruff: noqa: RUF009 - these calls make fields
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,23 +10,22 @@ from typing import Any, TypeVar
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import check_store_url
-from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.option import Option, check_options, option_fields, required, setting
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import (
-    SERVERS,
     STRATEGIES,
     byte_count,
     outlives_process,
     refuse_remote_shards,
-    server_addresses,
 )
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 from elastable.embedding_store.wire.server.call_room import CallLimits
-from elastable.jobs.servers.finding import DnsServers, is_dns_name
-from elastable.jobs.servers.store_registry import is_registry
+from elastable.jobs.servers.finding import Peers
 from elastable.master.api import KNOWN_VALUES
 
 _MOST_LOCAL_STORES = 64
+_WORKERS = re.compile(r"(\d{1,5})(?::(\d{1,5}))?")
+_OF_ENGINES = ("working_dir", "worker_cpus", "worker_gpus", "memory")
 
 T = TypeVar("T")
 
@@ -42,6 +40,7 @@ _of_store = partial(_grouped, "Store and locations")
 _of_saving = partial(_grouped, "Checkpoints and output")
 _of_workers = partial(_grouped, "Slow workers")
 _of_network = partial(_grouped, "Network")
+_of_engine = partial(_grouped, "Cluster")
 
 _network = partial(Option, group="Network")
 
@@ -168,7 +167,7 @@ class JobOptions(ListeningOptions):
         (),
         "Store servers that hold the rows, a shard each (elastable store); with elastable train, a number starts so "
         "many here, each with a part of --store.",
-        metavar="HOST:PORT[,...]|redis://...|dns://...|N", unset="rows are with the master",
+        metavar="HOST:PORT[,...]|dns://...|file://...|redis://...|N", unset="rows are with the master",
     )  # fmt: skip
     partition: str = _of_store(
         "token", "How tables are split over --stores: token (by id) or encoding (by column).", choices=STRATEGIES
@@ -230,12 +229,17 @@ class JobOptions(ListeningOptions):
         choices=KNOWN_VALUES["staleness_modulation"],
     )
     deadline_s: float = setting(60.0, deadline("How long a worker or the store may be unreachable."))
-    # Workers that the command starts itself, and where the first of them writes a profile: of `TrainOptions` alone.
-    workers: int = field(default=0, init=False)
+    workers: str = _of_job("0", "Workers that are expected, of which --grads-to-wait is the default.", metavar="N")
+    resume_command: str | None = _of_saving(
+        None, "What to type to resume the job, for the last line of one that is interrupted.",
+        metavar="COMMAND", unset="this command, with --resume",
+    )  # fmt: skip
+    # Where the first of the workers that the command starts itself writes a profile: of `TrainOptions` alone.
     profile: Path | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         ListeningOptions.__post_init__(self)
+        self.worker_range  # noqa: B018 - which checks it
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         if self.leave_out and self.continue_from is None:
@@ -269,7 +273,11 @@ class JobOptions(ListeningOptions):
             raise BadInput(
                 f"--store {redacted(self.store)} with --stores: each store server elsewhere has its own --store"
             )
-        _require_servers(self.stores)
+        if (peers := Peers.parse("--stores", ",".join(self.stores))).name is not None and peers.count is None:
+            raise BadInput(
+                f"--stores {peers.text}: write dns://name:port?count=N: while servers start, a name has fewer "
+                "addresses than there will be"
+            )
 
     @property
     def continues_in_place(self) -> bool:
@@ -279,25 +287,84 @@ class JobOptions(ListeningOptions):
     @property
     def local_stores(self) -> int:
         """Store servers that the command starts itself, as it does workers."""
-        if not self.workers or len(self.stores) != 1 or not self.stores[0].isdecimal():
+        if not self.own_workers or len(self.stores) != 1 or not self.stores[0].isdecimal():
             return 0
         if not 1 <= int(self.stores[0]) <= _MOST_LOCAL_STORES:
             raise BadInput(f"--stores {self.stores[0]}: from 1 to {_MOST_LOCAL_STORES} store servers are started here")
         return int(self.stores[0])
 
     @property
+    def worker_range(self) -> tuple[int, int]:
+        """The least and the most workers that are expected.
+
+        Raises:
+            BadInput: `workers` says no such thing.
+        """
+        found = _WORKERS.fullmatch(self.workers)
+        least, most = (int(found[1]), int(found[2] or found[1])) if found is not None else (0, -1)
+        if not least <= most or (found is not None and found[2] and not least):
+            raise BadInput(f"--workers {self.workers}: write a number, or the least and the most, as in 2:8")
+        return least, most
+
+    @property
+    def own_workers(self) -> int:
+        """Workers that the command starts itself."""
+        return 0
+
+    @property
     def default_grads_to_wait(self) -> int:
         """Micro-batches of one update where neither `grads_to_wait` nor the optimizer sets them."""
-        return max(1, self.workers) if self.mode == "sync" else 1
+        return max(1, self.worker_range[1]) if self.mode == "sync" else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions(JobOptions):
     """Settings of `elastable train`."""
 
-    workers: int = _of_job(2, "Worker processes to start on this machine.", at_least=1)
+    workers: str = _of_job(
+        "2", "Workers to start; with --on also the least and the most, of which the cluster runs what it has room for.",
+        metavar="N|LEAST:MOST",
+    )  # fmt: skip
     profile: Path | None = setting(None, _PROFILE)
     listen: str = setting("127.0.0.1:0", _LISTEN)
+    on: str | None = _of_engine(
+        None,
+        "Where its processes run: ray (one that RAY_ADDRESS names, or else is started here), or a Ray cluster.",
+        metavar="ray|ray://HOST:PORT", unset="this machine",
+    )  # fmt: skip
+    working_dir: Path | None = _of_engine(
+        None, "With --on: the folder that every node gets a copy of, with MODEL.py in it; the current one there.",
+        metavar="DIR", unset="MODEL.py's",
+    )  # fmt: skip
+    worker_cpus: float = _of_engine(
+        1.0, "With --on: CPUs of each worker; master and store servers have one each.", above=0
+    )
+    worker_gpus: float = _of_engine(0.0, "With --on: GPUs of each worker.", at_least=0)
+    memory: str | None = _of_engine(
+        None, "With --on: memory that each worker and store server asks for.", metavar="SIZE", unset="asks for none"
+    )
+
+    def __post_init__(self) -> None:
+        JobOptions.__post_init__(self)
+        least, most = self.worker_range
+        if not least:
+            raise BadInput(f"--workers {self.workers}: must be at least 1")
+        if self.on is None:
+            given = [name for name in _OF_ENGINES if getattr(self, name) != option_fields(TrainOptions)[name].default]
+            if least != most or given:
+                named = f"--workers {self.workers}" if least != most else f"--{given[0].replace('_', '-')}"
+                raise BadInput(f"{named} is for a cluster: name it with --on, as in --on ray")
+        elif self.on != "ray":
+            scheme, _, address = self.on.partition("://")
+            if scheme != "ray":
+                raise BadInput(f"--on {self.on}: write --on ray, or --on ray://HOST:PORT")
+            _check_addresses(on=address)
+        if self.memory is not None:
+            byte_count(self.memory)
+
+    @property
+    def own_workers(self) -> int:
+        return self.worker_range[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +416,10 @@ class WorkerOptions:
     """
 
     master: str = required(
-        Option("Address of the master; several if it may restart at another one.", metavar="HOST:PORT[,...]")
+        Option(
+            "Address of the master; several, a DNS name or a file of addresses if it may restart at another one.",
+            metavar="HOST:PORT[,...]|dns://...|file://...",
+        )
     )
     model: Path | None = setting(
         None, Option("The master's model file, on this machine.", metavar="MODEL.py", positional=True)
@@ -367,6 +437,7 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         check_options(self)
         _check_addresses(http=self.http)
+        Peers.parse("--master", self.master)
         if self.model is None and not self.trust_master:
             raise BadInput(
                 "no model file is named: write `elastable worker MODEL.py --master HOST:PORT` with the master's own "
@@ -430,15 +501,6 @@ def _check_addresses(**addresses: str | None) -> None:
                 Address.parse(address)
         except BadInput as error:
             raise BadInput(f"--{option}: {error}") from error
-
-
-def _require_servers(stores: Sequence[str]) -> None:
-    """Raises `BadInput` where `--stores`, split at its commas, can name no store servers."""
-    url = ",".join(stores)
-    if is_dns_name(url):
-        DnsServers.parse(url)
-    elif not is_registry(url):
-        server_addresses(SERVERS + url)
 
 
 def _require_own_store(url: str) -> None:

@@ -32,6 +32,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
+from elastable.jobs.servers.finding import Peers
 from elastable.master.api import JobSpec, JobStatus, TaskKind, WorkerIdentity
 from elastable.master.backend.contract import backend
 from elastable.master.rpc.client import MasterClient
@@ -67,7 +68,13 @@ def run_worker(options: WorkerOptions) -> int:
     """
     require_watchable(options.http, options.insecure)
     deadline_s = options.deadline_s
-    client = MasterClient(options.master, deadline_s=deadline_s)
+    peers = Peers.parse("--master", options.master)
+    addresses = peers.wait(deadline_s)
+    client = (
+        MasterClient(options.master, deadline_s)
+        if peers.listed
+        else MasterClient(addresses[0], deadline_s, find=peers.other_than)
+    )
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
     try:
         session = client.join(identity)

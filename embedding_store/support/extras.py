@@ -11,6 +11,7 @@ EXTRAS = {
     "jax": ("JAX", "jax"),
     "torch": ("PyTorch", "torch"),
     "keras": ("Keras", "model"),
+    "dns": ("dnspython", "dns"),
     "pyarrow": ("pyarrow", "model"),
     "tensorboard": ("TensorBoard", "model"),
     "matplotlib": ("matplotlib", "model"),
@@ -19,6 +20,7 @@ EXTRAS = {
     "opentelemetry": ("OpenTelemetry", "traces"),
     "prometheus_client": ("prometheus-client", "monitoring"),
     "pythonjsonlogger": ("python-json-logger", "monitoring"),
+    "ray": ("Ray", "ray"),
     "starlette": ("Starlette", "monitoring"),
     "uvicorn": ("Uvicorn", "monitoring"),
 }

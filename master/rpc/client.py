@@ -1,7 +1,7 @@
 """A master in another process, over gRPC."""
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from threading import Event, Thread
 from typing import Any
@@ -51,6 +51,7 @@ class MasterClient(MasterApi, Closing):
         credentials: Of this client; None: those of the environment.
         session: The secret of the workers that join through this client, 16 to 64 bytes; None: a new one. Whoever
             shows it may speak for them.
+        find: Says where the master is, if it is not reached where it was last; see `ServerConnection.follow`.
 
     Raises:
         BadInput: no such address or deadline can be, or it cannot be called with such credentials.
@@ -62,8 +63,11 @@ class MasterClient(MasterApi, Closing):
         deadline_s: float = 30.0,
         credentials: Credentials | None = None,
         session: bytes | None = None,
+        find: Callable[[str], str | None] | None = None,
     ) -> None:
-        self._connection = ServerConnection(address, deadline_s, credentials)
+        self._connection = ServerConnection(address, deadline_s, credentials, moves=find is not None)
+        if find is not None:
+            self._connection.follow(lambda: find(self._connection.address))
         secret = session or secrets.token_bytes(16)
         channel = MetadataChannel(self._connection.channel, PROOF_KEYS[Proof.SESSION], secret)
         self._stub = master_pb2_grpc.MasterStub(channel)

@@ -1,3 +1,3 @@
-"""Processes that serve rows for a job: store servers, and the settings of all commands that serve."""
+"""How the processes of a job find each other."""
 
 __all__ = ["finding", "store_registry"]

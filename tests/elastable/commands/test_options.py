@@ -112,6 +112,9 @@ def test_no_command_defines_an_option_by_hand() -> None:
     assert by_hand == {"elastable/commands/command_line.py", "elastable/command.py"}
 
 
+_OTHERS = {"workers": "7", "on": "ray://host:7", "master": "file:///of/addresses"}
+
+
 def _other_value(field: OptionField) -> object:
     """A value that is allowed, and is not the default."""
     if field.option.choices:
@@ -124,6 +127,8 @@ def _other_value(field: OptionField) -> object:
         return 2.5
     if field.option.metavar == "SIZE":
         return "2MiB"
+    if field.name in _OTHERS:
+        return _OTHERS[field.name]
     if field.option.metavar == "HOST:PORT":
         return "host:7"
     return ("a", "b") if tuple in field.kinds else Path("x y") if field.kinds[0] is Path else "redis://host:1"
@@ -169,9 +174,17 @@ def test_words_of_store_servers_give_them_again() -> None:
     ("options", "message"),
     [
         ({"stores": ("0",)}, "from 1 to 64"),
+        ({"workers": "0"}, "--workers 0: must be at least 1"),
+        ({"workers": "many"}, "--workers many: write a number, or the least and the most, as in 2:8"),
+        ({"workers": "3:2", "on": "ray"}, "the least and the most"),
+        ({"workers": "2:8"}, "--workers 2:8 is for a cluster: name it with --on"),
+        ({"worker_gpus": 1.0}, "--worker-gpus is for a cluster: name it with --on"),
+        ({"on": "slurm"}, "--on slurm: write --on ray, or --on ray://HOST:PORT"),
+        ({"on": "ray://host"}, "--on: address 'host'"),
+        ({"on": "ray", "memory": "much"}, "size 'much'"),
         ({"stores": ("a:1", "a:1")}, "appears twice"),
         ({"stores": ("a",)}, "a"),
-        ({"stores": ("dns://stores:50061",)}, r"dns://stores:50061: write dns://name:port\?count=N, N from 1 to 1,024"),
+        ({"stores": ("dns://stores:50061",)}, r"dns://stores:50061: write dns://name:port\?count=N"),
         ({"stores": ("dns://stores:0?count=2",)}, "port 0 is for listening"),
         ({"stores": ("dns://stores:1?count=0",)}, "N from 1 to"),
         ({"stores": ("a:1",), "store": "file:///x"}, "each store server elsewhere has its own --store"),

@@ -141,7 +141,7 @@ def test_what_a_killed_master_has_started_ends_with_it(tmp_path: Path) -> None:
         train.wait()
         wait_until(lambda: not any(map(is_running, started)), "end of worker and store server", train, limit_s=120.0)
     run = (tmp_path / "runs" / "latest").resolve()
-    assert "the master that started this worker has ended" in (run / "worker-0.log").read_text()
+    assert "the process that started this one has ended" in (run / "worker-0.log").read_text()
     assert "stopping after this version" in (run / "store-0.log").read_text()
 
 

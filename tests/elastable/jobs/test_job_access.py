@@ -19,7 +19,7 @@ def options(
     workers: int, listen: str = "127.0.0.1:0", stores: tuple[str, ...] = (), insecure: bool = False
 ) -> JobOptions:
     if workers:
-        return TrainOptions(CLICK_JOB, workers=workers, listen=listen, stores=stores, insecure=insecure)
+        return TrainOptions(CLICK_JOB, workers=str(workers), listen=listen, stores=stores, insecure=insecure)
     return JobOptions(CLICK_JOB, listen=listen, stores=stores, insecure=insecure)
 
 

@@ -243,6 +243,18 @@ def test_a_server_that_stops_ends_its_sessions(server: GrpcServer, client: Maste
     scripted.await_open("w", 0)
 
 
+def test_a_master_that_is_gone_is_looked_for_where_it_is_by_then(server: GrpcServer) -> None:
+    asked = []
+
+    def find(gone: str) -> str:
+        asked.append(gone)
+        return server.address
+
+    with MasterClient("127.0.0.1:1", deadline_s=60, find=find) as client:
+        assert client.status().job == JOB.job
+        assert (asked, client.address) == (["127.0.0.1:1"], server.address)
+
+
 def test_nobody_there_is_unavailable_and_names_address_and_deadline() -> None:
     with MasterClient("127.0.0.1:1", deadline_s=0.3) as client:
         for call in calls_of(client)[:4]:

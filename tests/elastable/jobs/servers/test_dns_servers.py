@@ -1,4 +1,4 @@
-"""Store servers behind one name: found once all have an address, and in the order of their tables."""
+"""Store servers behind one name of a real DNS server: found once all have an address, in the order of their tables."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,8 @@ from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.store_url import server_addresses
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.jobs.servers.finding import DnsServers, Resolve, find_servers, ordered_servers, resolved, server_now
+from elastable.jobs.servers.finding import Peers, find_servers, ordered_servers, resolved, server_now
+from tests.dns_server import DnsServer
 from tests.embedding_store.shards.served_shards import ServedShard
 from tests.embedding_store.shards.test_store_servers import begin, commit, push_all
 
@@ -31,51 +32,57 @@ def servers() -> Iterator[list[ServedShard]]:
         server.stop()
 
 
-def addresses(stores: list[str], resolve: Resolve) -> list[str]:
-    return server_addresses(find_servers(stores, 60.0, resolve))
+@pytest.fixture
+def dns() -> Iterator[DnsServer]:
+    with DnsServer() as server:
+        yield server
 
 
-def test_servers_are_found_in_the_order_that_their_tables_say(servers: list[ServedShard]) -> None:
+def addresses(stores: list[str]) -> list[str]:
+    return server_addresses(find_servers(stores, 60.0))
+
+
+def test_servers_are_found_in_the_order_that_their_tables_say(servers: list[ServedShard], dns: DnsServer) -> None:
     port = servers[0].address.rpartition(":")[2]
-    stores = [f"dns://stores.example:{port}?count=3"]
-    seen: list[str] = []
-
-    def resolve(host: str) -> tuple[str, ...]:
-        """One server has no address yet when it is asked for first."""
-        seen.append(host)
-        return HOSTS[:2] if len(seen) == 1 else HOSTS
-
-    found = addresses(stores, resolve)
-    assert (found, seen) == ([f"{host}:{port}" for host in HOSTS], ["stores.example"] * 2)
+    stores = [f"dns://{dns.address}/stores.example:{port}?count=3"]
+    # One server has no address yet when it is asked for first.
+    dns.answers["stores.example."] = [HOSTS[:2], HOSTS]
+    found = addresses(stores)
+    assert (found, dns.asked) == ([f"{host}:{port}" for host in HOSTS], ["stores.example."] * 2)
     trained = [found[2], found[0], found[1]]
     with StoreServers([ShardClient(address, 60.0) for address in trained]) as store:
         begin(store)
         push_all(store, 0)
         store.commit_pushed(commit(0))
-    assert addresses(stores, lambda host: HOSTS) == trained
+    assert addresses(stores) == trained
+    dns.answers["stores.example."] = [HOSTS[:2]]
     with pytest.raises(BadInput, match=rf"127\.0\.0\.1:{port} has tables of number 1 of 3, and 2 servers are given"):
-        addresses([f"dns://stores.example:{port}?count=2"], lambda host: HOSTS[:2])
+        addresses([f"dns://{dns.address}/stores.example:{port}?count=2"])
 
 
-def test_a_server_that_moved_is_known_by_its_tables(servers: list[ServedShard]) -> None:
+def test_a_server_that_moved_is_known_by_its_tables(servers: list[ServedShard], dns: DnsServer) -> None:
     port = servers[0].address.rpartition(":")[2]
-    stores, places = [f"dns://stores.example:{port}?count=2"], [f"{host}:{port}" for host in HOSTS]
+    stores, places = [f"dns://{dns.address}/stores.example:{port}?count=2"], [f"{host}:{port}" for host in HOSTS]
     with StoreServers([ShardClient(address, 60.0) for address in (places[2], places[0])]) as store:
         begin(store)
     # Number 0 was known at another address; the one in the middle has no tables.
     known = ["127.0.0.9:1", places[0]]
-    assert server_now(stores, 0, known, lambda host: HOSTS) == places[2]
-    assert server_now(stores, 1, known, lambda host: HOSTS) is None
-    assert server_now(stores, 0, known, lambda host: HOSTS[:2]) is None
-    assert server_now(["a:1", "b:1"], 0, ["a:1", "b:1"]) is None
+    dns.answers["stores.example."] = [HOSTS]
+    assert server_now(stores, 0, known) == places[2]
+    assert server_now(stores, 1, known) is None
+    dns.answers["stores.example."] = [HOSTS[:2]]
+    assert server_now(stores, 0, known) is None
+    assert server_now(["a:1", "b:1"], 0, ["a:1", "b:1"]) == "a:1"
 
 
-def test_a_name_with_another_number_of_addresses_is_named() -> None:
-    name = DnsServers.parse("dns://127.0.0.1:50061?count=2")
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1 resolves to 127\.0\.0\.1 after 0 s, and .* 2 store servers"):
-        name.addresses(0.0)
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1 resolves to nothing after 0 s"):
-        name.addresses(0.0, lambda host: ())
+def test_a_name_with_another_number_of_addresses_is_named(dns: DnsServer) -> None:
+    name = Peers.parse("--stores", "dns://127.0.0.1:50061?count=2")
+    with pytest.raises(
+        Unavailable, match=r"count=2 leads to 127\.0\.0\.1:50061 after 0 s; count= says that there are 2"
+    ):
+        name.wait(0.0)
+    with pytest.raises(Unavailable, match=r"count=2 leads to nothing after 0 s"):
+        Peers.parse("--stores", f"dns://{dns.address}/nobody.example:1?count=2").wait(0.0)
     assert resolved("127.0.0.1") == ("127.0.0.1",)
 
 

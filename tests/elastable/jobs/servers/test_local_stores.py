@@ -15,7 +15,7 @@ from elastable.embedding_store.wire.access.credentials import (
     Credentials,
 )
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
-from elastable.jobs.local_processes import StoreAccess
+from elastable.jobs.engines.roles import StoreAccess
 from elastable.jobs.master_process import JobAccess
 from elastable.jobs.options import TrainOptions
 from tests.certificates import TOKEN

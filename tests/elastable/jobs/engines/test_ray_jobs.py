@@ -1,0 +1,207 @@
+"""Jobs on a real Ray of this machine: the bits of local processes, whatever is killed, and nothing left behind."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from elastable.embedding_store.errors import ElastableError
+from elastable.master.rpc.client import MasterClient
+from elastable.process.exit_codes import ExitCode
+from tests.elastable.conftest import JOB, Trained
+from tests.elastable.processes import CLICK_JOB, Running, elastable, run_elastable, wait_until
+from tests.ports import free_port
+from tests.waiting import until
+
+#: `click_job`, at a pace at which something can be killed in its middle.
+PACED = """
+import time
+import elastable as et
+import click_job
+from click_job import *
+
+class Slow(et.NumpyReader):
+    def take(self, indices):
+        time.sleep(0.1)
+        return super().take(indices)
+
+def data(split):
+    return Slow(*click_job.data(split))
+"""
+KILLS = 4
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray of one node with room for sixteen processes.
+
+    Attributes:
+        home: Below which all its files lie, and the model.
+        url: As `--on` takes it.
+    """
+
+    home: Path
+    url: str
+
+    @property
+    def model(self) -> Path:
+        return self.home / "job" / "paced_job.py"
+
+    def processes(self, role: str) -> list[int]:
+        """Process ids of `elastable ROLE` that Ray runs here, in no order."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if words[1:4] == ["-m", "elastable", role] and str(self.home) in " ".join(words):
+                    found.append(int(folder.name))
+        return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    home = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets lie below it, whose paths may not be long
+    (home / "job").mkdir()
+    shutil.copy(CLICK_JOB, home / "job")
+    (home / "job" / "paced_job.py").write_text(PACED)
+    port = free_port()
+    words = ["--head", "--block", "--num-cpus=16", "--include-dashboard=false", "--disable-usage-stats"]
+    words += [f"--port={free_port()}", f"--ray-client-server-port={port}", f"--temp-dir={home}/ray"]
+    words += ["--node-ip-address=127.0.0.1", "--min-worker-port=0", "--max-worker-port=0"]
+    said = home / "ray.log"
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(Path(__file__).parents[4])}
+    with said.open("wb") as out:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words]
+        started = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=home
+        )
+    try:
+        until(lambda: b"Ray runtime started" in said.read_bytes() or started.poll() is not None, 240.0)
+        assert started.poll() is None, said.read_text()
+        host = re.search(r"--address='(\S+):\d+'", said.read_text())
+        assert host, said.read_text()
+        yield Cluster(home, f"ray://{host[1]}:{port}")
+    finally:
+        started.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(60)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if str(home) in (folder / "cmdline").read_text(errors="replace"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
+
+
+def words_of(cluster: Cluster, home: Path, *more: str | Path) -> list[str | Path]:
+    on = ("--on", cluster.url, "--insecure", "--run-dir", home / "runs", "--checkpoint-dir", home / "ckpts")
+    return ["train", cluster.model, "--workers", "2", *JOB, *on, "--no-export", "--deadline", "240", *more]
+
+
+def until_version(job: Running, version: int) -> None:
+    """Returns once the job's master, wherever it is by then, has made the version."""
+
+    def reached() -> bool:
+        addresses = re.findall(r"master at (\S+), store", job.out)
+        if job.process.poll() is not None or not addresses:
+            return job.process.poll() is not None
+        try:
+            with MasterClient(addresses[-1], 2.0) as master:
+                return master.status().version >= version
+        except ElastableError:
+            return False  # it is on its way
+
+    wait_until(reached, f"version {version}", job)
+    assert job.process.poll() is None, f"{job.out}\n{job.err}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [3, 7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 36))])
+def test_killed_actors_come_back_and_the_bits_are_those_of_an_undisturbed_job(
+    seed: int, cluster: Cluster, tmp_path: Path, trained: Trained
+) -> None:
+    """Of a seeded schedule: which role, at which version, and whether its process dies, or its actor, or has notice."""
+    drawn = random.Random(seed)
+    roles = [*drawn.sample(["master", "store", "worker"], 3), drawn.choice(["master", "store"])]
+    versions = sorted(drawn.sample(range(2, 36), KILLS))
+    store = ("--stores", "2", "--store", f"memory?log={cluster.home}/logs-{seed}")
+    with elastable(tmp_path, *words_of(cluster, tmp_path, *store), env=ENVIRONMENT, new=True) as job:
+        for role, version in zip(roles, versions, strict=True):
+            until_version(job, version)
+            victim = drawn.choice(cluster.processes(role))
+            actor = int(Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[1])
+            # Or its node is about to be taken away.
+            os.kill(*drawn.choice([(victim, signal.SIGKILL), (actor, signal.SIGKILL), (actor, signal.SIGTERM)]))
+        assert job.wait() == 0, f"{roles} at {versions}: {job.out}\n{job.err}"
+    trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
+    assert not [role for role in ("master", "store", "worker") if cluster.processes(role)]
+
+
+@pytest.mark.timeout(900)
+def test_ctrl_c_ends_all_of_it_and_the_job_goes_on_with_local_processes(
+    cluster: Cluster, tmp_path: Path, trained: Trained
+) -> None:
+    with elastable(tmp_path, *words_of(cluster, tmp_path), env=ENVIRONMENT, new=True) as job:
+        until_version(job, 5)
+        job.signal(signal.SIGINT)
+        assert job.wait() == ExitCode.INTERRUPTED, f"{job.out}\n{job.err}"
+    assert not [role for role in ("master", "worker") if cluster.processes(role)]
+    (line,) = [line for line in job.out.splitlines() if line.startswith("elastable train ")]
+    assert f"--on {cluster.url}" in line
+    assert line.endswith(f"--resume --checkpoint-dir {tmp_path}/ckpts")
+    ran = run_elastable(
+        "train", cluster.model, "--workers", "2", *JOB, "--run-dir", tmp_path / "runs", "--resume",
+        "--checkpoint-dir", tmp_path / "ckpts", "--no-export",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "resuming at version" in ran.out
+    trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
+
+
+@pytest.mark.timeout(900)
+def test_more_workers_than_there_is_room_for_wait_and_a_wrong_model_ends_with_its_exit_code(
+    cluster: Cluster, tmp_path: Path, trained: Trained
+) -> None:
+    # Two of eight workers have room beside the master: 1 + 2 x 6 CPUs of 16.
+    elastic = ("--workers", "2:8", "--worker-cpus", "6")
+    ran = run_elastable(*words_of(cluster, tmp_path, *elastic), env=ENVIRONMENT, new=True)
+    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
+    wrong = cluster.home / "job" / "wrong.py"
+    wrong.write_text("def model():\n    return None\n\ndef data(split):\n    return None\n")
+    words = words_of(cluster, tmp_path / "wrong")
+    words[1] = wrong
+    ran = run_elastable(*words, env=ENVIRONMENT, new=True)
+    assert ran.code == ExitCode.BAD_MODEL, f"{ran.out}\n{ran.err}"
+    assert "there is nothing to train on" in ran.out
+
+
+def test_what_a_cluster_has_no_room_for_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    words = words_of(cluster, tmp_path, "--worker-gpus", "1", "--deadline", "3")
+    ran = run_elastable(*words, env=ENVIRONMENT, new=True)
+    assert ran.code == ExitCode.UNAVAILABLE, f"{ran.out}\n{ran.err}"
+    assert re.search(r"no room within 3 s for .*2 x worker with .*GPU.*1.*CPU 16, GPU 0", " ".join(ran.err.split()))
+    ran = run_elastable(*[word for word in words if word != "--insecure"], env=ENVIRONMENT, new=True)
+    assert ran.code == ExitCode.BAD_INPUT, f"{ran.out}\n{ran.err}"
+    assert "would be open to everybody who reaches it" in " ".join(ran.err.split())
+
+
+@pytest.mark.timeout(900)
+def test_a_ray_that_the_job_starts_itself_ends_with_it(cluster: Cluster, tmp_path: Path, trained: Trained) -> None:
+    words = words_of(cluster, tmp_path, "--on", "ray", "--stores", "2")
+    ran = run_elastable(*words, env=ENVIRONMENT, new=True)
+    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    assert "master at 127.0.0.1:" in ran.out
+    trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
