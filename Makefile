@@ -40,7 +40,7 @@ TORCH_STAMP := $(TORCH_VENV)/.installed
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-fast test-slow test-torch lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table reference site bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test test-fast test-slow test-torch lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table mutations reference site bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ same-bits: $(TEST_STAMP) ## run small jobs in a worktree of the commit OLD and h
 keras-table: $(TEST_STAMP) ## run what Keras programs may say against plain Keras, and write docs/keras.md; then a hundred drawn ones
 	$(BIN)/python -m tests.keras_table
 	$(BIN)/python -m tests.keras_programs --programs 100
+
+mutations: $(TEST_STAMP) ## change conditions that guard data, one at a time: their room's tests must notice (ARGS="--only 3")
+	$(BIN)/python -m tests.mutations $(ARGS)
 
 reference: $(TEST_STAMP) ## write docs/reference.md: errors, exit codes and metrics, as the code has them
 	$(BIN)/python docs/site/reference.py

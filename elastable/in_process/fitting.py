@@ -28,6 +28,7 @@ from elastable.in_process.in_process_stores import StoreGiven, parts_for_fit, pl
 from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.resuming.continuing import continue_job, opened_origin
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.backend.contract import backend
 from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.model.dense import DenseModel
@@ -187,7 +188,8 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     version, origin = Schedule(job).first_version(settings.initial_epoch), settings.continue_from
     store = placed_in_stores(parts, settings.store, settings.locations, version, moved, origin)
     if store.keeps_records:
-        job = replace(job, offload_above=settings.offload_embeddings_above, model_config=config_of(model))
+        above, config = settings.offload_embeddings_above, config_of(model)
+        job = replace(job, offload_above=above, backend=backend().name, model_config=config)
     kept = kept_traces(model) if parts.steps is None else {}
     dense: DenseModel = kept["dense"] if "dense" in kept else parts.dense()
     if origin is not None:

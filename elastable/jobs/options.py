@@ -229,7 +229,9 @@ class JobOptions(ListeningOptions):
         choices=KNOWN_VALUES["staleness_modulation"],
     )
     deadline_s: float = setting(60.0, deadline("How long a worker or the store may be unreachable."))
-    workers: str = _of_job("0", "Workers that are expected, of which --grads-to-wait is the default.", metavar="N")
+    workers: str | int = _of_job(
+        "0", "Workers that are expected, of which --grads-to-wait is the default.", metavar="N"
+    )
     resume_command: str | None = _of_saving(
         None, "What to type to resume the job, for the last line of one that is interrupted.",
         metavar="COMMAND", unset="this command, with --resume",
@@ -300,7 +302,7 @@ class JobOptions(ListeningOptions):
         Raises:
             BadInput: `workers` says no such thing.
         """
-        found = _WORKERS.fullmatch(self.workers)
+        found = _WORKERS.fullmatch(str(self.workers))
         least, most = (int(found[1]), int(found[2] or found[1])) if found is not None else (0, -1)
         if not least <= most or (found is not None and found[2] and not least):
             raise BadInput(f"--workers {self.workers}: write a number, or the least and the most, as in 2:8")
@@ -321,7 +323,7 @@ class JobOptions(ListeningOptions):
 class TrainOptions(JobOptions):
     """Settings of `elastable train`."""
 
-    workers: str = _of_job(
+    workers: str | int = _of_job(
         "2", "Workers to start; with --on also the least and the most, of which the cluster runs what it has room for.",
         metavar="N|LEAST:MOST",
     )  # fmt: skip

@@ -22,7 +22,8 @@ def config_of(model: keras.Model) -> str:
     try:
         said = json.dumps(keras.saving.serialize_keras_object(model)).encode()
     except Exception as error:  # noqa: BLE001 - get_config of the user's classes may raise anything
-        _log.info("model %r has no configuration (%s): it is served with its model file", model.name, error)
+        named = getattr(model, "name", model)
+        _log.info("model %r has no configuration (%s): it is served with its model file", named, error)
         return ""
     if len(said) > _LARGEST:
         _log.info("the configuration of model %r has %d bytes: it is served with its model file", model.name, len(said))

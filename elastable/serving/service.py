@@ -23,7 +23,7 @@ from elastable.serving.protocols import infer_reply, infer_request, metadata, pr
 LARGEST_BODY = 16 << 20
 """Bytes of a request; one that is larger is answered with 413."""
 
-MOST_WAITING = 64
+MOST_WAITING = 32
 """Requests that wait for their predictions; one more is answered with 429."""
 
 _BODY_S = 10.0  # for a request to arrive

@@ -34,7 +34,7 @@ def test_the_reference_has_every_command_and_every_public_name(site: Path) -> No
     page = (site / "reference" / "index.html").read_text()
     commands = re.sub("<[^>]*>", "", page)
     for command in app.registered_commands:
-        name = command.name or getattr(command.callback, "__name__", "")
+        name = command.name or getattr(command.callback, "__name__", "").replace("_", "-")
         assert f"elastable {name}" in commands
     for name in et.__all__:
         assert f"<h3>et.{name}" in page

@@ -148,7 +148,7 @@ def test_a_version_that_cannot_be_logged_is_ahead_no_more_once_it_is_taken_back(
     gate.open.set()
     with pytest.raises(StoreFailed, match="full"):
         logged.result(WAIT_S)
-    with pytest.raises(Unavailable, match="version 2 could not be logged"):
+    with pytest.raises(Unavailable, match="version 2 is not logged"):
         store.lookup({"t": IDS})
     gate.failure = None
     assert store.recover(1) == 0

@@ -90,7 +90,7 @@ class Reopened(History):
     def open_again(self, opened: Callable[[], MemoryStore], record: bytes | None) -> None:
         """The store's next life begins, without pins: it reads no clock, though rows go with time."""
         self.pins.clear()
-        with patch.object(staged_commit, "time", None):
+        with patch.object(staged_commit, "CLOCK", None):
             self.store = opened()
         assert self.store.record() == record
         shutil.rmtree(self.folder / str(self.lives - 1))

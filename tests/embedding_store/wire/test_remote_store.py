@@ -117,7 +117,7 @@ def test_row_squares_and_rates_travel(held: ExitStack) -> None:
     with MemoryStore() as model, RemoteStore(server.address, 60) as remote:
         for each in (model, remote):
             each.create_table(spec)
-            each.commit(Commit(1, {"t": change}, 5, {"t": 0.3, "absent": 1.0}))
+            each.commit(Commit(1, {"t": change}, 5, {"t": 0.3}))
         assert rows_by_id(store, "t") == rows_by_id(model, "t")
 
 

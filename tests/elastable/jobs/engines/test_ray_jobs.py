@@ -128,7 +128,7 @@ def until_version(job: Running, version: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [3, 7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 36))])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (7, *range(8, 36)))])
 def test_killed_actors_come_back_and_the_bits_are_those_of_an_undisturbed_job(
     seed: int, cluster: Cluster, tmp_path: Path, trained: Trained
 ) -> None:
@@ -149,6 +149,7 @@ def test_killed_actors_come_back_and_the_bits_are_those_of_an_undisturbed_job(
     assert not [role for role in ("master", "store", "worker") if cluster.processes(role)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ctrl_c_ends_all_of_it_and_the_job_goes_on_with_local_processes(
     cluster: Cluster, tmp_path: Path, trained: Trained
@@ -170,6 +171,7 @@ def test_ctrl_c_ends_all_of_it_and_the_job_goes_on_with_local_processes(
     trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_more_workers_than_there_is_room_for_wait_and_a_wrong_model_ends_with_its_exit_code(
     cluster: Cluster, tmp_path: Path, trained: Trained

@@ -1,0 +1,1 @@
+"""Conditions that guard data, changed one at a time: do the tests of their own room notice?"""

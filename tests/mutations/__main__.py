@@ -1,0 +1,101 @@
+"""`python -m tests.mutations`: changes each condition of `drawn.json` in a copy of the tree, and runs its room's tests.
+
+* `--draw SEED --each 15` draws another list instead;
+* `--only 3,17` runs some of them, by number;
+* `--processes N` runs so many at once.
+
+A mutation is noticed where a test fails. The exit code is 1 where fewer than nine of ten are.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutations.drawing import ROOMS, ROOT, Mutation, draw
+
+LIST = Path(__file__).with_name("drawn.json")
+_LIMIT_S = 1800
+_SHARE = 0.9
+_PACKAGES = ("elastable", "embedding_store", "master", "replicas", "worker")
+_BESIDE = ("deploy", "docs", "examples", "proto", "tests")
+
+
+def copied(home: Path) -> Path:
+    """A copy of what tests need, whose own packages are imported there."""
+    for part in (*_PACKAGES, *_BESIDE):
+        shutil.copytree(ROOT / part, home / part, symlinks=True)
+    for file in ("pyproject.toml", "Makefile", "CHANGELOG.md", "README.md", "constraints.txt"):
+        shutil.copy(ROOT / file, home / file)
+    return home
+
+
+def tests_fail(tree: Path, mutation: Mutation) -> bool:
+    """Whether the tests of the mutation's room notice it, in a copy of the tree, which is as before afterwards."""
+    (room,) = (room for room in ROOMS if mutation.file.startswith(f"{room}/"))
+    file = tree / mutation.file
+    source = file.read_text()
+    file.write_text(mutation.applied(source))
+    words = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", ROOMS[room]]
+    try:
+        ran = subprocess.run(
+            words,
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True  # a test that waits for ever notices, too
+    finally:
+        file.write_text(source)
+    assert ran.returncode in (0, 1, 2), f"{mutation}: pytest ended with {ran.returncode}"
+    return ran.returncode != 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("--draw", type=int, metavar="SEED")
+    parser.add_argument("--each", type=int, default=15, help="mutations of each room")
+    parser.add_argument("--only", default="", help="numbers, with commas")
+    parser.add_argument("--processes", type=int, default=1)
+    given = parser.parse_args(arguments)
+    if given.draw is not None:
+        LIST.write_text(json.dumps([asdict(each) for each in draw(given.draw, given.each)], indent=1) + "\n")
+        return 0
+    every = [Mutation(**each) for each in json.loads(LIST.read_text())]
+    numbers = [int(number) for number in given.only.split(",") if number] or list(range(len(every)))
+    trees: SimpleQueue[Path] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="mutations-") as home:
+        for place in range(given.processes):
+            trees.put(copied(Path(home) / str(place)))
+
+        def noticed(number: int) -> bool:
+            tree, began = trees.get(), time.monotonic()
+            try:
+                found = tests_fail(tree, every[number])
+            finally:
+                trees.put(tree)
+            said = "noticed" if found else "NOT NOTICED"
+            print(f"{number}: {said} in {time.monotonic() - began:.0f} s: {every[number]}", flush=True)
+            return found
+
+        with ThreadPoolExecutor(given.processes) as threads:
+            found = list(threads.map(noticed, numbers))
+    print(f"{sum(found)} of {len(found)} noticed")
+    return 0 if sum(found) >= _SHARE * len(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
