@@ -241,6 +241,7 @@ class JobOptions(ListeningOptions):
 
     def __post_init__(self) -> None:
         ListeningOptions.__post_init__(self)
+        object.__setattr__(self, "workers", str(self.workers))  # a settings file has a number
         self.worker_range  # noqa: B018 - which checks it
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 #: The longest first (`make test ARGS=--durations=0` tells). The quick run skips them, and does not import them.
 _DEAREST = """
+    elastable/jobs/engines/test_ray_jobs
     pages/test_pages wheel/test_wheel elastable/in_process/test_model_fit elastable/models/test_saving
     equality/test_same_numbers elastable/in_process/test_fit_every_row elastable/callbacks/test_freezing
     replicas/training/test_trainer equality/test_store_servers elastable/in_process/test_optimizer_arguments
@@ -31,7 +32,8 @@ _DEAREST = """
     elastable/jobs/test_evaluation_beside elastable/in_process/test_table_dtypes
     elastable/callbacks/test_moving_averages deploy/test_redis_users
     embedding_store/tiers/test_file_tier elastable/commands/test_kg embedding_store/engine/test_dense_replay
-    backends/test_jobs backends/test_numbers
+    backends/test_jobs backends/test_numbers elastable/jobs/resuming/test_continuing
+    elastable/serving/test_service elastable/models/test_predictor embedding_store/wire/test_connections
     master/core/test_core benchmarks/test_load worker/step/test_train_step replicas/knowledge_graphs/test_trainer
     elastable/in_process/test_loss_reductions replicas/groups/test_mpi
     elastable/in_process/test_repeated_ids

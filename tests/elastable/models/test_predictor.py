@@ -29,6 +29,7 @@ from elastable.models.configuration import config_of, model_of
 from elastable.models.predictor import Predictor
 from tests.elastable.click_job import data as click_data
 from tests.elastable.processes import run_elastable
+from tests.servers import Server
 from tests.untyped import Keyword, Keywords
 
 CLICKS = Path(__file__).parents[1] / "click_job.py"
@@ -163,6 +164,14 @@ def test_a_run_and_its_checkpoint_are_served_without_its_model_file(run: Path) -
             np.testing.assert_allclose(outputs[name], wanted, rtol=1e-5, atol=1e-6)
             with pytest.raises(IdOutOfRange, match="users"):
                 found.predict({**x, "user_ids": x["user_ids"] + 50})
+
+
+@pytest.fixture(scope="module")
+def asked(valkey_node: Server) -> Iterator[Predictor]:
+    url = f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
+    train(model(), url)
+    with Predictor(url) as found:
+        yield found
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,9 @@ def until_version(job: Running, version: int) -> None:
     assert job.process.poll() is None, f"{job.out}\n{job.err}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (7, *range(8, 36)))])
+@pytest.mark.parametrize("seed", range(30))
 def test_killed_actors_come_back_and_the_bits_are_those_of_an_undisturbed_job(
     seed: int, cluster: Cluster, tmp_path: Path, trained: Trained
 ) -> None:

@@ -21,6 +21,7 @@ exec mpiexec -n "$tasks" "$@"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(900)
 def test_it_trains_to_the_bits_of_local_processes(tmp_path: Path, trained: Trained) -> None:
