@@ -41,6 +41,9 @@ class _BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Not set by asyncio, as the listening socket does not name its protocol: head and body are written apart, and
+        # the second would wait for the client's delayed acknowledgement of the first.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > bounds_here(_KIND).cap:
             transport.abort()
         else:
