@@ -401,6 +401,7 @@ class HeldReader(StoreReader):
     """
 
     def __init__(self, tier: Tier, log: Log, timeout_s: float = 10.0) -> None:
+        self._moving = threading.Lock()  # the log is read by one thread at a time; lookups do not wait for that
         super().__init__(tier, log, follow=True, timeout_s=timeout_s)
 
     @contextmanager
@@ -410,11 +411,16 @@ class HeldReader(StoreReader):
             yield self._replayed.version, self._replayed.record
 
     def advance(self) -> int:
-        """Goes on to the newest version, and returns it; called by one thread.
+        """Goes on to the newest version, and returns it.
 
         Raises:
             StoreBroken, StoreFailed, Unavailable, DeadlineExceeded: as of `StoreReader`; the version is as before.
         """
+        with self._moving:
+            self._advance()
+            return self._replayed.version
+
+    def _advance(self) -> None:
         self._log.refresh()
         if self._log.first > self._applied + 1 or self._log.last < self._applied:
             begun = self._flushed()
@@ -429,12 +435,12 @@ class HeldReader(StoreReader):
         else:
             with self._lock:
                 self._apply()
-        return self._replayed.version
 
     def newest(self) -> int:
         """The store's version."""
-        self._log.refresh()
-        return max(self._replayed.version, self._newest())
+        with self._moving:
+            self._log.refresh()
+            return max(self._replayed.version, self._newest())
 
     def _refresh(self) -> None:
         """Lookups stay at their version."""

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,14 @@ from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, StoreBroken, Unsupported
+from elastable.embedding_store.errors import (
+    BadInput,
+    CheckpointError,
+    ElastableError,
+    ModelError,
+    StoreBroken,
+    Unsupported,
+)
 from elastable.embedding_store.open_store import open_follower
 from elastable.embedding_store.store_reader import HeldReader
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
@@ -227,6 +234,14 @@ class Predictor(Closing):
                         f"output {name!r} is {list(value.shape)} for {records} records: it has none of each"
                     )
             return named, self._version
+
+    def warm(self) -> None:
+        """Predicts for one record of zeros, so that nothing is traced or compiled in the first request."""
+        shapes = {each.name: (1, *(size or 1 for size in each.shape)) for each in self.inputs}
+        kinds = {each.name: object if each.dtype == "string" else each.dtype for each in self.inputs}
+        x = {name: np.full(shape, "" if kinds[name] is object else 0, kinds[name]) for name, shape in shapes.items()}
+        with suppress(ElastableError):  # they may be no ids of the model
+            self.predict(x)
 
     def close(self) -> None:
         """Lets go of the rows. Closing twice is harmless."""

@@ -219,9 +219,8 @@ class Access:
         if scope["method"] not in methods:
             allowed = ", ".join(methods)
             return PlainTextResponse(f"{allowed} are all there is\n", 405, {"Allow": allowed})
-        if scope["method"] == "POST":
-            pass
-        elif headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if has_body and scope["method"] != "POST":
             return PlainTextResponse("requests have no body\n", 413, {"Connection": "close"})
         if self._local and not names_this_host(headers.get("host", "")):
             return PlainTextResponse("call this server by localhost or 127.0.0.1\n", 421)
