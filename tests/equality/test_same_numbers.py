@@ -87,10 +87,12 @@ def test_redis_gives_the_same_bits(alone: Numbers, tmp_path: Path, server_binary
                 require_rows(reader, alone)
 
 
+@pytest.mark.slow
 def test_a_redis_cluster_gives_the_same_bits(alone: Numbers, tmp_path: Path, redis_cluster_url: str) -> None:
     assert differing(alone, train(tmp_path, 2, "adagrad", store=redis_cluster_url)) == []
 
 
+@pytest.mark.slow
 def test_sentinels_and_a_failover_give_the_same_bits(alone: Numbers, tmp_path: Path, server_binary: Path) -> None:
     """The replica takes over in the middle of the job, with everything that the old master confirmed."""
     # No failover but that one: on a busy machine a master may be silent for a while.

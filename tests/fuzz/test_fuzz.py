@@ -20,7 +20,7 @@ from tests.fuzz.wrong_inputs import WrongInputs
 LIARS = (StoreReplies, ShardReplies, MasterReplies)
 FILES = (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR)
 CALLS = {"Store": {**STORE_CALLS, **SHARD_CALLS}, "Master": MASTER_CALLS}
-SECONDS = 0.5  # the nightly workflow runs `make fuzz` with the seed of the day
+SECONDS = 0.25  # the nightly workflow runs `make fuzz` with the seed of the day
 GENEROUS = 0.5  # of memory; `make fuzz` holds to a tenth of it, over far more rounds
 
 

@@ -9,7 +9,7 @@ from tests.keras_table.case import Different
 SEEDS = range(12)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_program_comes_out_the_same_or_is_refused(seed: int) -> None:
     _, what, said = ran(seed)

@@ -193,7 +193,7 @@ def subclassed(fit: Fit) -> object:
 PROGRAMS = [dlrm, multi_task, two_towers, subclassed, sequence, shared_embedding, wide_and_deep]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_program_ends_with_plain_keras_numbers(program: Callable[[Fit], Results]) -> None:
     results = []

@@ -114,6 +114,7 @@ def result_of(folder: Path) -> tuple[int, int]:
     return result["version"], result["examples"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_model_file_trains_beside_them(folder: Path) -> None:
     run(folder, HERE, *JOB)

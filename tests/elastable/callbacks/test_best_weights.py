@@ -40,7 +40,7 @@ def assert_equal(ours: keras.Model, theirs: keras.Model, rtol: float = 1e-3, ato
 
 
 class TestEarlyStopping:
-    @pytest.mark.sampled(3)
+    @pytest.mark.sampled(6)
     @pytest.mark.parametrize("name", OPTIMIZERS)
     @pytest.mark.parametrize("patience", [1, 20])
     def test_the_best_rows_are_put_back(self, name: str, patience: int) -> None:

@@ -107,7 +107,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Before the last batch of an epoch, after it, and within one; from a checkpoint, or from the record of the store.
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("version", "log"), [(7, True), (8, False), (18, True), (9, False)])
 def test_a_resumed_job_has_the_numbers_of_a_whole_one(whole: Path, tmp_path: Path, version: int, log: bool) -> None:
     store = ("--store", f"memory?log={tmp_path / 'log'}") if log else ()

@@ -153,7 +153,7 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_in_keras(name: str) -> None:
     _, theirs = run(PROGRAMS[name], by_keras=True)
@@ -213,6 +213,7 @@ def test_nothing_is_trained_and_no_step_is_counted() -> None:
     assert int(model.optimizer.iterations) == 0  # as of Keras
 
 
+@pytest.mark.slow
 def test_eager_models_are_read_with_every_batch() -> None:
     states: dict[bool, list[Arrays]] = {}
     for by_keras in (True, False):
@@ -265,7 +266,7 @@ WAYS: dict[str, Callable[[keras.Model], None]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("second", WAYS)
 @pytest.mark.parametrize("first", WAYS)
 def test_a_change_that_counts_for_one_of_two_ways_is_refused(first: str, second: str) -> None:

@@ -86,7 +86,7 @@ def start() -> None:
     GLOBALS.slope, WEIGHT[0] = 0.5, 1.0
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_refused_by_name(name: str, way: str) -> None:
@@ -99,7 +99,7 @@ def test_a_change_is_refused_by_name(name: str, way: str) -> None:
     assert name in str(error.value)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("eager", "way"), [(False, by_batch), (True, fit), (True, by_batch)])
 @pytest.mark.parametrize("name", CHANGES)
 def test_kept_traces_and_eager_models_as_in_keras(name: str, eager: bool, way: Callable[[keras.Model], None]) -> None:

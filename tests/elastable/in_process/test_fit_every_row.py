@@ -168,6 +168,7 @@ def test_a_constraint_is_first_kept_by_a_row_when_it_is_first_trained() -> None:
     np.testing.assert_array_equal(after[ROWS], before[ROWS])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("initializer", "count"), [("zeros", 4), ("ones", 4), ("ones", 2)])
 def test_rows_under_ftrl_have_the_numbers_that_docs_lazy_names(initializer: str, count: int) -> None:
     """Keras' own where rows begin at zero or are in the first batch; others are zero in Keras from the first step."""
@@ -191,6 +192,7 @@ def test_rows_under_ftrl_have_the_numbers_that_docs_lazy_names(initializer: str,
         assert np.abs(ours[3:5] - theirs[3:5]).max() > 0.01
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "lazy"), [("adam", True), ("adamw", False)])
 def test_slots_go_on_when_lazy_is_changed(name: str, lazy: bool, tmp_path: Path) -> None:
     """In the same process, of a loaded model and of loaded weights. A batch touches every row, so Keras is the same."""

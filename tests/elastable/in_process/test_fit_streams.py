@@ -128,7 +128,7 @@ def augmented() -> object:
 FINITE = {"PyDataset": Batches, "shuffle": shuffled}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fit_of", ["model.fit", "et.fit"])
 @pytest.mark.parametrize(
     ("kind", "more"),

@@ -35,7 +35,7 @@ K = keras.optimizers
 Loss: TypeAlias = "Callable[..., object] | keras.losses.Loss | str"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("offloaded", [False, True])
 @pytest.mark.parametrize("names", [["users"], ["^words/embeddings:0$", "bias"], ["^embeddings"], None])
 def test_tables_are_excluded_from_weight_decay(names: list[str] | None, offloaded: bool) -> None:
@@ -92,6 +92,7 @@ def decaying() -> object:
 
 
 class TestAccumulation:
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         ("make", "loss"),
         [

@@ -75,7 +75,7 @@ def plainly(model: Two, data: tf.Tensor) -> tf.Tensor:
     return loss, predicted
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("wait", "weighted"), [(1, False), (3, False), (3, True)])
 def test_a_train_step_of_ones_own_has_the_numbers_of_plain_keras(wait: int, weighted: bool) -> None:
     layer = et.Embedding(WORDS, DIM, name="words")

@@ -47,7 +47,7 @@ def by_hand(
     return trained_by_tape(optimizer, clicks(BATCH * 4), BATCH, epochs, own=own)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("make", "own"),
     [

@@ -60,7 +60,7 @@ def stepped(model: keras.Model) -> None:
 WAYS = {"train_on_batch": by_batch, "step": stepped, "fit": train}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("second", WAYS)
 @pytest.mark.parametrize("first", WAYS)
 def test_a_model_whose_slots_are_gone_is_refused(first: str, second: str) -> None:
@@ -74,6 +74,7 @@ def test_a_model_whose_slots_are_gone_is_refused(first: str, second: str) -> Non
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_optimizers_without_slots_train_in_turn(way: str) -> None:
     def program(table: keras.layers.Layer) -> keras.Model:
@@ -95,7 +96,7 @@ def test_an_optimizer_of_a_step_whose_slots_are_gone_is_refused() -> None:
         by_step(model, optimizer)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_loaded_slots_stay_when_training_goes_on_at_once(way: str, tmp_path: Path) -> None:
     def program(table: keras.layers.Layer) -> keras.Model:
@@ -132,6 +133,7 @@ def test_slots_that_a_callback_loads_stay_in_the_next_fit(tmp_path: Path) -> Non
     assert_as_in_keras(program)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", [adam, sgd])
 @pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_batch_end"])
 def test_a_table_is_not_trained_by_a_callback_meanwhile(hook: str, optimizer: Callable[[], object]) -> None:
@@ -182,7 +184,7 @@ CHANGES["exclude_from_weight_decay"] = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("way", [train, by_batch])
 @pytest.mark.parametrize("name", CHANGES)
@@ -227,7 +229,7 @@ def test_that_of_a_tables_own_optimizer_is_refused() -> None:
         train(model)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in CHANGES if name != "exclude_from_weight_decay"])
 def test_after_compile_they_are_as_in_keras_and_slots_stay(name: str) -> None:
     optimizer, assign = CHANGES[name]
@@ -302,6 +304,7 @@ def freeze(model: keras.Model) -> None:
         layer.trainable = False
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["fit", "train_on_batch"])
 def test_a_frozen_teacher_in_a_closure_is_read_as_it_is(way: str) -> None:
     found = []

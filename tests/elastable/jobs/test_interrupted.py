@@ -62,6 +62,7 @@ def stopped_at(version: int, number: signal.Signals, home: Path, command: list[s
     return again
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tmp_path: Path) -> None:
     # In the middle of the first epoch, and of the second; with other numbers of workers than the whole run.

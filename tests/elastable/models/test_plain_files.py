@@ -54,6 +54,7 @@ def train_before(model: keras.Model) -> None:
     train(model, TARGETS * 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("suffix", ["weights.h5", "keras"])
 @pytest.mark.parametrize("before", [nothing, set_before, read_before, train_before])
 def test_rows_load(plain: keras.Model, before: Callable[[keras.Model], None], suffix: str, tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_rows_load(plain: keras.Model, before: Callable[[keras.Model], None], su
     np.testing.assert_allclose(model.predict(IDS, verbose=0), plain.predict(IDS, verbose=0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rmsprop", "sgd"])
 def test_slots_are_loaded_where_keras_loads_the_optimizer(optimizer: str, tmp_path: Path) -> None:
     models = []

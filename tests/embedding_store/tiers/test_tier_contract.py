@@ -31,6 +31,7 @@ from tests.embedding_store.tiers.tier_places import (
     records,
     redis_places,
 )
+from tests.plugins.seeds import examples
 from tests.threads import on_threads
 
 PLACES: dict[str, tuple[Callable[[Any], Iterator[Place]], str]] = {
@@ -210,7 +211,7 @@ def test_any_history(places: Iterator[Place]) -> None:
     run_state_machine_as_test(
         type("AnyHistory", (TierInAnyHistory,), {"places": places}),
         settings=settings(
-            max_examples=25,
+            max_examples=examples(50),
             stateful_step_count=20,
             deadline=None,
             derandomize=True,

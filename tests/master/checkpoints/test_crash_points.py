@@ -225,7 +225,7 @@ def test_nothing_is_renamed_before_it_is_on_the_disk(tmp_path: Path) -> None:
     assert synced[-1] == str(tmp_path)  # the new names in it
 
 
-@pytest.mark.parametrize("point", range(0, 120, 7))
+@pytest.mark.parametrize("point", range(0, 120, 17))
 def test_a_full_disk_leaves_what_was_there_and_no_draft(tmp_path: Path, point: int) -> None:
     with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
         commit(store, {"fixed": list(range(9)), "dynamic": [1]})

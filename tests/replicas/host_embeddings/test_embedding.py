@@ -79,6 +79,7 @@ def embedding(optimizer: str = "sgd", **more: Keyword) -> HostEmbedding:
     return create_host_embedding("rows", (ROWS, DIM), optimizer_spec=spec, initializer=TABLE, **more)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("optimizer", "make", "by_layer", "eagerly"),
     [

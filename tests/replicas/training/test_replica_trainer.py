@@ -107,7 +107,7 @@ def test_a_checkpoint_loads_with_any_number_of_replicas_and_any_sharding(
     run_threads(size, work)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("locations", [STATE, BOTH, WEIGHTS], ids=["state", "both", "weights"])
 def test_resumed_training_is_bit_identical(tmp_path: Path, locations: LocationSettings) -> None:
     def straight(group: ReplicaGroup) -> dict[str, Array]:

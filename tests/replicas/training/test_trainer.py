@@ -149,6 +149,7 @@ def test_weights_in_parts_are_given_back_between_steps(locations: LocationSettin
         assert held.optimizer_state == pytest.approx(held.whole_optimizer_state / state_parts, rel=0.01)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -246,6 +246,7 @@ def test_a_worker_does_not_carry_on_in_another_job(job: JobSpec, reasons: list[s
     assert all(reason in str(failure) for reason in reasons)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["shared", "grpc"])
 def test_a_worker_goes_back_with_its_master_and_the_numbers_are_the_same(kind: str, expected: np.ndarray) -> None:
     """The first dies at version 50, the second at 23; the third is at another address of the list."""

@@ -69,11 +69,18 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    home = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets lie below it, whose paths may not be long
+def home() -> Iterator[Path]:
+    """Below which all files of a Ray lie: those of its sockets may have no long paths."""
+    home = Path(tempfile.mkdtemp(prefix="ray-"))
     (home / "job").mkdir()
     shutil.copy(CLICK_JOB, home / "job")
     (home / "job" / "paced_job.py").write_text(PACED)
+    yield home
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path) -> Iterator[Cluster]:
     port = free_port()
     words = ["--head", "--block", "--num-cpus=16", "--include-dashboard=false", "--disable-usage-stats"]
     words += [f"--port={free_port()}", f"--ray-client-server-port={port}", f"--temp-dir={home}/ray"]
@@ -99,7 +106,6 @@ def cluster() -> Iterator[Cluster]:
             with suppress(OSError):
                 if str(home) in (folder / "cmdline").read_text(errors="replace"):
                     os.kill(int(folder.name), signal.SIGKILL)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
@@ -191,6 +197,7 @@ def test_more_workers_than_there_is_room_for_wait_and_a_wrong_model_ends_with_it
     assert "there is nothing to train on" in ran.out
 
 
+@pytest.mark.slow
 def test_what_a_cluster_has_no_room_for_is_named(cluster: Cluster, tmp_path: Path) -> None:
     words = words_of(cluster, tmp_path, "--worker-gpus", "1", "--deadline", "3")
     ran = run_elastable(*words, env=ENVIRONMENT, new=True)
@@ -202,8 +209,8 @@ def test_what_a_cluster_has_no_room_for_is_named(cluster: Cluster, tmp_path: Pat
 
 
 @pytest.mark.timeout(900)
-def test_a_ray_that_the_job_starts_itself_ends_with_it(cluster: Cluster, tmp_path: Path, trained: Trained) -> None:
-    words = words_of(cluster, tmp_path, "--on", "ray", "--stores", "2")
+def test_a_ray_that_the_job_starts_itself_ends_with_it(home: Path, tmp_path: Path, trained: Trained) -> None:
+    words = words_of(Cluster(home, "ray"), tmp_path, "--stores", "2")
     ran = run_elastable(*words, env=ENVIRONMENT, new=True)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     assert "master at 127.0.0.1:" in ran.out
