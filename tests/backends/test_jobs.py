@@ -57,10 +57,12 @@ def test_it_goes_on_from_a_checkpoint_of_tensorflow(backend: Interpreter, of_ten
     assert_goes_on(of_tensorflow, tmp_path, backend)
 
 
+@pytest.mark.slow
 def test_tensorflow_goes_on_from_its_checkpoint(of_backend: Path, tmp_path: Path) -> None:
     assert_goes_on(of_backend, tmp_path, HERE)
 
 
+@pytest.mark.slow
 def test_tensorflow_computes_the_same_from_its_checkpoint(backend: Interpreter, of_backend: Path) -> None:
     words = ("evaluate", MODEL, "--checkpoint", of_backend / "checkpoints", "--split", "train")
     here, there = (json.loads(succeeded(*words, env=MODEL_OF_JOB, of=of).out) for of in (HERE, backend))

@@ -188,12 +188,12 @@ def asked(valkey_node: Server) -> Iterator[Predictor]:
         ({name: value[:0] for name, value in X.items()}, "at least 1"),
     ],
 )
-def test_what_a_model_does_not_take_is_refused(url: str, change: dict[str, npt.ArrayLike | None], said: str) -> None:
-    train(model(), url)
-    with Predictor(url) as found:
-        with pytest.raises((BadInput, BadIds, IdOutOfRange), match=said):
-            found.predict({name: value for name, value in {**X, **change}.items() if value is not None})
-        assert len(found.predict(X)[0]["click"]) == 96
+def test_what_a_model_does_not_take_is_refused(
+    asked: Predictor, change: dict[str, npt.ArrayLike | None], said: str
+) -> None:
+    with pytest.raises((BadInput, BadIds, IdOutOfRange), match=said):
+        asked.predict({name: value for name, value in {**X, **change}.items() if value is not None})
+    assert len(asked.predict(X)[0]["click"]) == 96
 
 
 def test_a_configuration_is_read_and_never_run() -> None:

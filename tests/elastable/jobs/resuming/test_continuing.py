@@ -77,6 +77,7 @@ def test_the_same_command_goes_on_after_a_death_on_the_second_day(first: Path, t
     assert_one_job(kept(tmp_path), kept(tmp_path / "undisturbed"))
 
 
+@pytest.mark.sampled(2)  # with servers, above, from checkpoints
 @pytest.mark.parametrize("servers", [(), ("--stores", "2")])
 def test_in_files_nothing_is_copied(servers: Sequence[str], whole: Path, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/rows"
@@ -123,6 +124,7 @@ def test_a_wrong_one_names_the_right_one(first: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_was_interrupted_is_continued_with_a_warning(first: Path, tmp_path: Path) -> None:
     a_day("1", tmp_path / "half", "--workers", "1", "--checkpoint-every", "6")
     shutil.rmtree(tmp_path / "half" / "saved" / f"ckpt-{FIRST:010d}")
