@@ -69,7 +69,7 @@ def written(folder: Path, text: str) -> Path:
         ("<!-- test: sample -->\n```python\n1 / 0\n```\n", "a python block is marked as sample"),
         ("<!-- test: output -->\n```\n3\n```\n", "the block before it prints nothing"),
         ("<!-- test: together -->\n```python\n1\n```\n", "a mark for sh blocks"),
-        ("```sh\npip install numpy\n```\n", "into the tests' own environment"),
+        ("```sh\npip install elastable\n```\n", "page.md:1: installs packages"),
     ],
 )
 def test_a_block_that_could_hide_from_the_test_is_complained_of(tmp_path: Path, text: str, message: str) -> None:
