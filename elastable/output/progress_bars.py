@@ -70,9 +70,7 @@ class JobProgress(Progress):
         self._show_refusals(status)
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(status.metrics.items())[:3])
         fields: Document = {
-            "epoch": f"{min(status.epoch + 1, status.epochs)}/{status.epochs}"
-            if status.epochs
-            else f"{status.epoch + 1}",
+            "epoch": _part_of(status.epoch + 1, status.epochs),
             "metrics": f"{metrics}  [yellow]{status.state}[/yellow]" if status.state != "training" else metrics,
             "version": f"{status.version:,}" + (f"/{status.versions_total:,}" if status.versions_total else ""),
             "workers": len(status.workers),
@@ -106,14 +104,17 @@ class JobProgress(Progress):
     def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
         """A lasting line for an epoch that is over."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-        self.console.print(
-            f"epoch {epoch + 1}{f'/{epochs}' if epochs else ''}  {line}", highlight=False, soft_wrap=True
-        )
+        self.console.print(f"epoch {_part_of(epoch + 1, epochs)}  {line}", highlight=False, soft_wrap=True)
 
     def evaluation(self, version: int, logs: Mapping[str, float]) -> None:
         """A lasting line for a version that was evaluated during training."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
         self.console.print(f"version {version:,}  {line}", highlight=False, soft_wrap=True)
+
+
+def _part_of(epoch: int, epochs: int) -> str:
+    """The epoch that is trained, and of how many, where there is an end."""
+    return f"{min(epoch, epochs)}/{epochs}" if epochs else str(epoch)
 
 
 def summary_table(result: DocumentFields, metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:

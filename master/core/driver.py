@@ -198,7 +198,7 @@ class Driver:
         """The phases of one version; True if it ends its epoch."""
         phases = self._measures.phases
         phases.add("wait", time.monotonic() - self._opened)
-        pushes, bad = [], []
+        pushes, bad = [], list[BadEvent]()
         for ticket in tickets:
             bad += ticket.bad_events
             if ticket.push is not None:

@@ -30,9 +30,9 @@ class StreamPoint:
 class StreamSchedule(Schedule):
     """The plan of a job on a stream.
 
-    An epoch has as many versions, and a version as many micro-batches, as if it were a pass over `JobSpec.train_records`
-    records, and they are numbered so. A version with fewer events, cut because they had waited for long enough or were
-    the last, has fewer micro-batches; numbers of others do not change.
+    An epoch has as many versions, and a version as many micro-batches, as if it were a pass over the job's
+    `train_records`, and they are numbered so. A version with fewer events, cut because they had waited for long enough
+    or were the last, has fewer micro-batches; numbers of others do not change.
 
     A micro-batch is what waits in the partition whose turn it is, as far as it holds, and then in those after it, in
     the order of their names. So every partition gets its turn, and where all events are there before the first is
@@ -129,9 +129,8 @@ class StreamSchedule(Schedule):
         self.point = StreamPoint(dict(there), self.point.last)
         last_ones = self.until is not None and not more
         while not self.complete and (left := sum(map(len, rest.values()))):
-            if left < whole and not last_ones:
-                if more or not self._lingered(now, linger_s):
-                    break
+            if left < whole and not last_ones and (more or not self._lingered(now, linger_s)):
+                break
             if self.stop > before and any(len(rest[name]) < whole and waiting[name].more for name in rest):
                 break  # of a partition with more events than are listed: they are asked for first
             self._add(self._cut(rest, there))

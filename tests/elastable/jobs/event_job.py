@@ -1,7 +1,7 @@
 """A model file that trains on events of Redis Streams (EVENTS: their server), or counts them.
 
-With COUNT each event adds exactly 1 to the row of its number, in whatever order and cut it is trained. HOLD, HOLD_AT: as
-of `click_job`.
+With COUNT each event adds exactly 1 to the row of its number, in whatever order and cut it is trained. HOLD,
+HOLD_AT: as of `click_job`.
 """
 
 import json

@@ -13,6 +13,7 @@ import redis
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.rpc.client import MasterClient
+from elastable.process.exit_codes import ExitCode
 from tests.elastable.jobs import event_job
 from tests.elastable.kept_jobs import assert_same
 from tests.elastable.processes import Hold, Running, elastable, succeeded, wait_until
@@ -72,26 +73,17 @@ def test_a_killed_worker_and_a_killed_master_change_no_bit(
     with ExitStack() as held:
         first = held.enter_context(elastable(tmp_path, *master, env=environment(streams, **hold.environment)))
         first.address()
-        workers = [
-            held.enter_context(
-                elastable(
-                    tmp_path,
-                    "worker",
-                    JOB,
-                    "--master",
-                    f"127.0.0.1:{port}",
-                    env=environment(streams),
-                    name=f"w{number}",
-                )
-            )
-            for number in range(2)
-        ]
+        work = ("worker", JOB, "--master", f"127.0.0.1:{port}")
+        one, other = (
+            held.enter_context(elastable(tmp_path, *work, env=environment(streams), name=name))
+            for name in ("one", "other")
+        )
         hold.wait(first)
         first.kill()
-        workers[0].kill()
+        one.kill()
         second = held.enter_context(elastable(tmp_path, *master, env=environment(streams), name="second"))
         assert second.wait() == 0, second.err
-        assert workers[1].wait() == 0, workers[1].err
+        assert other.wait() == 0, other.err
         assert "resuming at version 1" in second.out
     run = (tmp_path / "runs" / "latest").resolve()
     assert_same(checkpoint_of(run), checkpoint_of(undisturbed))
@@ -107,10 +99,10 @@ def test_what_comes_too_slowly_is_trained_after_the_linger_and_sigterm_ends_the_
     redis_url: str, tmp_path: Path
 ) -> None:
     """And the job that resumes it trains what comes then, in a stream that is new."""
-    words = ("train", JOB, "--workers", "2", *SIZES, "--store", f"{redis_url}?namespace=rows", "--resume")
-    words = (*words, "--linger", "0.2", "--average", "sum", "--run-dir", tmp_path / "runs")
-    counting = {"EVENTS": redis_url, "COUNT": "1"}
     store = f"{redis_url}?namespace=rows"
+    slow = ("--linger", "0.2", "--average", "sum", "--run-dir", tmp_path / "runs")
+    words = ("train", JOB, "--workers", "2", *SIZES, "--store", store, "--resume", *slow)
+    counting = {"EVENTS": redis_url, "COUNT": "1"}
 
     def trained(job: Running) -> int:
         with MasterClient(job.address(), 60) as master:
@@ -123,7 +115,7 @@ def test_what_comes_too_slowly_is_trained_after_the_linger_and_sigterm_ends_the_
             client.xadd("clicks", {"event": json.dumps({"number": 1, "far": 1e6})})
             wait_until(lambda: trained(job) == 2, "the second event trained", job)
             job.signal(signal.SIGTERM)
-            assert job.wait() == 143, job.err
+            assert job.wait() == ExitCode.INTERRUPTED, job.err
         event_job.send(client, range(2, 100))
     succeeded(*words, "--until", "end", env=counting)
     assert trained_once(store, range(100))

@@ -12,13 +12,12 @@ from elastable.master.api import JobSpec, Waiting
 from elastable.master.master_options import Until
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.stream_schedule import Cut, StreamSchedule, schedule_of
-from tests.untyped import Keywords
 
 
-def job_of(size: int = 3, group: int = 2, epochs: int = 0, steps: int = 4, **more: Keywords) -> JobSpec:
+def job_of(size: int = 3, group: int = 2, epochs: int = 0, steps: int = 4, mode: str = "sync") -> JobSpec:
     records = steps * group * size
     return JobSpec(
-        micro_batch_size=size, grads_to_wait=group, epochs=epochs, train_records=records, stream=True, **more
+        micro_batch_size=size, grads_to_wait=group, epochs=epochs, train_records=records, stream=True, mode=mode
     )
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import MOST_BAD_EVENTS, BadEvent, Span, Waiting
-from elastable.worker.readers.batch.pytrees import batch_arrays, map_arrays
+from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, map_arrays
 from elastable.worker.readers.batch.ragged import Leaf, taken
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
 from elastable.worker.readers.formats.arrow_columns import (
@@ -28,7 +29,7 @@ Decode = Callable[[bytes], Mapping[str, Any]]
 """The payload of an event -> column -> value: a number, a text, or a list of these. Raises anything for a bad event."""
 
 Payloads = Sequence[tuple[str, Any]]
-"""(position, payload) of events."""
+"""(position, payload) of events, as `EventReader._record` takes it: bytes, where a stream has nothing else."""
 
 _LONGEST_REASON = 200  # characters
 _LOOKED_AT = 100  # events that are tried for the first that can be read
@@ -111,7 +112,7 @@ class EventReader(Reader):
 
     @abstractmethod
     def payloads(self, span: Span) -> Payloads:
-        """The events of a span, the same each time; of bytes that `Decode` takes.
+        """The events of a span, the same each time.
 
         Raises:
             Unavailable: the stream is away.
@@ -156,14 +157,14 @@ class EventReader(Reader):
         try:
             batch = self._batch([record for _, _, record in records]) if records else None
         except BadInput:
-            fitting = []
+            fitting: list[Batch] = []
             for span, position, record in records:  # one at a time: which do not fit?
                 try:
-                    self._batch([record])
-                    fitting.append(record)
+                    fitting.append(self._batch([record]))
                 except BadInput as error:
                     bad.append(_bad(span, position, error))
-            batch = self._batch(fitting) if fitting else None
+            every = np.arange(len(fitting), dtype=np.int64)
+            batch = cast("Batch", gathered(every, np.zeros_like(every), fitting.__getitem__)) if fitting else None
         if len(bad) > MOST_BAD_EVENTS:
             raise BadInput(
                 f"{self._name}: {len(bad)} events of one micro-batch cannot be read, such as {bad[0].partition} "
@@ -171,7 +172,7 @@ class EventReader(Reader):
             )
         return batch, tuple(bad)
 
-    def _record(self, payload: bytes) -> Mapping[str, Any]:
+    def _record(self, payload: Any) -> Mapping[str, Any]:
         found = self._decode(payload)
         if not isinstance(found, Mapping):
             raise BadInput(f"a {type(found).__name__}, and no object of columns")
@@ -181,11 +182,13 @@ class EventReader(Reader):
 
     def _batch(self, records: Sequence[Mapping[str, Any]]) -> Batch:
         arrays: dict[str, Leaf] = {}
-        for name, (kind, column) in self._columns.items():
+        for name, (first, column) in self._columns.items():
             try:
-                values = pa.array([record[name] for record in records], kind)
+                values = pa.array([record[name] for record in records])
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise BadInput(f"column {name!r}: {error}") from error
+            if not _alike(values.type, first):
+                raise BadInput(f"column {name!r} is {values.type}, and {first} in the first event")
             arrays[name] = to_array(values, column, At(name, lambda record: "the event"))
         features = {name: arrays[name] for name in self._features()}
         return batch_arrays((features, *(arrays[name] for name in self._choice.targets)))
@@ -210,14 +213,14 @@ class EventReader(Reader):
                 f"{', '.join(map(repr, list(first)[:20]))}"
             )
         try:
-            self._columns = {name: self._column(name, pa.array([first[name]]).type) for name in names}
+            types = {name: pa.array([first[name]]).type for name in names}
+            self._columns = {name: (kind, self._column(name, kind)) for name, kind in types.items()}
             self._sample = self._batch([first])
         except (BadInput, pa.ArrowException) as error:
             self._columns = {}
             raise BadInput(f"{self._name}: the first event: {error}") from error
 
-    def _column(self, name: str, found: pa.DataType) -> tuple[pa.DataType, Column]:
-        """The type that the values of events have, each by itself, and how they become arrays."""
+    def _column(self, name: str, found: pa.DataType) -> Column:
         choice, want = self._choice, self._inputs.dtypes.get(name, "")
         if BITS in choice.column_types.get(name, ""):
             want = ""  # it is an int64 of other meaning, whatever the input wants
@@ -228,8 +231,7 @@ class EventReader(Reader):
             found = pa.float64()  # the next one may have a fraction
         kinds = [(self._name, found)]
         merged = merged_type(kinds if named is None else read_as(kinds, named, name), want, name)
-        column = choice.column(name, merged, wide=False, length=self._inputs.lengths.get(name))
-        return found if named is not None and pa.types.is_string(found) else merged, column
+        return choice.column(name, merged, wide=False, length=self._inputs.lengths.get(name))
 
     def _first_event(self) -> Mapping[str, Any]:
         """The first event that can be read."""
@@ -247,6 +249,15 @@ class EventReader(Reader):
         raise BadInput(
             f"{self._name}: no event is there yet; its columns are learned from the first one: start when it is there"
         )
+
+
+def _alike(kind: pa.DataType, first: pa.DataType) -> bool:
+    """Whether both are lists as deep, of text or of something else; nulls and empty lists are like anything."""
+    while pa.types.is_list(kind) and pa.types.is_list(first):
+        kind, first = kind.value_type, first.value_type
+    if pa.types.is_null(kind) or pa.types.is_null(first):
+        return True
+    return all(test(kind) == test(first) for test in (pa.types.is_list, pa.types.is_string, pa.types.is_binary))
 
 
 def epoch_records(reader: Reader, of_version: int) -> int:

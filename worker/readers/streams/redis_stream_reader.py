@@ -66,13 +66,13 @@ class RedisStreamReader(EventReader):
                 raise BadInput(f"{self._name}: there is no partition {key!r} to end in: they are {self._keys}")
             if (state := self._state(key)) is None:
                 continue
-            added, length, deleted = state
-            start = positions.get(key, f"{deleted}/{added - length}")
+            added, gone = state
+            start = positions.get(key, f"0-0/{gone}")
             entry, number = _parsed(start, self._name)
-            if key in positions and _order(deleted) > _order(entry):
+            if gone > number:
                 raise BadInput(
-                    f"{self._name}: entries of {key!r} behind {entry} were deleted or trimmed before they were trained"
-                    f" (up to {deleted}); keep more of the stream (XADD MAXLEN, XTRIM), or begin a new job"
+                    f"{self._name}: {gone - number} entries of {key!r} behind {entry} were trimmed or deleted before "
+                    "they were trained; keep more of the stream (XADD MAXLEN, XTRIM), or begin a new job"
                 )
             last = "+" if until is None else _parsed(until[key], self._name)[0]
             ids = [each[0].decode() for each in self._entries(key, entry, last, most + 1)]
@@ -95,7 +95,7 @@ class RedisStreamReader(EventReader):
         if len(entries) != span.events:
             raise BadInput(
                 f"{self._name}: {span.events - len(entries)} of the {span.events} entries of {span.partition!r} from "
-                f"{_id(span.start)} to {_id(span.stop)} were deleted or trimmed before they were trained"
+                f"{_id(span.start)} to {_id(span.stop)} were trimmed or deleted before they were trained"
             )
         return [(entry.decode(), dict(zip(fields[::2], fields[1::2], strict=True))) for entry, fields in entries]
 
@@ -104,8 +104,8 @@ class RedisStreamReader(EventReader):
             raise BadInput(f"the entry has no field {self._field.decode()!r}; field= names the one of the event")
         return super()._record(payload[self._field])
 
-    def _state(self, key: str) -> tuple[int, int, str] | None:
-        """How many entries were ever added, how many are there, and the highest id that was deleted; None: no stream."""
+    def _state(self, key: str) -> tuple[int, int] | None:
+        """How many entries were ever added, and how many of them are gone; None: there is no stream."""
         try:
             pairs = self._call(key, ("XINFO", "STREAM", key))
         except StoreFailed as error:
@@ -115,7 +115,7 @@ class RedisStreamReader(EventReader):
         said = dict(zip(pairs[::2], pairs[1::2], strict=True))
         if b"entries-added" not in said:
             raise BadInput(f"{self._name}: the server at {self._url} does not count entries: it takes Redis from 7.0")
-        return int(said[b"entries-added"]), int(said[b"length"]), said[b"max-deleted-entry-id"].decode()
+        return int(said[b"entries-added"]), int(said[b"entries-added"]) - int(said[b"length"])
 
     def _entries(self, key: str, after: str, last: str, most: int) -> list[Reply]:
         """At most so many entries of a stream behind an id."""
@@ -150,8 +150,3 @@ def _parsed(position: str, name: str) -> tuple[str, int]:
 
 def _id(position: str) -> str:
     return position.partition("/")[0]
-
-
-def _order(entry: str) -> tuple[int, int]:
-    time, _, sequence = entry.partition("-")
-    return int(time), int(sequence)
