@@ -589,6 +589,23 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """How far a job is behind its stream.
+
+    Attributes:
+        lag_events: Events that are there and not in a version yet.
+        lag_s: Seconds since the first of them came, as far as the stream says when.
+        bad_events: Events that could not be read, of all runs of the job.
+        away: Why the stream cannot be asked now; "": it can.
+    """
+
+    lag_events: int = 0
+    lag_s: float = 0.0
+    bad_events: int = 0
+    away: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """How far a job is.
 
@@ -597,6 +614,7 @@ class JobStatus:
     epochs; 0: the job has no end. `records_per_s`: trained over the last minute. `gone`: workers that left while there
     was work and have not come back, the latest last. `servers`: the job's store servers, in order. `stopped`: the
     reason given to `stop`, where it was called before the job's end; it stays when the state becomes finished.
+    `stream`: of a job on a stream of events.
     """
 
     job: str
@@ -617,6 +635,7 @@ class JobStatus:
     gone: tuple[GoneWorker, ...] = ()
     servers: tuple[ServerStatus, ...] = ()
     stopped: str = ""
+    stream: StreamStatus | None = None
 
     @property
     def seconds_left(self) -> float | None:

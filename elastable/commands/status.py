@@ -163,6 +163,10 @@ def _progress_table(reported: JobStatus) -> Table:
     table.add_row("epoch", f"{min(reported.epoch + 1, reported.epochs or reported.epoch + 1)}{of_epochs}")
     total = f" of {reported.records_total:,}" if reported.records_total else ""
     table.add_row("records trained", f"{reported.records_trained:,}{total}")
+    if (stream := reported.stream) is not None:
+        bad = f", {stream.bad_events:,} could not be read" if stream.bad_events else ""
+        away = f"; away: {escape(stream.away)}" if stream.away else ""
+        table.add_row("behind the stream", f"{stream.lag_events:,} events, {stream.lag_s:.1f} s{bad}{away}")
     table.add_row("examples/s", f"{reported.records_per_s:,.0f}")
     table.add_row("time left", _duration(reported.seconds_left))
     for name, value in reported.metrics.items():
@@ -193,6 +197,7 @@ def _flush_table(flush: FlushStatus) -> Table:
 def _as_json(reported: JobStatus, pins: Sequence[PinStatistics]) -> dict[str, object]:
     apart = ("workers", "refusals", "gone", "servers")
     plain = {name: getattr(reported, name) for name in reported.__slots__ if name not in apart}
+    plain["stream"] = None if reported.stream is None else asdict(reported.stream)
     plain["metrics"], plain["seconds_left"] = dict(reported.metrics), reported.seconds_left
     plain["flush"] = None if reported.flush is None else asdict(reported.flush)
     speed = ("leases", "micro_batches", "records_per_s", "silent_s")

@@ -304,7 +304,9 @@ class Master(ServedMaster):
             sums, ended = self._state.epoch_metrics, dict(self._state.logs)
         metrics = {**ended, **self._current_metrics(sums)}
         flush, servers = self._flush_status(), self._servers()
-        return replace(status, metrics=metrics, store=redacted(self.job.store_url), flush=flush, servers=servers)
+        stream = None if self._planner is None else self._planner.status()
+        where = redacted(self.job.store_url)
+        return replace(status, metrics=metrics, store=where, flush=flush, servers=servers, stream=stream)
 
     def _current_metrics(self, sums: tuple[Tensor, ...]) -> dict[str, float]:
         """Results of the current epoch, cached for `_METRICS_AGE_S` because every worker's session asks for them."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from elastable.embedding_store.errors import Unavailable
-from elastable.master.api import EventSource, Waiting
+from elastable.master.api import EventSource, StreamStatus
 from elastable.master.master_options import MasterOptions, Until
 from elastable.master.tasks.stream_schedule import StreamSchedule
 from elastable.master.tasks.task_board import TaskBoard
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 _AHEAD = 16  # versions that are planned beyond the current one
 _LOOK_EVERY_S = 0.05
-_NOTE_EVERY_S = 1.0
+_EVERY_S = 1.0  # lag is asked for, and positions are told, as often at least
 _JOIN_S = 5.0
 
 
@@ -41,9 +41,15 @@ class StreamPlanner:
         self._schedule, self._board, self._source = schedule, board, source
         self._options, self._until = options, Until.parse(options.until)
         self._version, self._changing, self._extended = version, changing, extended
-        self._noted, self._away_since = -_NOTE_EVERY_S, 0.0
+        self._noted = self._looked = -_EVERY_S
+        self._away_since, self._away = 0.0, ""
         self._over = threading.Event()
-        self.waiting: Mapping[str, Waiting] = {}
+        self._lag_events, self._since = 0, float("inf")
+
+    def status(self) -> StreamStatus:
+        """How far the job is behind the stream, as of the last second."""
+        lag_s = max(0.0, time.time() - self._since) if self._lag_events else 0.0
+        return StreamStatus(self._lag_events, lag_s, self._schedule.bad_events, self._away)
 
     @contextmanager
     def running(self, fail: Callable[[BaseException], None]) -> Iterator[None]:
@@ -74,13 +80,14 @@ class StreamPlanner:
             planned = self._plan()
             self._note()
         except Unavailable as error:
+            self._away = str(error)
             if not self._away_since:
                 self._away_since = time.monotonic()
                 _log.warning("the stream is away, trying again: %s", error)
             if time.monotonic() - self._away_since > self._options.commit_deadline_s:
                 raise
             return False
-        self._away_since = 0.0
+        self._away_since, self._away = 0.0, ""
         return planned
 
     def _plan(self) -> bool:
@@ -88,13 +95,16 @@ class StreamPlanner:
         with self._changing():
             most = self._schedule.wanted(self._version(), _AHEAD)
             positions = dict(self._schedule.point.positions)
-        if not most:
+        now = time.monotonic()
+        if not most and now - self._looked < _EVERY_S:
             return False
-        waiting = self._source.ahead(positions, most, until)
+        self._looked, waiting = now, self._source.ahead(positions, max(1, most), until)
+        self._since = min((each.since for each in waiting.values() if each.since is not None), default=self._since)
         with self._changing():
             self._schedule.until = until
-            planned = self._schedule.plan(waiting, time.monotonic(), self._options.linger_s)
-            self.waiting = waiting
+            planned_before = self._schedule.events_from(self._version())
+            self._lag_events = planned_before + sum(each.lag for each in waiting.values())
+            planned = bool(most) and self._schedule.plan(waiting, now, self._options.linger_s)
             if planned:
                 self._board.extend()
                 self._extended()
@@ -111,7 +121,7 @@ class StreamPlanner:
 
     def _note(self) -> None:
         """Tells the stream which events are in a committed version, now and then."""
-        if time.monotonic() - self._noted < _NOTE_EVERY_S:
+        if time.monotonic() - self._noted < _EVERY_S:
             return
         self._noted = time.monotonic()
         with self._changing():

@@ -103,6 +103,11 @@ class StreamSchedule(Schedule):
         events = sum(span.events for span in spans)
         return Task(version, TaskKind.TRAIN, micro_batch, self.epoch(version), 0, events, spans)
 
+    def events_from(self, version: int) -> int:
+        """Events of the versions that are planned and not made yet, where this one is current."""
+        cuts = (self._cuts[each] for each in range(version, self.stop))
+        return sum(span.events for cut in cuts for spans in cut for span in spans)
+
     # Planning
 
     def wanted(self, version: int, ahead: int) -> int:

@@ -1306,6 +1306,40 @@ class ServerStatus(_message.Message):
 Global___ServerStatus: _TypeAlias = ServerStatus  # noqa: Y015
 
 @_typing.final
+class StreamStatus(_message.Message):
+    """How far a job is behind its stream of events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAG_EVENTS_FIELD_NUMBER: _builtins.int
+    LAG_S_FIELD_NUMBER: _builtins.int
+    BAD_EVENTS_FIELD_NUMBER: _builtins.int
+    AWAY_FIELD_NUMBER: _builtins.int
+    lag_events: _builtins.int
+    """that are there and in no version yet"""
+    lag_s: _builtins.float
+    """since the first of them came, as far as that is known"""
+    bad_events: _builtins.int
+    """that could not be read, of all runs of the job"""
+    away: _builtins.str
+    """why the stream cannot be asked now; empty: it can"""
+    def __init__(
+        self,
+        *,
+        lag_events: _builtins.int = ...,
+        lag_s: _builtins.float = ...,
+        bad_events: _builtins.int = ...,
+        away: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["away", b"away", "bad_events", b"bad_events", "lag_events", b"lag_events", "lag_s", b"lag_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamStatus: _TypeAlias = StreamStatus  # noqa: Y015
+
+@_typing.final
 class GetStatusReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1346,6 +1380,7 @@ class GetStatusReply(_message.Message):
     RECORDS_PER_S_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: _builtins.str
@@ -1383,6 +1418,10 @@ class GetStatusReply(_message.Message):
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerStatus]:
         """store servers, in order"""
 
+    @_builtins.property
+    def stream(self) -> Global___StreamStatus:
+        """absent: the job has numbered records"""
+
     def __init__(
         self,
         *,
@@ -1403,15 +1442,21 @@ class GetStatusReply(_message.Message):
         records_per_s: _builtins.float = ...,
         gone: _abc.Iterable[Global___GoneWorker] | None = ...,
         servers: _abc.Iterable[Global___ServerStatus] | None = ...,
+        stream: Global___StreamStatus | None = ...,
         stopped: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "flush", b"flush"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "_stream", b"_stream", "flush", b"flush", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "servers", b"servers", "state", b"state", "stopped", b"stopped", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "_stream", b"_stream", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "servers", b"servers", "state", b"state", "stopped", b"stopped", "store", b"store", "stream", b"stream", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__flush: _TypeAlias = _typing.Literal["flush"]  # noqa: Y015
     _WhichOneofArgType__flush: _TypeAlias = _typing.Literal["_flush", b"_flush"]  # noqa: Y015
+    _WhichOneofReturnType__stream: _TypeAlias = _typing.Literal["stream"]  # noqa: Y015
+    _WhichOneofArgType__stream: _TypeAlias = _typing.Literal["_stream", b"_stream"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__flush) -> _WhichOneofReturnType__flush | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream) -> _WhichOneofReturnType__stream | None: ...
 
 Global___GetStatusReply: _TypeAlias = GetStatusReply  # noqa: Y015
 

@@ -1,6 +1,7 @@
 """`et.fit` on a stream of events: as on the same records in arrays, until it ends; and what is refused."""
 
 import json
+import threading
 
 import keras
 import numpy as np
@@ -9,6 +10,9 @@ import redis
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput
+from elastable.master.core import stream_planner
+from tests.ports import free_port
+from tests.tcp_proxy import TcpProxy, tcp_proxy
 from tests.untyped import Keyword
 
 USERS = np.random.default_rng(0).integers(0, 20, 100)
@@ -55,6 +59,38 @@ def test_the_numbers_are_those_of_the_same_records_in_arrays(url: str) -> None:
     for one, other in zip(weights(on_stream), weights(on_arrays), strict=True):
         np.testing.assert_array_equal(one, other)
     assert len(fitted(reader_of(url), epochs=2)[1]) == 2
+
+
+class Cut(keras.callbacks.Callback):
+    """After the first version the server is away, until the job has noticed."""
+
+    def __init__(self, proxy: TcpProxy, noticed: threading.Event) -> None:
+        super().__init__()
+        self._proxy, self._server, self._noticed = proxy, proxy.server_port, noticed
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        if int(self.model.optimizer.iterations) == 1:
+            self._proxy.server_port = free_port()
+            self._proxy.cut()
+            threading.Thread(target=self._back, daemon=True).start()
+
+    def _back(self) -> None:
+        assert self._noticed.wait(60)
+        self._proxy.server_port = self._server
+
+
+def test_a_server_that_is_away_is_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed = threading.Event()
+    monkeypatch.setattr(stream_planner._log, "warning", lambda *words: noticed.set())
+    undisturbed, _ = fitted(reader_of(url), epochs=50, until="end")
+    with tcp_proxy(int(url.rpartition(":")[2])) as proxy:
+        through = reader_of(f"redis://127.0.0.1:{proxy.port}?deadline=1")
+        # Few versions are planned ahead: the others are asked for while the server is away.
+        monkeypatch.setattr(stream_planner, "_AHEAD", 1)
+        disturbed, _ = fitted(through, epochs=50, until="end", callbacks=Cut(proxy, noticed))
+    assert noticed.is_set()
+    for one, other in zip(weights(disturbed), weights(undisturbed), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_bad_events_are_passed_over_up_to_a_bound(url: str) -> None:

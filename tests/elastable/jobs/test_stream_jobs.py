@@ -114,6 +114,10 @@ def test_what_comes_too_slowly_is_trained_after_the_linger_and_sigterm_ends_the_
             wait_until(lambda: trained(job) == 1, "the first event trained", job)
             client.xadd("clicks", {"event": json.dumps({"number": 1, "far": 1e6})})
             wait_until(lambda: trained(job) == 2, "the second event trained", job)
+            with MasterClient(job.address(), 60) as master:
+                stream = master.status().stream
+            assert stream is not None
+            assert (stream.lag_events, stream.bad_events, stream.away) == (0, 0, "")
             job.signal(signal.SIGTERM)
             assert job.wait() == ExitCode.INTERRUPTED, job.err
         event_job.send(client, range(2, 100))

@@ -184,6 +184,8 @@ def test_a_status_comes_back_as_it_was() -> None:
     assert messages.status_from_message(messages.status_to_message(status)) == status
     stopped = replace(status, state="finished", stopped="terminated")
     assert messages.status_from_message(messages.status_to_message(stopped)) == stopped
+    streamed = replace(status, stream=api.StreamStatus(7, 0.5, 3, "no broker"))
+    assert messages.status_from_message(messages.status_to_message(streamed)) == streamed
     for failure in (None, "redis is away"):
         behind = replace(status, flush=FlushStatus(1, 0, 7, 1 << 40, 3, 0.25, failure))
         assert messages.status_from_message(messages.status_to_message(behind)) == behind

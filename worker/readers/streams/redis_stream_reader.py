@@ -2,6 +2,7 @@
 
 import re
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
@@ -136,6 +137,7 @@ class RedisStreamReader(EventReader):
         with self._connecting:
             if self._topology is None:
                 self._topology = Topology(self._url)
+                weakref.finalize(self._topology, self._topology.pool.close)  # a reader is closed by nobody
         (reply,) = self._topology.call([(key.encode(), command)], Deadline(self._url.deadline))
         return reply
 
