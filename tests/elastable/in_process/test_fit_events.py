@@ -114,7 +114,7 @@ def test_bad_events_are_passed_over_up_to_a_bound(url: str) -> None:
 )
 def test_what_has_no_meaning_for_a_stream_is_refused(url: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        fitted(reader_of(url), **options)  # type: ignore[arg-type]
+        fitted(reader_of(url), **options)
 
 
 def test_a_stream_is_for_training_alone(url: str) -> None:

@@ -54,20 +54,11 @@ _FORMATS: Mapping[str, Decode] = {"json": _of_json, "arrow": _of_arrow}
 class EventReader(Reader):
     """Events of a stream that goes on, for training: each is trained once, in an order that positions decide.
 
-    It is as long as its sample, the first event, which says whether a column holds lists; values have the type that the
-    model's input of that name wants, and without one that of the first event, or of `column_types`. An event that does
-    not fit is a bad event: it is passed over, noted and counted.
+    It is a stream as a master asks it (`elastable.master.api.EventSource`), whose spans workers read. It is as long as
+    its sample, which says what its records are like.
 
-    Subclasses are a stream (`elastable.master.api.EventSource`) whose spans they read.
-
-    Args:
+    Attributes:
         steps_per_epoch: Versions in an epoch.
-        events: How an event is read: "json" (an object), "arrow" (an IPC stream of one record), or a function, payload
-            -> dict of column -> value.
-        features: Columns that make up x; None: the inputs of the model, or all but label and weight of the first event.
-        label, weight, column_types, fill_null, fill_null_list: As of `et.ParquetReader`; targets are floats unless
-            `column_types` names another type.
-        name: What errors call the stream.
 
     Raises:
         BadInput: options that cannot be.
@@ -76,28 +67,13 @@ class EventReader(Reader):
     in_order = True
     streams = True
 
-    def __init__(
-        self,
-        name: str,
-        steps_per_epoch: int,
-        events: str | Decode,
-        features: Sequence[str] | None,
-        label: str | None,
-        weight: str | None,
-        column_types: Mapping[str, str] | None,
-        fill_null: Mapping[str, object] | None,
-        fill_null_list: Mapping[str, Sequence[object]] | None,
-    ) -> None:
+    def __init__(self, name: str, steps_per_epoch: int) -> None:
         if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int) or steps_per_epoch < 1:
             raise BadInput(f"{name}: steps_per_epoch={steps_per_epoch!r}: give a number of versions, at least 1")
-        if not callable(events) and events not in _FORMATS:
-            raise BadInput(f"{name}: events={events!r}: write {', '.join(map(repr, _FORMATS))}, or give a function")
         self.steps_per_epoch, self._name = steps_per_epoch, name
-        self._decode: Decode = events if callable(events) else _FORMATS[events]
-        self._choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {}, fill_null_list or {})
-        self._inputs, self._columns = ModelInputs(), dict[str, tuple[pa.DataType, Column]]()
-        self._first: Mapping[str, Any] | None = None
-        self._sample: Batch = ()
+
+    def __len__(self) -> int:
+        return 1
 
     @abstractmethod
     def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
@@ -111,16 +87,75 @@ class EventReader(Reader):
         """As of `EventSource`."""
 
     @abstractmethod
-    def payloads(self, span: Span) -> Payloads:
-        """The events of a span, the same each time.
+    def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
+        """The records of events that can be read, in the order of the spans, and the bad events among them.
+
+        They are the same each time.
+
+        Returns:
+            The records; None: there are none.
 
         Raises:
             Unavailable: the stream is away.
-            BadInput: they are gone.
+            BadInput: events are gone, or more than `MOST_BAD_EVENTS` of them are bad.
         """
 
-    def __len__(self) -> int:
-        return 1
+    def empty(self) -> BadInput:
+        """The error of a stream without a sample."""
+        return BadInput(
+            f"{self._name}: no event is there yet; its columns are learned from the first one: start when it is there"
+        )
+
+
+def _bad_event(partition: str, position: str, error: Exception) -> BadEvent:
+    """An event that this error keeps from being read."""
+    kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+    return BadEvent(partition, position, f"{kind}{error}"[:_LONGEST_REASON])
+
+
+class PayloadReader(EventReader):
+    """Events that are bytes, each an object of columns.
+
+    Values have the type that the model's input of their name wants, and without one that of the first event, or of
+    `column_types`; the first event also says which columns hold lists. An event that does not fit is a bad event: it is
+    passed over, noted and counted.
+
+    Args:
+        events: How an event is read: "json" (an object), "arrow" (an IPC stream of one record), or a function, payload
+            -> dict of column -> value.
+        features: Columns that make up x; None: the inputs of the model, or all but label and weight of the first event.
+        label, weight, column_types, fill_null, fill_null_list: As of `et.ParquetReader`; targets are floats unless
+            `column_types` names another type.
+        name: What errors call the stream.
+
+    Raises:
+        BadInput: options that cannot be.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        steps_per_epoch: int,
+        events: str | Decode,
+        features: Sequence[str] | None,
+        label: str | None,
+        weight: str | None,
+        column_types: Mapping[str, str] | None,
+        fill_null: Mapping[str, object] | None,
+        fill_null_list: Mapping[str, Sequence[object]] | None,
+    ) -> None:
+        super().__init__(name, steps_per_epoch)
+        if not callable(events) and events not in _FORMATS:
+            raise BadInput(f"{name}: events={events!r}: write {', '.join(map(repr, _FORMATS))}, or give a function")
+        self._decode: Decode = events if callable(events) else _FORMATS[events]
+        self._choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {}, fill_null_list or {})
+        self._inputs, self._columns = ModelInputs(), dict[str, tuple[pa.DataType, Column]]()
+        self._first: Mapping[str, Any] | None = None
+        self._sample: Batch = ()
+
+    @abstractmethod
+    def payloads(self, span: Span) -> Payloads:
+        """The events of a span, the same each time. Raises `Unavailable` and `BadInput` as `read`."""
 
     def take(self, indices: Int64) -> Batch:
         """The sample."""
@@ -136,33 +171,24 @@ class EventReader(Reader):
         return other
 
     def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
-        """The records of events that can be read, in the order of the spans, and the bad events among them.
-
-        Returns:
-            The records; None: there are none.
-
-        Raises:
-            BadInput: more than `MOST_BAD_EVENTS` of them are bad.
-        """
         self._learn()
-        records: list[tuple[Span, str, Mapping[str, Any]]] = []
-        bad: list[BadEvent] = []
+        events, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
         for span in spans:
             for position, payload in self.payloads(span):
                 try:
-                    records.append((span, position, self._record(payload)))
+                    events.append((span.partition, position, self._record(payload)))
                 except Exception as error:  # noqa: BLE001 - a function of the user's
-                    bad.append(_bad(span, position, error))
+                    bad.append(_bad_event(span.partition, position, error))
         batch = None
         try:
-            batch = self._batch([record for _, _, record in records]) if records else None
+            batch = self._batch([event for _, _, event in events]) if events else None
         except BadInput:
             fitting: list[Batch] = []
-            for span, position, record in records:  # one at a time: which do not fit?
+            for partition, position, event in events:  # one at a time: which do not fit?
                 try:
-                    fitting.append(self._batch([record]))
+                    fitting.append(self._batch([event]))
                 except BadInput as error:
-                    bad.append(_bad(span, position, error))
+                    bad.append(_bad_event(partition, position, error))
             every = np.arange(len(fitting), dtype=np.int64)
             batch = cast("Batch", gathered(every, np.zeros_like(every), fitting.__getitem__)) if fitting else None
         if len(bad) > MOST_BAD_EVENTS:
@@ -246,9 +272,7 @@ class EventReader(Reader):
                     last = error
         if last is not None:
             raise BadInput(f"{self._name}: none of its first events can be read as said by events=: {last}") from last
-        raise BadInput(
-            f"{self._name}: no event is there yet; its columns are learned from the first one: start when it is there"
-        )
+        raise self.empty()
 
 
 def _alike(kind: pa.DataType, first: pa.DataType) -> bool:
@@ -263,8 +287,3 @@ def _alike(kind: pa.DataType, first: pa.DataType) -> bool:
 def epoch_records(reader: Reader, of_version: int) -> int:
     """Records of an epoch: of a stream as many as its versions have, of `of_version` records each."""
     return reader.steps_per_epoch * of_version if isinstance(reader, EventReader) else len(reader)
-
-
-def _bad(span: Span, position: str, error: Exception) -> BadEvent:
-    kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
-    return BadEvent(span.partition, position, f"{kind}{error}"[:_LONGEST_REASON])

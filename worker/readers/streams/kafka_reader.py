@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.extras import needs
 from elastable.master.api import Span, Waiting
-from elastable.worker.readers.streams.event_reader import Decode, EventReader, Payloads
+from elastable.worker.readers.streams.event_reader import Decode, PayloadReader, Payloads
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, TopicPartition
@@ -27,7 +27,7 @@ _AT_ONCE = 10_000  # messages of one call
 _RETRIED = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_WAIT_COORD", "_NOENT")
 
 
-class KafkaReader(EventReader):
+class KafkaReader(PayloadReader):
     """Events in topics of Kafka, read by librdkafka: the values of messages, of committed transactions alone.
 
     A partition is called `topic/number`; topics and partitions that come later are read from their beginning. Positions
@@ -38,7 +38,8 @@ class KafkaReader(EventReader):
     Args:
         topic: A topic, or several.
         servers: `host:port`, or several with commas: some of the brokers.
-        steps_per_epoch, events, features, label, weight, column_types, fill_null, fill_null_list: As of `EventReader`.
+        steps_per_epoch: Versions in an epoch.
+        events, features, label, weight, column_types, fill_null, fill_null_list: As of `PayloadReader`.
         group: Whose committed offsets follow.
         config: Further settings of librdkafka, such as those of TLS and SASL.
 
@@ -65,9 +66,8 @@ class KafkaReader(EventReader):
     ) -> None:
         topics = [topic] if isinstance(topic, str) else list(topic)
         name = f"et.KafkaReader({', '.join(map(repr, topics))})"
-        super().__init__(
-            name, steps_per_epoch, events, features, label, weight, column_types, fill_null, fill_null_list
-        )
+        columns = features, label, weight, column_types, fill_null, fill_null_list
+        super().__init__(name, steps_per_epoch, events, *columns)
         if not topics or not all(isinstance(each, str) and each for each in topics):
             raise BadInput(f"{name}: give a topic, or a list of them")
         with needs("et.KafkaReader", "kafka"):

@@ -11,14 +11,14 @@ from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.master.api import Span, Waiting
-from elastable.worker.readers.streams.event_reader import Decode, EventReader, Payloads
+from elastable.worker.readers.streams.event_reader import Decode, PayloadReader, Payloads
 
 _ID = re.compile(r"\d{1,20}-\d{1,20}")
 _LAST_SEQUENCE = 2**64 - 1
 _AT_ONCE = 10_000  # entries of one answer
 
 
-class RedisStreamReader(EventReader):
+class RedisStreamReader(PayloadReader):
     """Events in Redis Streams (Redis from 7.0, or Valkey), each an entry with a field that holds it.
 
     A stream is a partition; no consumer group takes part. Positions are entry ids, with the number of the entry in its
@@ -27,7 +27,8 @@ class RedisStreamReader(EventReader):
     Args:
         url: `redis://host:port`, as of a store; servers may be a Cluster, or watched by Sentinels.
         key: The key of a stream, or several; those that are not there yet may come.
-        steps_per_epoch, events, features, label, weight, column_types, fill_null, fill_null_list: As of `EventReader`.
+        steps_per_epoch: Versions in an epoch.
+        events, features, label, weight, column_types, fill_null, fill_null_list: As of `PayloadReader`.
         field: The field of an entry that holds the event.
 
     Raises:
@@ -51,9 +52,8 @@ class RedisStreamReader(EventReader):
     ) -> None:
         self._keys = [key] if isinstance(key, str) else list(key)
         name = f"et.RedisStreamReader({', '.join(map(repr, self._keys))})"
-        super().__init__(
-            name, steps_per_epoch, events, features, label, weight, column_types, fill_null, fill_null_list
-        )
+        columns = features, label, weight, column_types, fill_null, fill_null_list
+        super().__init__(name, steps_per_epoch, events, *columns)
         if not self._keys or not all(isinstance(each, str) and each for each in self._keys):
             raise BadInput(f"{name}: give the key of a stream, or a list of them")
         self._url, self._field = RedisUrl.parse(url), field.encode()

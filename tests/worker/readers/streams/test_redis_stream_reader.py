@@ -33,13 +33,18 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
         yield client
 
 
-def reader_of(url: str, key: str | list[str] = "clicks", **options: Keyword) -> EventReader:
+def reader_of(url: str, key: str | list[str] = "clicks", **options: Keyword) -> et.RedisStreamReader:
     return et.RedisStreamReader(url, key, label="clicked", **options)
 
 
 def send(client: redis.Redis, *events: object, key: str = "clicks") -> list[str]:
     made = [event if isinstance(event, bytes) else json.dumps(event) for event in events]
-    return [client.xadd(key, {"event": event}).decode() for event in made]
+    return [_id(client.xadd(key, {"event": event})) for event in made]
+
+
+def _id(entry: object) -> str:
+    assert isinstance(entry, bytes)
+    return entry.decode()
 
 
 def event(user: object = 7, price: object = 1, words: object = ("a", "b"), clicked: object = 0) -> dict[str, object]:
@@ -112,7 +117,7 @@ BAD = {
 
 def test_events_that_do_not_fit_are_passed_over_with_the_reason(redis_url: str, client: redis.Redis) -> None:
     ids = send(client, event(), *(each for each, _ in BAD.values()), event(9))
-    other = client.xadd("clicks", {"payload": "{}"}).decode()
+    other = _id(client.xadd("clicks", {"payload": "{}"}))
     reader = reader_of(redis_url).for_inputs(INPUTS)
     assert isinstance(reader, EventReader)
     batch, bad = reader.read(whole(reader))
