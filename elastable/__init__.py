@@ -5,8 +5,8 @@
 * layers: `Embedding`, `EdlEmbedding`; as in keras-rs: `DistributedEmbedding`, `TableConfig`, `FeatureConfig`
 * training here: `fit`, and `step` for loops of your own; over replicas: `ReplicaTrainer`
 * what a term of a loss is: `averaged`, `summed`
-* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `PartsReader`, `StreamReader`, `EndlessReader`; for sources of your
-  own `Reader`, `RaggedArray`, `SparseArray`
+* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `PartsReader`, `StreamReader`, `EndlessReader`; events:
+  `FolderReader`, `KafkaReader`, `RedisStreamReader`; for sources of your own `Reader`, `RaggedArray`, `SparseArray`
 * ids of strings: `hash_ids`
 * stores: `MemoryStore`, `open_store`, `open_reader`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
@@ -77,6 +77,9 @@ if TYPE_CHECKING:
     from elastable.worker.readers.pass_reader import PartsReader as PartsReader
     from elastable.worker.readers.stream_reader import EndlessReader as EndlessReader
     from elastable.worker.readers.stream_reader import StreamReader as StreamReader
+    from elastable.worker.readers.streams.folder_reader import FolderReader as FolderReader
+    from elastable.worker.readers.streams.kafka_reader import KafkaReader as KafkaReader
+    from elastable.worker.readers.streams.redis_stream_reader import RedisStreamReader as RedisStreamReader
     from elastable.worker.user_model.export import export_keras as export_keras
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
@@ -110,6 +113,9 @@ _NAMES_OF = {
     "elastable.worker.readers.batch.reader": "Reader",
     "elastable.worker.readers.pass_reader": "PartsReader",
     "elastable.worker.readers.stream_reader": "EndlessReader StreamReader",
+    "elastable.worker.readers.streams.folder_reader": "FolderReader",
+    "elastable.worker.readers.streams.kafka_reader": "KafkaReader",
+    "elastable.worker.readers.streams.redis_stream_reader": "RedisStreamReader",
 }
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 __all__ = list(_HOMES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -23,6 +23,78 @@ class TaskKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """Events of a stream that follow each other in one of its partitions.
+
+    Attributes:
+        partition: Its name.
+        start, stop: Positions, as the reader of the stream writes them: that before the first event, and that of the
+            last one.
+        events: How many there are, those that cannot be read among them.
+    """
+
+    partition: str
+    start: str
+    stop: str
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Events of a partition behind a position.
+
+    Attributes:
+        start: That position; of a partition that is new, where it begins.
+        stops: The position of each event, in order; of more than were asked for, the first ones.
+        more: Whether there are more.
+        lag: How many there are, as far as the stream can tell.
+        since: Unix time of the first of them; None: the stream does not say.
+    """
+
+    start: str
+    stops: Sequence[str] = ()
+    more: bool = False
+    lag: int = 0
+    since: float | None = None
+
+
+class EventSource(Protocol):
+    """A stream as a master asks it. Positions are texts, whose meaning is the stream's.
+
+    Calls raise `Unavailable` while the stream is away, and `BadInput` where events are gone that were not trained.
+    """
+
+    def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
+        """What waits in each partition, new ones included.
+
+        Args:
+            positions: Partition -> position of its last event that is planned.
+            most: Events of a partition that are listed.
+            until: Partition -> position that nothing is listed behind; partitions without one are left out. None: no
+                bound.
+        """
+
+    def ends(self, before: float | None = None) -> Mapping[str, str]:
+        """Partition -> position of its last event now, or of the last one that came before a Unix time."""
+
+    def committed(self, positions: Mapping[str, str]) -> None:
+        """A version that contains everything up to these positions is committed: for tools that watch the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadEvent:
+    """An event that could not be read: where it is, and why."""
+
+    partition: str
+    position: str
+    reason: str
+
+
+MOST_BAD_EVENTS = 1_000
+"""Of one micro-batch; a stream with more holds something else."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Task:
     """One micro-batch to compute.
 
@@ -32,7 +104,8 @@ class Task:
         kind: Train on it, or evaluate it. Evaluation tasks of version v sort before training tasks of version v.
         micro_batch: Number within the whole job (for EVALUATE: within the validation split).
         epoch: Which part of which pass over the records, counted over all parts of all passes; without parts, the pass.
-        start, stop: Positions in the record order of that part.
+        start, stop: Positions in the record order of that part; of a stream, 0 and its events.
+        spans: Of a stream: its events.
     """
 
     version: int
@@ -41,6 +114,7 @@ class Task:
     epoch: int
     start: int
     stop: int
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +373,7 @@ class Push:
             for that; "": it does not say.
         once: Those places of `losses`, here and in `parts`, whose count is of a batch, however many records it has: a
             version counts as one micro-batch does.
+        bad_events: Of a stream: those that could not be read.
     """
 
     id: PushId
@@ -315,6 +390,7 @@ class Push:
     parts: tuple[GradientPart, ...] = ()
     not_finite: str = ""
     once: tuple[int, ...] = ()
+    bad_events: tuple[BadEvent, ...] = ()
 
 
 KNOWN_VALUES = {
@@ -380,6 +456,8 @@ class JobSpec:
             by it. "": a model that has none, such as a subclass without `get_config`.
         parts: Records of each part of a pass (`Reader.parts`), if there are several.
         versions_before, parts_before, micro_batches_before: Of the jobs that this one continues: it counts on.
+        stream: Whether records are events of a stream: an epoch is `train_records` of them, more or less, and 0
+            `epochs` have no end.
     """
 
     job: str = ""
@@ -410,6 +488,7 @@ class JobSpec:
     versions_before: int = 0
     parts_before: int = 0
     micro_batches_before: int = 0
+    stream: bool = False
 
     def __post_init__(self) -> None:
         for name in ("on_worker", "parts"):
@@ -426,8 +505,10 @@ class JobSpec:
                 raise BadSpec(f"job {each.name} must lie within {-most - 1} and {most}, got {value}")
         if self.staleness_bound is not None and self.staleness_bound < 0:
             raise BadSpec(f"job staleness_bound must not be negative, got {self.staleness_bound}")
+        if self.stream and self.mode != "sync":
+            raise BadSpec("a stream of events is for mode sync: a version is a cut of the stream")
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
+            if getattr(self, name) < (0 if self.stream and name == "epochs" else least):
                 limit = f"at least {least}" if least else "not be negative"
                 raise BadSpec(f"job {name} must {'be ' if least else ''}{limit}, got {getattr(self, name)}")
         if self.parts and (sum(self.parts) != self.train_records or min(self.parts) < 1):
@@ -441,7 +522,7 @@ class JobSpec:
     @property
     def even_batches(self) -> bool:
         """Whether every micro-batch has `micro_batch_size` records."""
-        return all(records % self.micro_batch_size == 0 for records in self.parts_of_pass)
+        return not self.stream and all(records % self.micro_batch_size == 0 for records in self.parts_of_pass)
 
     @property
     def micro_batches_per_version(self) -> int:
@@ -508,6 +589,23 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """How far a job is behind its stream.
+
+    Attributes:
+        lag_events: Events that are there and not in a version yet.
+        lag_s: Seconds since the first of them came, as far as the stream says when.
+        bad_events: Events that could not be read, of all runs of the job.
+        away: Why the stream cannot be asked now; "": it can.
+    """
+
+    lag_events: int = 0
+    lag_s: float = 0.0
+    bad_events: int = 0
+    away: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """How far a job is.
 
@@ -516,6 +614,7 @@ class JobStatus:
     epochs; 0: the job has no end. `records_per_s`: trained over the last minute. `gone`: workers that left while there
     was work and have not come back, the latest last. `servers`: the job's store servers, in order. `stopped`: the
     reason given to `stop`, where it was called before the job's end; it stays when the state becomes finished.
+    `stream`: of a job on a stream of events.
     """
 
     job: str
@@ -536,6 +635,7 @@ class JobStatus:
     gone: tuple[GoneWorker, ...] = ()
     servers: tuple[ServerStatus, ...] = ()
     stopped: str = ""
+    stream: StreamStatus | None = None
 
     @property
     def seconds_left(self) -> float | None:

@@ -148,7 +148,7 @@ def _refusals_table(refusals: Sequence[Refusal]) -> Table:
 
 def _progress_table(reported: JobStatus) -> Table:
     """How far a job is; of a parameter server without a model, which has no end, at which version it is."""
-    endless = not reported.versions_total
+    endless = not reported.mode
     title = "parameter server" if endless else f"job {escape(reported.job)}"
     table = Table(title=title, show_header=False, title_justify="left", min_width=20)
     if endless:
@@ -157,10 +157,16 @@ def _progress_table(reported: JobStatus) -> Table:
     table.add_row("state", escape(reported.state + (f" ({reported.stopped})" if reported.stopped else "")))
     table.add_row("mode", escape(reported.mode))
     table.add_row("store", escape(reported.store))
-    table.add_row("version", f"{reported.version:,} of {reported.versions_total:,}")
-    table.add_row("epoch", f"{min(reported.epoch + 1, reported.epochs)} of {reported.epochs}")
+    of_versions = f" of {reported.versions_total:,}" if reported.versions_total else ""
+    table.add_row("version", f"{reported.version:,}{of_versions}")
+    of_epochs = f" of {reported.epochs}" if reported.epochs else ""
+    table.add_row("epoch", f"{min(reported.epoch + 1, reported.epochs or reported.epoch + 1)}{of_epochs}")
     total = f" of {reported.records_total:,}" if reported.records_total else ""
     table.add_row("records trained", f"{reported.records_trained:,}{total}")
+    if (stream := reported.stream) is not None:
+        bad = f", {stream.bad_events:,} could not be read" if stream.bad_events else ""
+        away = f"; away: {escape(stream.away)}" if stream.away else ""
+        table.add_row("behind the stream", f"{stream.lag_events:,} events, {stream.lag_s:.1f} s{bad}{away}")
     table.add_row("examples/s", f"{reported.records_per_s:,.0f}")
     table.add_row("time left", _duration(reported.seconds_left))
     for name, value in reported.metrics.items():
@@ -191,6 +197,7 @@ def _flush_table(flush: FlushStatus) -> Table:
 def _as_json(reported: JobStatus, pins: Sequence[PinStatistics]) -> dict[str, object]:
     apart = ("workers", "refusals", "gone", "servers")
     plain = {name: getattr(reported, name) for name in reported.__slots__ if name not in apart}
+    plain["stream"] = None if reported.stream is None else asdict(reported.stream)
     plain["metrics"], plain["seconds_left"] = dict(reported.metrics), reported.seconds_left
     plain["flush"] = None if reported.flush is None else asdict(reported.flush)
     speed = ("leases", "micro_batches", "records_per_s", "silent_s")

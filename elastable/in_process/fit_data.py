@@ -54,6 +54,9 @@ class FitArguments:
     seeds: FitSeeds = _UNSEEDED
     average: str = "mean"
     evaluate_every: int = 0
+    linger: float = 5.0
+    until: str | None = None
+    max_bad_events: int = 100
     store: StoreGiven = None
     locations: LocationSettings | None = None
     offload_embeddings_above: int = 0
@@ -108,13 +111,18 @@ def fit_data(given: FitArguments) -> FitData:
     split = _require_share(given.validation_split)
     reader = _train_reader(given)
     endless = isinstance(reader, EndlessReader)
+    if reader.streams:
+        _require_no_passes(reader, given)
+    elif given.until is not None:
+        raise BadInput(f"until={given.until!r}: x is no stream of events: leave it out")
     validation = _validation_reader(given)
     if split and validation is None:
         reader, validation = _split(reader, split)
     if given.class_weight is not None:
         reader = ClassWeightReader(reader, given.class_weight)
     batch_size = given.batch_size or _batch_size(reader, given)
-    _warn_if_short(len(reader), batch_size * (given.grads_to_wait or 1), given.steps_per_epoch)
+    if not reader.streams:
+        _warn_if_short(len(reader), batch_size * (given.grads_to_wait or 1), given.steps_per_epoch)
     of_stream = validation.batch_records if isinstance(validation, StreamReader) else None
     together = given.validation_batch_size or of_stream or given.batch_size or batch_size
     if validation is not None and (first := given.validation_steps):
@@ -123,6 +131,16 @@ def fit_data(given: FitArguments) -> FitData:
             validation = PartReader(validation, 0, first * together)
     steps = 0 if endless else given.steps_per_epoch  # without an end a pass is an epoch
     return FitData(reader, validation, batch_size, together, steps or 0)
+
+
+def _require_no_passes(reader: Reader, given: FitArguments) -> None:
+    """Raises `BadInput` for an argument that has no meaning for a stream of events."""
+    for name in ("validation_split", "class_weight", "steps_per_epoch"):
+        if value := getattr(given, name):
+            raise BadInput(
+                f"{name}={value!r} with {type(reader).__name__}: a stream of events has no last records; give "
+                "validation_data, weight=, and steps_per_epoch= of the reader"
+            )
 
 
 def _train_reader(given: FitArguments) -> Reader:

@@ -43,6 +43,7 @@ from elastable.worker.keras.same_optimizer import kept_traces
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
+from elastable.worker.readers.streams.event_reader import EventReader, epoch_records
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.batch_checks import batch_spec
@@ -74,6 +75,9 @@ def fit(
     grads_to_wait: int | None = None,
     average: str = "mean",
     evaluate_every: int = 0,
+    linger: float = 5.0,
+    until: str | None = None,
+    max_bad_events: int = 100,
     seed: int | None = None,
     store: StoreGiven = None,
     locations: LocationSettings | None = None,
@@ -100,6 +104,7 @@ def fit(
         average: "mean": the numbers of plain Keras on one batch of all their records, or a refusal; "records": weighted
             by their records; "batches": equally, as with Keras' gradient_accumulation_steps; "sum": added.
         evaluate_every: Versions between further evaluations, within epochs; 0: none.
+        linger, until, max_bad_events: Of a stream of events, as of `elastable train` (docs/data.md).
         seed: Of initial rows, the record order and dropout, as of `elastable train --seed`; dense variables are drawn
             before, with the model. None: as in plain Keras, by layers' seeds and `keras.utils.set_random_seed`.
         store: Where the tables live: a URL such as "redis://localhost:6379" or "file:///folder", a store, or None: in
@@ -129,6 +134,7 @@ def fit(
         validation_freq=_frequency(validation_freq), grads_to_wait=grads_to_wait, epochs=epochs,
         initial_epoch=initial_epoch, shuffle=_shuffles(shuffle), callbacks=callbacks, verbose=_verbosity(verbose),
         seeds=fit_seeds(seed, model, initial_epoch), average=average, evaluate_every=evaluate_every, store=store,
+        linger=linger, until=until, max_bad_events=max_bad_events,
         locations=locations, offload_embeddings_above=offload_embeddings_above, lazy=lazy, not_finite=not_finite,
         continue_from=continue_from, leave_out=tuple(leave_out),
     ))  # fmt: skip
@@ -203,9 +209,11 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
         evaluate_every=settings.evaluate_every, concurrent_evaluation=False, validation_freq=settings.validation_freq,
-        uneven=data.train.batches is not None,
+        uneven=data.train.batches is not None, linger_s=settings.linger, until=settings.until,
+        max_bad_events=settings.max_bad_events,
     )  # fmt: skip
-    master = Master(job, store, dense, metrics, start=start, options=options)
+    events = train if isinstance(train, EventReader) else None
+    master = Master(job, store, dense, metrics, start=start, options=options, events=events)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: train}
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
@@ -230,7 +238,7 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
 
 def _job(parts: Assembly, data: FitData, settings: FitArguments) -> JobSpec:
     batches = 0
-    for records in data.train.parts or (len(data.train),):
+    for records in data.train.parts or (len(data.train),) if not data.train.streams else ():
         batches -= -records // data.batch_size
     together, average = accumulated_by(parts.model.optimizer, batches, settings.grads_to_wait, settings.average)
     if data.steps_per_epoch and settings.grads_to_wait is None and together > 1:
@@ -245,7 +253,8 @@ def _job(parts: Assembly, data: FitData, settings: FitArguments) -> JobSpec:
         average=average,
         epochs=settings.epochs,
         seed=settings.seeds.order,
-        train_records=len(data.train),
+        train_records=epoch_records(data.train, together * data.batch_size),
+        stream=data.train.streams,
         parts=data.train.parts,
         validation_records=0 if data.validation is None else len(data.validation),
         shuffle=settings.shuffle,

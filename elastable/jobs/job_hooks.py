@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import keras
@@ -10,6 +10,8 @@ import keras
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.support.printable import printable
+from elastable.master.api import BadEvent
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.core.hooks import Hooks
 from elastable.master.master_options import is_due
@@ -130,6 +132,16 @@ class JobHooks(Hooks):
     def on_rows(self, version: int, made: Accumulated) -> None:
         self.committed(made.updates, version, made.frozen)
         self._untrained.saw(made.changed, made.overflowed)
+
+    def on_bad_events(self, version: int, events: Sequence[BadEvent]) -> None:
+        if self.run is not None:
+            self.run.note_bad_events(version, events)
+        first = events[0]
+        where = f"{first.partition} {first.position}: {first.reason}"
+        _log.warning(
+            "%d events of version %d cannot be read and are passed over, such as %s",
+            len(events), version, printable(where, 512, lines=False),
+        )  # fmt: skip
 
     def waits_for_log(self, version: int) -> bool:
         """True for versions that callbacks hear of, that are noted in the run directory, or saved."""

@@ -165,9 +165,12 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
         commit_deadline_s=options.deadline_s,
         evaluate_every=options.evaluate_every,
         checkpoint_every=options.checkpoint_every,
+        linger_s=options.linger_s,
+        until=options.until,
+        max_bad_events=options.max_bad_events,
     )
     parts = prepared.job, prepared.store, prepared.dense, prepared.metrics
-    return Master(*parts, start=prepared.progress, options=settings)
+    return Master(*parts, start=prepared.progress, options=settings, events=prepared.events)
 
 
 def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
@@ -189,10 +192,9 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
     job = prepared.job
     say(f"master at {address}, store {redacted(options.store)}, run {run.path}")
     say(f"tables: {tables}")
-    say(
-        f"{job.train_records:,} records x {job.epochs} epochs, {job.mode}, micro-batches of {job.micro_batch_size}, "
-        f"{job.micro_batches_per_version} to a version"
-    )
+    what = f"a stream, {job.train_records:,} events" if job.stream else f"{job.train_records:,} records"
+    epochs = f"{what} x {job.epochs} epochs" if job.epochs else f"{what} an epoch"
+    say(f"{epochs}, {job.mode}, micro-batches of {job.micro_batch_size}, {job.micro_batches_per_version} to a version")
     taken = prepared.resumed or (prepared.warm if not prepared.progress.version else None)
     origin = "" if taken is None else f" from {redacted(taken.address)} of job {taken.job.get('job', '')}"
     if prepared.progress.version == job.versions_before > 0:

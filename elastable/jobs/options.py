@@ -22,6 +22,7 @@ from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.jobs.servers.finding import Peers
 from elastable.master.api import KNOWN_VALUES
+from elastable.master.master_options import Until
 
 _MOST_LOCAL_STORES = 64
 _WORKERS = re.compile(r"(\d{1,5})(?::(\d{1,5}))?")
@@ -135,7 +136,10 @@ class JobOptions(ListeningOptions):
         "sync gives the same numbers for any number of workers; async never waits.",
         choices=KNOWN_VALUES["mode"],
     )
-    epochs: int = _of_job(1, "Passes over the training data.", at_least=1)
+    epochs: int | None = _of_job(
+        None, "Passes over the training data; of a stream of events, epochs as its reader says.", at_least=1,
+        unset="1; a stream has no end",
+    )  # fmt: skip
     micro_batch_size: int = _of_job(256, "Records in a micro-batch, the unit of work of a worker.", at_least=1)
     grads_to_wait: int | None = _of_job(
         None, "Micro-batches of one update.", at_least=1,
@@ -154,6 +158,17 @@ class JobOptions(ListeningOptions):
     )
     evaluate_every: int = _of_job(
         0, "Evaluate every N versions during training; 0: only at the end of epochs.", at_least=0, metavar="VERSIONS"
+    )
+    linger_s: float = _of_model(
+        5.0, "Of a stream of events: train events that are too few for a version after so long.",
+        flags=("--linger",), at_least=0, metavar="SECONDS",
+    )  # fmt: skip
+    until: str | None = _of_model(
+        None, "Where a stream of events ends for this job: where it ends now, before a time, or at positions.",
+        metavar="end|TIME|PARTITION=POSITION,...", unset="it does not",
+    )  # fmt: skip
+    max_bad_events: int = _of_model(
+        100, "Stop if more events of a stream than these cannot be read.", at_least=0, metavar="N"
     )
     shuffle: bool = _of_model(True, "Shuffle the training records.")
     lazy: bool = _of_model(
@@ -243,6 +258,7 @@ class JobOptions(ListeningOptions):
         ListeningOptions.__post_init__(self)
         object.__setattr__(self, "workers", str(self.workers))  # a settings file has a number
         self.worker_range  # noqa: B018 - which checks it
+        Until.parse(self.until)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         if self.leave_out and self.continue_from is None:

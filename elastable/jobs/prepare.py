@@ -34,6 +34,7 @@ from elastable.models.configuration import config_of
 from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader
+from elastable.worker.readers.streams.event_reader import EventReader, epoch_records
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.user_model.build import (
@@ -59,6 +60,7 @@ class PreparedJob:
         progress: Where the job begins.
         resumed: The checkpoint that the store was restored from; None: from none.
         warm: The one whose rows a new job may begin with; None: none.
+        events: The stream that it trains on; None: it has numbered records.
     """
 
     job: JobSpec
@@ -71,6 +73,7 @@ class PreparedJob:
     progress: Progress
     resumed: Checkpoint | None = None
     warm: Checkpoint | None = None
+    events: EventReader | None = None
 
 
 def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> PreparedJob:
@@ -118,14 +121,14 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         store.close()
         raise
     job = replace(job, job=beginning.job or job.job, **beginning.before)
-    return PreparedJob(
-        job, file, model, store, tables, dense, ModelMetrics(model), beginning.progress, beginning.checkpoint, warm
-    )
+    events = train if isinstance(train, EventReader) else None
+    of_model = job, file, model, store, tables, dense, ModelMetrics(model)
+    return PreparedJob(*of_model, beginning.progress, beginning.checkpoint, warm, events)
 
 
 # Fields of a `JobSpec` that are options of the same name.
 _SAME_NAME = (
-    "mode", "micro_batch_size", "epochs", "seed", "intra_op_threads", "offload_above", "shuffle", "not_finite",
+    "mode", "micro_batch_size", "seed", "intra_op_threads", "offload_above", "shuffle", "not_finite",
     "staleness_bound", "staleness_modulation",
 )  # fmt: skip
 
@@ -133,7 +136,9 @@ _SAME_NAME = (
 def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assembly) -> JobSpec:
     """A new job as the options describe it. Raises `Unsupported`, `BadInput` and `BadSpec`."""
     model, size = parts.model, options.micro_batch_size
-    batches = sum(-(-records // size) for records in train.parts or (len(train),))
+    if options.until is not None and not train.streams:
+        raise BadInput(f"--until {options.until}: data('train') of {file.path} is no stream of events: leave it out")
+    batches = 0 if train.streams else sum(-(-records // size) for records in train.parts or (len(train),))
     asked = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
     grads_to_wait, average = accumulated_by(model.optimizer, batches, asked, options.average)
     if options.mode == "async" and accumulation_of(model.optimizer):
@@ -146,7 +151,9 @@ def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assem
         model_file=str(file.path),
         model_sha256=file.sha256,
         on_worker=parts.on_worker,
-        train_records=len(train),
+        train_records=epoch_records(train, grads_to_wait * size),
+        stream=train.streams,
+        epochs=options.epochs or (0 if train.streams else 1),
         parts=train.parts,
         validation_records=0 if validation is None else len(validation),
         average=average,

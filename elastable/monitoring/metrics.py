@@ -108,6 +108,10 @@ _LEFT = _counter("elastable_workers_left_total", "sessions", "Workers that left 
 _FAILURES = _gauge("elastable_worker_failures", "workers", "Workers that said why they failed, by error.", "error")
 _PUSHES = _counter("elastable_pushes_total", "pushes", "Pushes: accepted, duplicate, stale, skipped.", "outcome")
 _REFUSED_PUSHES = _counter("elastable_refused_pushes_total", "pushes", "Pushes refused, by error.", "error")
+_LAG_EVENTS = _gauge("elastable_stream_lag_events", "events", "Events of the stream that are in no version yet.")
+_LAG_S = _gauge("elastable_stream_lag_seconds", "seconds", "Time since the first of them came, where that is known.")
+_BAD_EVENTS = _counter("elastable_stream_bad_events_total", "events", "Events that could not be read, in all runs.")
+_AWAY = _gauge("elastable_stream_away", "0 or 1", "Whether the stream cannot be asked.")
 
 
 def job_source(master: "Master") -> Iterator[Sample]:
@@ -126,6 +130,11 @@ def job_source(master: "Master") -> Iterator[Sample]:
     working = sum(1 for worker in status.workers if worker.leases)
     states = {"working": working, "idle": len(status.workers) - working, "gone": len(status.gone)}
     yield from _by_label(_WORKERS, states)
+    if (stream := status.stream) is not None:
+        yield _LAG_EVENTS(stream.lag_events)
+        yield _LAG_S(stream.lag_s)
+        yield _BAD_EVENTS(stream.bad_events)
+        yield _AWAY(bool(stream.away))
     yield _LEASES(sum(worker.leases for worker in status.workers))
     yield _JOINED(measures.joined.value)
     yield _LEFT(measures.left.value)

@@ -40,7 +40,7 @@ class JobProgress(Progress):
     before.
 
     Args:
-        examples: That the whole job trains, earlier runs of it included.
+        examples: That the whole job trains, earlier runs of it included; 0: it has no end.
         trained: Of them, by earlier runs.
     """
 
@@ -62,7 +62,7 @@ class JobProgress(Progress):
             disable=not console.is_terminal,
         )
         self._job = self.add_task(
-            "train", total=examples, completed=trained, epoch="1", metrics="", version="0", workers=0
+            "train", total=examples or None, completed=trained, epoch="1", metrics="", version="0", workers=0
         )
 
     def show(self, status: JobStatus) -> None:
@@ -70,9 +70,9 @@ class JobProgress(Progress):
         self._show_refusals(status)
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(status.metrics.items())[:3])
         fields: Document = {
-            "epoch": f"{min(status.epoch + 1, status.epochs)}/{status.epochs}",
+            "epoch": _part_of(status.epoch + 1, status.epochs),
             "metrics": f"{metrics}  [yellow]{status.state}[/yellow]" if status.state != "training" else metrics,
-            "version": f"{status.version:,}/{status.versions_total:,}",
+            "version": f"{status.version:,}" + (f"/{status.versions_total:,}" if status.versions_total else ""),
             "workers": len(status.workers),
         }
         self.update(self._job, completed=status.records_trained, **fields)
@@ -104,12 +104,17 @@ class JobProgress(Progress):
     def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
         """A lasting line for an epoch that is over."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-        self.console.print(f"epoch {epoch + 1}/{epochs}  {line}", highlight=False, soft_wrap=True)
+        self.console.print(f"epoch {_part_of(epoch + 1, epochs)}  {line}", highlight=False, soft_wrap=True)
 
     def evaluation(self, version: int, logs: Mapping[str, float]) -> None:
         """A lasting line for a version that was evaluated during training."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
         self.console.print(f"version {version:,}  {line}", highlight=False, soft_wrap=True)
+
+
+def _part_of(epoch: int, epochs: int) -> str:
+    """The epoch that is trained, and of how many, where there is an end."""
+    return f"{min(epoch, epochs)}/{epochs}" if epochs else str(epoch)
 
 
 def summary_table(result: DocumentFields, metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:

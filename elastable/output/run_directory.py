@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from tensorboard.summary import Writer
 
 from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
+from elastable.master.api import BadEvent
 from elastable.output.noted import Curves
 
 if TYPE_CHECKING:
@@ -120,6 +123,21 @@ class RunDirectory:
                 self._events.add_scalar(f"{kind}/{name}", value, version)
         except _failures() as error:
             self._warn(error)
+
+    def note_bad_events(self, version: int, events: Sequence[BadEvent]) -> None:
+        """Appends events of a version that could not be read to `bad-events.jsonl`, so that they outlive a crash.
+
+        Raises:
+            BadInput: they cannot be written: what is passed over is to be known.
+        """
+        lines = [json.dumps({"version": version, **asdict(event)}) + "\n" for event in events]
+        try:
+            with (self.path / "bad-events.jsonl").open("a") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise BadInput(f"run directory {self.path}: bad-events.jsonl cannot be written: {error}") from error
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:

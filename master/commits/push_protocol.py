@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.errors import BadGradient, BadInput, FutureVersion
 from elastable.embedding_store.shards.version_sums import require_sequence
-from elastable.master.api import AsyncPushId, DivisorKind, Push, PushId, PushOutcome, SyncPushId, TaskKind
+from elastable.master.api import AsyncPushId, BadEvent, DivisorKind, Push, PushId, PushOutcome, SyncPushId, TaskKind
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
@@ -29,6 +29,7 @@ class Ticket:
     Attributes:
         push: The push; None: it was skipped, its micro-batch is done.
         worker: The worker that the micro-batch was leased to, if any.
+        bad_events: `Push.bad_events`.
         committed: Whether the version that contains it is committed.
         why_not: Why it is not, for its sender.
     """
@@ -36,6 +37,7 @@ class Ticket:
     push: Push | None
     id: PushId
     worker: str | None = None
+    bad_events: tuple[BadEvent, ...] = ()
     committed: bool = False
     why_not: str = "the job ended before the push was committed"
 
@@ -118,6 +120,14 @@ class PushProtocol(ABC):
 
     def _check_records(self, push: Push, version: int, micro_batch: int) -> None:
         task = self.schedule.task(version, micro_batch)
+        read = push.records + len(push.bad_events)
+        if task.spans and not 0 <= push.records <= read <= task.stop:
+            raise BadInput(
+                f"micro-batch {micro_batch} has {task.stop} events, but the push reports {push.records} records and "
+                f"{len(push.bad_events)} events that could not be read"
+            )
+        if task.spans:
+            return
         if not self._uneven and push.records != task.stop - task.start:
             raise BadInput(
                 f"micro-batch {micro_batch} has {task.stop - task.start} records, but the push reports {push.records}"
@@ -263,6 +273,8 @@ class SyncPushes(PushProtocol):
             raise FutureVersion(f"push for version {name.version}, which is not there; the current one is {version}")
         if self.board.over:
             return PushOutcome.STALE, f"version {version} is the job's last; nothing is trained on it"
+        if version >= self.schedule.group_count:
+            raise FutureVersion(f"push for version {version}, which is not planned yet")
         numbers = self.schedule.micro_batches(version)
         if name.micro_batch not in numbers:
             raise BadInput(
@@ -290,7 +302,7 @@ class SyncPushes(PushProtocol):
 
     def take(self, push: Push, skipped: bool) -> Ticket:
         _, worker = self.board.complete(TaskKind.TRAIN, push.id.micro_batch, by=push.incarnation)
-        ticket = Ticket(None if skipped else push, push.id, worker)
+        ticket = Ticket(None if skipped else push, push.id, worker, push.bad_events)
         self._tickets[push.id.micro_batch] = ticket
         return ticket
 

@@ -3,16 +3,17 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import JobFailed
+from elastable.embedding_store.errors import BadInput, JobFailed
 from elastable.embedding_store.measures import Counts, Durations, Total, VersionTrace
+from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.retry import retry
-from elastable.master.api import DenseSnapshot, PushReply, Tensor, WorkerIdentity
+from elastable.master.api import BadEvent, DenseSnapshot, PushReply, Tensor, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
@@ -137,6 +138,8 @@ class Driver:
                     self._evaluations.end_concurrent(work.evaluated)
                     self._committer.forget()
             self._committer.settle()
+            if self._state.ends_within_epoch():
+                self._end_epoch(self._state.schedule.epoch(self._state.version - 1))
         except BaseException as error:
             self.fail(error)
             raise
@@ -195,10 +198,13 @@ class Driver:
         """The phases of one version; True if it ends its epoch."""
         phases = self._measures.phases
         phases.add("wait", time.monotonic() - self._opened)
-        pushes = []
+        pushes, bad = [], list[BadEvent]()
         for ticket in tickets:
+            bad += ticket.bad_events
             if ticket.push is not None:
                 pushes.append(ticket.push)
+        if bad:
+            self._pass_over(bad)
         made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
         with phases.timing("callbacks"):
             if self._hooks.waits_for_log(self._state.version + 1):
@@ -212,6 +218,18 @@ class Driver:
                 self._committer.forget()
         self._publish(tickets)
         return ended
+
+    def _pass_over(self, bad: Sequence[BadEvent]) -> None:
+        """Notes events of the next version that could not be read. Raises `BadInput` for one too many."""
+        self._hooks.on_bad_events(self._state.version + 1, bad)
+        count, most = self._state.pass_over(len(bad)), self._options.max_bad_events
+        if count > most:
+            first = bad[0]
+            raise BadInput(
+                f"{count} events of the stream could not be read, and --max-bad-events is {most}: the first of the "
+                f"last ones is {printable(first.partition, 256, lines=False)} "
+                f"{printable(first.position, 256, lines=False)}: {printable(first.reason, 256, lines=False)}"
+            )
 
     def _compute_again(self, lost: PushesLost) -> None:
         """Opens micro-batches whose pushes a store server has lost, and tells those who wait for their commit."""

@@ -1,7 +1,8 @@
 """Callbacks of the process that drives a job, called between versions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from elastable.master.api import BadEvent
 from elastable.master.commits.accumulate import Accumulated
 
 
@@ -22,6 +23,12 @@ class Hooks:
 
     def on_rows(self, version: int, made: Accumulated) -> None:
         """Rows of a version have been committed, and logged where `waits_for_log` says so; `on_version` follows."""
+
+    def on_bad_events(self, version: int, events: Sequence[BadEvent]) -> None:
+        """These events of a stream could not be read; the version that passes over them is going to be committed.
+
+        It may not be, where the job ends before: then the job that resumes this one tells of them again.
+        """
 
     def waits_for_log(self, version: int) -> bool:
         """Asked before `on_version`: whether the store has to have logged the version by then.

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +20,7 @@ from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
+    EventSource,
     JobSpec,
     JobStatus,
     Lease,
@@ -36,11 +38,13 @@ from elastable.master.commits.push_protocol import Ticket
 from elastable.master.core.driver import Driver, JobMeasures
 from elastable.master.core.hooks import Hooks
 from elastable.master.core.job_state import JobState
+from elastable.master.core.stream_planner import StreamPlanner
 from elastable.master.core.waits import Waits
 from elastable.master.master_options import MasterOptions
 from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.push_check import Expected, check_evaluation, check_finite, check_push
 from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.stream_schedule import StreamSchedule
 from elastable.master.tasks.worker_records import LocalSession
 
 _log = logging.getLogger(__name__)
@@ -58,6 +62,7 @@ class Master(ServedMaster):
         store: Holds the job's tables, at the version of `start`.
         metrics: The model's metrics; None: metric states are not checked.
         start: Where a resumed job continues.
+        events: The stream that the job trains on; None: it trains on numbered records.
 
     Raises:
         BadInput: no training records, or the store is at another version.
@@ -72,6 +77,7 @@ class Master(ServedMaster):
         *,
         start: Progress | None = None,
         options: MasterOptions | None = None,
+        events: EventSource | None = None,
     ) -> None:
         start, self._options = start or Progress(), options or MasterOptions()
         if store.version() != start.version:
@@ -94,6 +100,13 @@ class Master(ServedMaster):
         self._driver = Driver(
             self._state, self._waits, self._changed, store, dense, self._metrics, self._options, self.measures
         )
+        self._planner: StreamPlanner | None = None
+        if isinstance(schedule := self._state.schedule, StreamSchedule):
+            assert events is not None, "a job on a stream reads one"
+            self._planner = StreamPlanner(
+                schedule, self._state.board, events, self._options, lambda: self._state.version,
+                self._waits.changing, self._planned,
+            )  # fmt: skip
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 
     def run(self, hooks: Hooks | None = None, work_here: Callable[[], bool] | None = None) -> JobStatus:
@@ -109,10 +122,16 @@ class Master(ServedMaster):
         """
         self._begun = True
         try:
-            self._driver.run(hooks or Hooks(), work_here)
+            with self._planner.running(self._driver.fail) if self._planner else nullcontext():
+                self._driver.run(hooks or Hooks(), work_here)
         finally:
             settle(self._ended, self.status())
         return self.status()
+
+    def _planned(self) -> None:
+        """More of a stream is planned. Called under the lock."""
+        self._waits.tasks_free()
+        self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits in another thread for `run` to end; False if it has not after `timeout_s` seconds."""
@@ -249,6 +268,8 @@ class Master(ServedMaster):
 
     def _problem(self, push: Push) -> str | None:
         """Why a push is to be skipped; None: it is not."""
+        if self.job.stream and not push.records:
+            return "none of its events could be read"
         check_push(push, self._expected)
         try:
             check_finite(push, self._expected)
@@ -283,7 +304,9 @@ class Master(ServedMaster):
             sums, ended = self._state.epoch_metrics, dict(self._state.logs)
         metrics = {**ended, **self._current_metrics(sums)}
         flush, servers = self._flush_status(), self._servers()
-        return replace(status, metrics=metrics, store=redacted(self.job.store_url), flush=flush, servers=servers)
+        stream = None if self._planner is None else self._planner.status()
+        where = redacted(self.job.store_url)
+        return replace(status, metrics=metrics, store=where, flush=flush, servers=servers, stream=stream)
 
     def _current_metrics(self, sums: tuple[Tensor, ...]) -> dict[str, float]:
         """Results of the current epoch, cached for `_METRICS_AGE_S` because every worker's session asks for them."""

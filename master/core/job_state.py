@@ -24,7 +24,7 @@ from elastable.master.commits.accumulate import Accumulated, add_metrics
 from elastable.master.commits.push_protocol import AsyncPushes, PushProtocol, SyncPushes, Ticket, Verdict
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.schedule import Schedule
+from elastable.master.tasks.stream_schedule import StreamSchedule, schedule_of
 from elastable.master.tasks.worker_records import Refusals, Throughput, WorkerRecords
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class JobState:
     """A job between its first version and its last; `now` is a monotonic clock, in seconds."""
 
     def __init__(self, job: JobSpec, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
-        self.schedule = Schedule(job)
+        self.schedule = schedule_of(job, start)
         self.pushes = _PROTOCOLS[job.mode](self.schedule, options, start, now)
         self.board = self.pushes.board
         self.version = start.version
@@ -215,9 +215,21 @@ class JobState:
         if made.metrics:
             self.epoch_metrics = add_metrics(self.epoch_metrics, [made.metrics])
         ended = self.pushes.commit()
+        if isinstance(self.schedule, StreamSchedule):
+            self.schedule.forget(self.version)
         for ticket in tickets:
             ticket.committed = True
         return ended
+
+    def pass_over(self, events: int) -> int:
+        """Counts events of the next version that could not be read; how many there were in all."""
+        assert isinstance(self.schedule, StreamSchedule)
+        return self.schedule.pass_over(self.version + 1, events)
+
+    def ends_within_epoch(self) -> bool:
+        """Whether the job is over, and its last epoch shorter than the others: a stream has ended."""
+        trained = self.version > self.schedule.job.versions_before and not self.evaluated
+        return not self.ending and self.board.over and trained
 
     def begin_evaluation(self, version: int) -> None:
         """Starts the evaluation of a version, for which training waits."""
@@ -254,6 +266,7 @@ class JobState:
         return replace(
             point, version=version, evaluated=evaluated, records=records, metrics=self.epoch_metrics, logs=self.logs,
             hooks=self.hooks,
+            stream=self.schedule.kept(version) if isinstance(self.schedule, StreamSchedule) else {},
         )  # fmt: skip
 
     def status(self) -> JobStatus:
@@ -267,7 +280,7 @@ class JobState:
             mode=job.mode,
             version=self.version - unlogged,
             versions_total=self.schedule.versions_total,
-            epoch=min(self.epoch, job.epochs - 1),
+            epoch=min(self.epoch, job.epochs - 1) if job.epochs else self.epoch,
             epochs=job.epochs,
             records_trained=self._records_before if unlogged else self.records,
             metrics={},

@@ -9,7 +9,7 @@ from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.status_codes import error_class
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.pushes.push_messages import shard_status_from_message
-from elastable.master.api import GoneWorker, JobStatus, Refusal, WorkerIdentity, WorkerStatus
+from elastable.master.api import GoneWorker, JobStatus, Refusal, StreamStatus, WorkerIdentity, WorkerStatus
 from elastable.master.v1 import master_pb2
 
 MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name
@@ -56,6 +56,7 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
         flush=_flush(message.version, message.flush) if message.HasField("flush") else None,
         servers=tuple(map(_server, message.servers)),
         stopped=printable(message.stopped),
+        stream=from_message(StreamStatus, message.stream, _name) if message.HasField("stream") else None,
     )
 
 

@@ -26,6 +26,7 @@ class Progress:
         logs: Results of the last epoch that ended, of both splits.
         hooks: The hooks' state (`Hooks.state`): in a checkpoint after `on_version` was called for `version`, in the
             record of a commit before.
+        stream: Of a job on a stream: `StreamSchedule.kept`.
     """
 
     version: int = 0
@@ -37,11 +38,12 @@ class Progress:
     sequences: Mapping[str, int] = field(default_factory=dict)
     logs: Mapping[str, float] = field(default_factory=dict)
     hooks: DocumentFields = field(default_factory=dict)
+    stream: DocumentFields = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As one JSON object; floats are kept to the bit."""
         fields: Document = {name: getattr(self, name) for name in self.__slots__}
-        fields |= {name: dict(fields[name]) for name in ("sequences", "logs", "hooks")}
+        fields |= {name: dict(fields[name]) for name in ("sequences", "logs", "hooks", "stream")}
         fields["metrics"] = [
             {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "values": tensor.ravel().tolist()}
             for tensor in self.metrics

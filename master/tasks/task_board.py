@@ -97,6 +97,7 @@ class TaskBoard:
         self.evaluations: dict[int, TaskGroup] = {}
         self.awaited: int | None = None
         self._groups: list[TaskGroup] = []  # the current one, and those of its epoch that workers may fetch ahead
+        self._opens = False  # the current group was to be opened, and is not planned yet
         self.position = position - 1
         self.advance()
         if self._groups:
@@ -107,7 +108,7 @@ class TaskBoard:
     @property
     def over(self) -> bool:
         """Whether every micro-batch of the job has been trained."""
-        return not self._groups
+        return not self._groups and self._schedule.complete
 
     @property
     def is_open(self) -> bool:
@@ -132,7 +133,7 @@ class TaskBoard:
 
     def was_trained(self, micro_batch: int) -> bool:
         """Whether a micro-batch is done."""
-        return self.over or micro_batch < self._groups[0].numbers.start or micro_batch in self._groups[0].done
+        return not self._groups or micro_batch < self._groups[0].numbers.start or micro_batch in self._groups[0].done
 
     def reopen(self, micro_batches: Iterable[int]) -> None:
         """What was done of micro-batches of the current group is lost: they are to be done again."""
@@ -145,13 +146,20 @@ class TaskBoard:
     def advance(self) -> None:
         """Goes on from the current group, which is done, to the next one, which is not open yet."""
         del self._groups[:1]
-        self.position += 1
+        self.position, self._opens = self.position + 1, False
+        self.extend()
+
+    def extend(self) -> None:
+        """Takes in what is planned by now, of what workers may fetch."""
         stop = min(self.position + self._look_ahead + 1, self._schedule.epoch_stop(self.position))
         for number in range(self.position + len(self._groups), min(stop, self._schedule.group_count)):
             self._groups.append(TaskGroup(TaskKind.TRAIN, self._schedule.of_group(number)))
+        if self._opens:
+            self.open()
 
     def open(self) -> None:
-        """Opens the current group, unless it is open."""
+        """Opens the current group, unless it is open; one that is not planned yet, as soon as it is."""
+        self._opens = not self._groups
         if self._groups and self._groups[0].opened is None:
             self._groups[0].opened = self._now()
 
@@ -317,7 +325,7 @@ class TaskBoard:
 
     def _in_training(self) -> list[TaskGroup]:
         """The current group and those behind it; none between two epochs, before the next one is opened."""
-        return [] if self.over or (self._groups[0].opened is None and self.ends_epoch) else self._groups
+        return self._groups if self._groups and not (self._groups[0].opened is None and self.ends_epoch) else []
 
     def _group_of(self, kind: TaskKind, micro_batch: int, version: int) -> TaskGroup | None:
         if kind is TaskKind.EVALUATE:

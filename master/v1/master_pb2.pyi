@@ -135,6 +135,7 @@ class JobDescription(_message.Message):
     PARTS_BEFORE_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_BEFORE_FIELD_NUMBER: _builtins.int
     MODEL_CONFIG_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
     mode: _builtins.str
@@ -178,6 +179,8 @@ class JobDescription(_message.Message):
     micro_batches_before: _builtins.int
     model_config: _builtins.str
     """the model's Keras configuration, JSON in zlib in base64; "": it has none"""
+    stream: _builtins.bool
+    """records are events of a stream; 0 epochs: it has no end"""
     @_builtins.property
     def on_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tables that are variables of the workers and in no store"""
@@ -217,10 +220,11 @@ class JobDescription(_message.Message):
         parts_before: _builtins.int = ...,
         micro_batches_before: _builtins.int = ...,
         model_config: _builtins.str = ...,
+        stream: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "staleness_bound", b"staleness_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "backend", b"backend", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "micro_batches_before", b"micro_batches_before", "mode", b"mode", "model_config", b"model_config", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "parts", b"parts", "parts_before", b"parts_before", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records", "versions_before", b"versions_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "backend", b"backend", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "micro_batches_before", b"micro_batches_before", "mode", b"mode", "model_config", b"model_config", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "parts", b"parts", "parts_before", b"parts_before", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "stream", b"stream", "train_records", b"train_records", "validation_records", b"validation_records", "versions_before", b"versions_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness_bound: _TypeAlias = _typing.Literal["staleness_bound"]  # noqa: Y015
     _WhichOneofArgType__staleness_bound: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound"]  # noqa: Y015
@@ -272,6 +276,7 @@ class Task(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     version: _builtins.int
     """the version to compute on (async: ignored)"""
@@ -282,6 +287,10 @@ class Task(_message.Message):
     start: _builtins.int
     """positions in the record order of that part"""
     stop: _builtins.int
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """of a stream: its events"""
+
     def __init__(
         self,
         *,
@@ -291,14 +300,49 @@ class Task(_message.Message):
         epoch: _builtins.int = ...,
         start: _builtins.int = ...,
         stop: _builtins.int = ...,
+        spans: _abc.Iterable[Global___Span] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kind", b"kind", "micro_batch", b"micro_batch", "start", b"start", "stop", b"stop", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kind", b"kind", "micro_batch", b"micro_batch", "spans", b"spans", "start", b"start", "stop", b"stop", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
+
+@_typing.final
+class Span(_message.Message):
+    """Events that follow each other in one partition of a stream. Positions are
+    the reader's.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    start: _builtins.str
+    """before the first event"""
+    stop: _builtins.str
+    """of the last event"""
+    events: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        start: _builtins.str = ...,
+        stop: _builtins.str = ...,
+        events: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "partition", b"partition", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Span: _TypeAlias = Span  # noqa: Y015
 
 @_typing.final
 class LeaseTasksRequest(_message.Message):
@@ -757,6 +801,7 @@ class GradientHeader(_message.Message):
     LOSSES_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
+    BAD_EVENTS_FIELD_NUMBER: _builtins.int
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """records in the micro-batch: its weight"""
@@ -798,6 +843,10 @@ class GradientHeader(_message.Message):
     def once(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of `losses` and those of parts: places whose count is of a batch, not of records"""
 
+    @_builtins.property
+    def bad_events(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadEvent]:
+        """of a stream, at most 1,000: those that could not be read"""
+
     def __init__(
         self,
         *,
@@ -815,17 +864,45 @@ class GradientHeader(_message.Message):
         losses: Global___Losses | None = ...,
         parts: _abc.Iterable[Global___GradientPart] | None = ...,
         once: _abc.Iterable[_builtins.int] | None = ...,
+        bad_events: _abc.Iterable[Global___BadEvent] | None = ...,
         not_finite: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "divisor", b"divisor", "losses", b"losses", "push", b"push", "shared", b"shared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "losses", b"losses", "metrics", b"metrics", "not_finite", b"not_finite", "once", b"once", "parts", b"parts", "push", b"push", "records", b"records", "shared", b"shared", "slices", b"slices", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "bad_events", b"bad_events", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "losses", b"losses", "metrics", b"metrics", "not_finite", b"not_finite", "once", b"once", "parts", b"parts", "push", b"push", "records", b"records", "shared", b"shared", "slices", b"slices", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__computed_on: _TypeAlias = _typing.Literal["computed_on"]  # noqa: Y015
     _WhichOneofArgType__computed_on: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__computed_on) -> _WhichOneofReturnType__computed_on | None: ...
 
 Global___GradientHeader: _TypeAlias = GradientHeader  # noqa: Y015
+
+@_typing.final
+class BadEvent(_message.Message):
+    """An event that could not be read, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    position: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        position: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "position", b"position", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BadEvent: _TypeAlias = BadEvent  # noqa: Y015
 
 @_typing.final
 class SharedMessage(_message.Message):
@@ -1229,6 +1306,40 @@ class ServerStatus(_message.Message):
 Global___ServerStatus: _TypeAlias = ServerStatus  # noqa: Y015
 
 @_typing.final
+class StreamStatus(_message.Message):
+    """How far a job is behind its stream of events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAG_EVENTS_FIELD_NUMBER: _builtins.int
+    LAG_S_FIELD_NUMBER: _builtins.int
+    BAD_EVENTS_FIELD_NUMBER: _builtins.int
+    AWAY_FIELD_NUMBER: _builtins.int
+    lag_events: _builtins.int
+    """that are there and in no version yet"""
+    lag_s: _builtins.float
+    """since the first of them came, as far as that is known"""
+    bad_events: _builtins.int
+    """that could not be read, of all runs of the job"""
+    away: _builtins.str
+    """why the stream cannot be asked now; empty: it can"""
+    def __init__(
+        self,
+        *,
+        lag_events: _builtins.int = ...,
+        lag_s: _builtins.float = ...,
+        bad_events: _builtins.int = ...,
+        away: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["away", b"away", "bad_events", b"bad_events", "lag_events", b"lag_events", "lag_s", b"lag_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamStatus: _TypeAlias = StreamStatus  # noqa: Y015
+
+@_typing.final
 class GetStatusReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1269,6 +1380,7 @@ class GetStatusReply(_message.Message):
     RECORDS_PER_S_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: _builtins.str
@@ -1306,6 +1418,10 @@ class GetStatusReply(_message.Message):
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerStatus]:
         """store servers, in order"""
 
+    @_builtins.property
+    def stream(self) -> Global___StreamStatus:
+        """absent: the job has numbered records"""
+
     def __init__(
         self,
         *,
@@ -1326,15 +1442,21 @@ class GetStatusReply(_message.Message):
         records_per_s: _builtins.float = ...,
         gone: _abc.Iterable[Global___GoneWorker] | None = ...,
         servers: _abc.Iterable[Global___ServerStatus] | None = ...,
+        stream: Global___StreamStatus | None = ...,
         stopped: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "flush", b"flush"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "_stream", b"_stream", "flush", b"flush", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "servers", b"servers", "state", b"state", "stopped", b"stopped", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_flush", b"_flush", "_stream", b"_stream", "epoch", b"epoch", "epochs", b"epochs", "flush", b"flush", "gone", b"gone", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_per_s", b"records_per_s", "records_total", b"records_total", "records_trained", b"records_trained", "refusals", b"refusals", "servers", b"servers", "state", b"state", "stopped", b"stopped", "store", b"store", "stream", b"stream", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__flush: _TypeAlias = _typing.Literal["flush"]  # noqa: Y015
     _WhichOneofArgType__flush: _TypeAlias = _typing.Literal["_flush", b"_flush"]  # noqa: Y015
+    _WhichOneofReturnType__stream: _TypeAlias = _typing.Literal["stream"]  # noqa: Y015
+    _WhichOneofArgType__stream: _TypeAlias = _typing.Literal["_stream", b"_stream"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__flush) -> _WhichOneofReturnType__flush | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream) -> _WhichOneofReturnType__stream | None: ...
 
 Global___GetStatusReply: _TypeAlias = GetStatusReply  # noqa: Y015
 

@@ -65,15 +65,16 @@ def as_reader(data: object, endless: bool = False) -> Reader:
     Args:
         data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict with the key "x" and optionally "y" and
             "sample_weight". x, y and sample_weight are arrays or pytrees of them.
-        endless: Whether an EndlessReader is allowed: for training data, not for validation data.
+        endless: Whether a stream without an end is allowed: for training data, not for validation data.
 
     Raises:
         BadInput: anything else; the message says what to pass. Streams too: only the user knows whether all processes
             see the same records.
     """
-    if isinstance(data, EndlessReader) and not endless:
+    if isinstance(data, Reader) and (data.streams or isinstance(data, EndlessReader)) and not endless:
         raise BadInput(
-            "an EndlessReader is for training alone, in et.fit and jobs; give et.StreamReader(stream, count=...)"
+            f"an {type(data).__name__} is for training alone, in et.fit and jobs; give et.StreamReader(stream, "
+            "count=...), or records in files"
         )
     if isinstance(data, Reader):
         if len(data) == 0:

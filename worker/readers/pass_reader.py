@@ -67,7 +67,13 @@ class PartsReader(Reader):
         if not parts:
             raise BadInput("PartsReader: parts=[]: give at least one reader")
         for number, part in enumerate(parts):
-            if not isinstance(part, Reader) or part.batches is not None or part.parts or part.of_pass(1) is not part:
+            if (
+                not isinstance(part, Reader)
+                or part.batches is not None
+                or part.parts
+                or part.streams
+                or part.of_pass(1) is not part
+            ):
                 raise BadInput(
                     f"PartsReader: part {number}, counted from 0, is a {type(part).__name__}: give a reader of "
                     "numbered records, such as et.ParquetReader, or et.StreamReader for a stream that ends"

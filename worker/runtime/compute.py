@@ -15,12 +15,13 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
 from elastable.embedding_store.support.retry import retry
-from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
+from elastable.master.api import BadEvent, DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.backend.contract import backend
 from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.same_optimizer import kept_traces
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.readers.batch.reader import Reader, source_of
+from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.step.array_step import ArrayIdPlan
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
 from elastable.worker.step.id_plan import IdPlan
@@ -38,13 +39,15 @@ class Prepared:
     """A task whose records are read and ids are known: ready for any version.
 
     Attributes:
-        batch: (x, ...) as tensors.
+        batch: (x, ...) as tensors; of 0 records, none.
+        bad_events: Of a stream: those of the task that could not be read.
     """
 
     task: Task
     batch: TensorBatch
     ids: IdSets
     records: int
+    bad_events: tuple[BadEvent, ...] = ()
 
 
 def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> None:
@@ -57,6 +60,8 @@ def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> No
         (TaskKind.TRAIN, "train", job.train_records),
         (TaskKind.EVALUATE, "validation", job.validation_records),
     ):
+        if kind is TaskKind.TRAIN and job.stream and readers[kind].streams:
+            continue
         found = len(readers[kind]) if kind in readers else 0
         if found != expected:
             raise BadInput(
@@ -121,6 +126,8 @@ class MicroBatchComputer:
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
+        if task.spans:
+            return self._prepare_events(task)
         reader, records = self._part(task), task.stop - task.start
         rows = None
         if reader.batches is None:
@@ -133,10 +140,29 @@ class MicroBatchComputer:
         batch = as_tensors(taken, source, self._model, rows)
         if reader.batches is not None:
             records = int(records_in(batch))
+        return self._prepared(task, batch, records, source, rows)
+
+    def _prepared(
+        self, task: Task, batch: TensorBatch, records: int, source: str, rows: Int64 | None = None,
+        bad_events: tuple[BadEvent, ...] = (),
+    ) -> Prepared:  # fmt: skip
         require_like(self._likes[task.kind], batch, records, source)
         plan = self._traced.plans[task.kind]
         ids = make_id_sets(plan.tables, plan.ids(batch, rows), self._specs)
-        return Prepared(task, batch, ids, records)
+        return Prepared(task, batch, ids, records, bad_events)
+
+    def _prepare_events(self, task: Task) -> Prepared:
+        reader = self._readers[TaskKind.TRAIN]
+        assert isinstance(reader, EventReader), "a task of a stream is for a reader of one"
+        taken, bad = retry(
+            lambda: reader.read(task.spans), "reading events", self._traced.rows.deadline_s, on=(Unavailable,)
+        )
+        if taken is None:
+            return Prepared(task, (), IdSets({}, ()), 0, bad)
+        first = task.spans[0]
+        source = f"events from {first.partition} {first.start} on"
+        batch = as_tensors(taken, source, self._model)
+        return self._prepared(task, batch, int(records_in(batch)), source, bad_events=bad)
 
     def _part(self, task: Task) -> Reader:
         """The records that the task's positions count."""
@@ -168,7 +194,7 @@ class MicroBatchComputer:
         if not columns:
             return
         task = prepared.task
-        own = self._readers[task.kind].batches is not None
+        own = self._readers[task.kind].batches is not None or bool(task.spans)
         rows = range(prepared.records) if own else self._order(task).take(task.start, task.stop)
         message = "; ".join(
             f"{name} holds NaN or Inf in {len(found)} of its {prepared.records} records, such as "

@@ -482,6 +482,8 @@ class Worker:
         return AsyncPushId(self._identity.incarnation, self._sequence, task.micro_batch)
 
     def _train(self, prepared: Prepared) -> int:
+        if not prepared.records:
+            return self._pass_over(prepared)
         rows = self._look_up(prepared)
         self._look_ahead(prepared)
         with self._measures.phase("compute"):
@@ -501,6 +503,7 @@ class Worker:
             once=result.once,
             parts=result.parts,
             not_finite=result.not_finite,
+            bad_events=prepared.bad_events,
         )
         with self._measures.phase("push"):
             if self._rows_to is not None:
@@ -510,6 +513,18 @@ class Worker:
         if reply.outcome is not PushOutcome.ACCEPTED:
             _log.info("micro-batch %d %s: %s", prepared.task.micro_batch, reply.outcome, reply.reason)
         return int(reply.outcome is PushOutcome.ACCEPTED)
+
+    def _pass_over(self, prepared: Prepared) -> int:
+        """Reports a micro-batch of a stream of which no event could be read."""
+        push = Push(
+            id=self._next_id(prepared.task),
+            records=0,
+            job=self._session.job.job,
+            incarnation=self._identity.incarnation,
+            bad_events=prepared.bad_events,
+        )
+        self._master.report_gradient(push)
+        return 0
 
     def _evaluate(self, prepared: Prepared) -> int:
         metrics = self._computer.evaluate(prepared, self._look_up(prepared))
@@ -553,7 +568,8 @@ class Worker:
         """Opens a new session, with this master or its replacement.
 
         Prepared tasks may be kept: a push identifies its micro-batch, so it counts once, whoever holds the lease. Rows
-        and dense values are read again.
+        and dense values are read again. Not those of a stream, which another master may have cut in another way: what
+        it leased names its own cut, and neither it nor a store server takes a push of a session before.
 
         Raises:
             JobFailed: the master runs another job, or this one with other settings.
@@ -568,7 +584,7 @@ class Worker:
         self._snapshots.clear()
         self._rows_ahead.forget()
         self._source.forget()
-        self._feed.begin_anew(keep)
+        self._feed.begin_anew(keep and not self._session.job.stream)
 
     def _show_session(self) -> None:
         if self._rows_to is not None:

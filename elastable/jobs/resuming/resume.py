@@ -298,12 +298,12 @@ def described(saved: DocumentFields) -> JobSpec:
 
 def finished(saved: DocumentFields, progress: Progress) -> bool:
     """Whether a saved job has had its last version."""
-    return progress.version >= Schedule(described(saved)).versions_total
+    return Schedule(described(saved)).finished(progress.version)
 
 
 _SAME = (
     "mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads",
-    "on_worker", "parts",
+    "on_worker", "parts", "stream",
 )  # fmt: skip
 
 

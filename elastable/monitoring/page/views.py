@@ -142,8 +142,9 @@ def _progress(status: JobStatus) -> dict[str, object]:
     return {
         **{name: getattr(status, name) for name in same},
         "versions": status.versions_total,
-        "epoch": min(status.epoch + 1, max(status.epochs, 1)),
+        "epoch": min(status.epoch + 1, status.epochs or status.epoch + 1),
         "records": status.records_trained,
+        "stream": None if status.stream is None else asdict(status.stream),
         "metrics": {name: value if math.isfinite(value) else None for name, value in status.metrics.items()},
     }
 
@@ -210,6 +211,8 @@ def _problems(status: JobStatus, problem: str | None, checkpoints: CheckpointLog
     for server in status.servers:
         if why := server.failure or (server.shard.failure if server.shard is not None else ""):
             found.append(_problem(f"the store server {server.address}", why))
+    if status.stream is not None and status.stream.away:
+        found.append(_problem("the stream of events", f"Unavailable: {status.stream.away}"))
     if status.flush is not None and status.flush.failure is not None:
         found.append(_problem("writing rows to the tier", status.flush.failure))
     for it in reversed(status.refusals):

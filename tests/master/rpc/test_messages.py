@@ -150,10 +150,12 @@ JOBS = [
         micro_batches_before=12, model_config="e30=",
     ),
     api.JobSpec(steps_per_epoch=3, initial_epoch=2, evaluation_batch_size=5),
+    api.JobSpec(stream=True, epochs=0, train_records=12),
 ]  # fmt: skip
 
 
-TASKS = (api.Task(1, api.TaskKind.TRAIN, 2, 3, 4, 5), api.Task(6, api.TaskKind.EVALUATE, 7, 8, 9, 10))
+SPANS = (api.Span("clicks", "0-0/0", "1-0/4", 4), api.Span("more", "", "7", 1))
+TASKS = (api.Task(1, api.TaskKind.TRAIN, 2, 3, 4, 5, SPANS), api.Task(6, api.TaskKind.EVALUATE, 7, 8, 9, 10))
 PLAIN = [
     *((job, master_pb2.JobDescription) for job in JOBS),
     *((api.Lease(TASKS, finished, TASKS[::-1]), master_pb2.LeaseTasksReply) for finished in (False, True)),
@@ -182,6 +184,8 @@ def test_a_status_comes_back_as_it_was() -> None:
     assert messages.status_from_message(messages.status_to_message(status)) == status
     stopped = replace(status, state="finished", stopped="terminated")
     assert messages.status_from_message(messages.status_to_message(stopped)) == stopped
+    streamed = replace(status, stream=api.StreamStatus(7, 0.5, 3, "no broker"))
+    assert messages.status_from_message(messages.status_to_message(streamed)) == streamed
     for failure in (None, "redis is away"):
         behind = replace(status, flush=FlushStatus(1, 0, 7, 1 << 40, 3, 0.25, failure))
         assert messages.status_from_message(messages.status_to_message(behind)) == behind

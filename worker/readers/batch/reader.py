@@ -44,12 +44,14 @@ class Reader(ABC):
             A job shuffles such blocks, and the records within each, so that a micro-batch reads few blocks.
         in_order: Whether records are trained in the order of their numbers, even if the job shuffles.
         batches: Batches in a pass, of any sizes, if the reader itself makes them (`batch`); None: the job makes them.
+        streams: Whether its records are events that come (`EventReader`), and it gives spans of them.
         parts: Records of each part, if a pass goes through several, one after the other (`PartsReader`).
     """
 
     shuffle_block: int | None = None
     in_order: bool = False
     batches: int | None = None
+    streams: bool = False
     parts: tuple[int, ...] = ()
 
     @abstractmethod

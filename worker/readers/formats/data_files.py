@@ -15,7 +15,7 @@ import pyarrow.fs as arrow_fs
 from fsspec.core import url_to_fs
 from fsspec.utils import glob_translate
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, Unavailable
 
 if TYPE_CHECKING:
     import fsspec
@@ -132,7 +132,9 @@ def _files_at(place: DataFile, kind: str, suffixes: Sequence[str]) -> list[DataF
     if found is arrow_fs.FileType.File:
         return [replace(place, path=path)]
     if _WILD.search(path):
-        return _matching(place, kind)
+        if not (matching := _matching(place)):
+            raise BadInput(f"{kind}: {place}: no file matches")
+        return matching
     if found is not arrow_fs.FileType.Directory:
         raise BadInput(f"{kind}: {place}: no such file")
     inside = [below for below in _below(place, path) if not _HIDDEN.search(_relative(below.path, path))]
@@ -147,15 +149,21 @@ def _files_at(place: DataFile, kind: str, suffixes: Sequence[str]) -> list[DataF
     return inside
 
 
-def _matching(place: DataFile, kind: str) -> list[DataFile]:
+def files_matching(glob: str, filesystem: FileSystem | None = None) -> list[DataFile]:
+    """The files that match a glob now, if any, sorted by path; else as `find_files`."""
+    place = _place(glob, filesystem, "files")
+    try:
+        return _matching(place)
+    except Exception as error:  # as in find_files
+        raise Unavailable(f"{place}: cannot be listed: {error}") from error
+
+
+def _matching(place: DataFile) -> list[DataFile]:
     parts = place.path.split("/")
     fixed = next(number for number, part in enumerate(parts) if _WILD.search(part))
     folder = "/".join(parts[:fixed])
     pattern = re.compile(glob_translate("/".join(parts[fixed:])))
-    matching = [file for file in _below(place, folder) if pattern.fullmatch(_relative(file.path, folder))]
-    if not matching:
-        raise BadInput(f"{kind}: {place}: no file matches")
-    return matching
+    return [file for file in _below(place, folder) if pattern.fullmatch(_relative(file.path, folder))]
 
 
 def _below(place: DataFile, folder: str) -> list[DataFile]:

@@ -1,0 +1,134 @@
+"""Events in Kafka, at librdkafka's mock brokers: offsets, topics that come, bad events, brokers that are away."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import elastable as et
+from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.master.api import Span
+from elastable.worker.readers.streams import kafka_reader
+from tests.untyped import Keyword
+
+
+class Broker:
+    """A mock broker, in this process."""
+
+    def __init__(self) -> None:
+        settings = {"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0}
+        self._producer = Producer(settings)
+        (broker,) = self._producer.list_topics(timeout=30).brokers.values()
+        self.servers = f"{broker.host}:{broker.port}"
+
+    def send(self, topic: str, *events: object, partition: int = 0) -> None:
+        for event in events:
+            self._producer.produce(topic, event if isinstance(event, bytes) else json.dumps(event), partition=partition)
+        assert self._producer.flush(30) == 0
+
+    def close(self) -> None:
+        del self._producer
+
+
+@contextmanager
+def running_broker() -> Iterator[Broker]:
+    broker = Broker()
+    try:
+        yield broker
+    finally:
+        broker.close()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with running_broker() as broker:
+        yield broker
+
+
+def reader_of(broker: Broker, *topics: str, **options: Keyword) -> et.KafkaReader:
+    return et.KafkaReader(topics, broker.servers, label="clicked", config={"log_level": 0}, **options)
+
+
+def event(user: int) -> dict[str, int]:
+    return {"user": user, "clicked": user % 2}
+
+
+def test_offsets_are_positions_and_spans_come_back_the_same(broker: Broker) -> None:
+    broker.send("spans", *map(event, range(9)))
+    broker.send("spans", *map(event, range(9, 12)), partition=1)
+    reader = reader_of(broker, "spans")
+    found = reader.ahead({}, 4, None)
+    assert (found["spans/0"].stops, found["spans/0"].more, found["spans/0"].lag) == (["1", "2", "3", "4"], True, 9)
+    assert (found["spans/1"].stops, found["spans/1"].more, found["spans/1"].lag) == (["1", "2", "3"], False, 3)
+    for _ in range(2):
+        spans = [Span("spans/0", "2", "5", 3), Span("spans/1", "1", "2", 1), Span("spans/0", "5", "7", 2)]
+        batch, bad = reader.read(spans)
+        assert batch is not None
+        assert (batch[0]["user"].tolist(), bad) == ([2, 3, 4, 10, 5, 6], ())
+    later = reader.ahead({"spans/0": "9", "spans/1": "2"}, 4, None)
+    assert [later[f"spans/{number}"].lag for number in (0, 1)] == [0, 1]
+    assert later["spans/1"].since == pytest.approx(time.time(), abs=600)
+
+
+def test_an_end_is_one_of_now_of_a_time_or_of_positions(broker: Broker) -> None:
+    broker.send("ends", *map(event, range(3)))
+    reader = reader_of(broker, "ends")
+    ends = reader.ends()
+    assert (ends["ends/0"], ends["ends/1"]) == ("3", "0")
+    broker.send("ends", event(3))
+    assert len(reader.ahead({}, 9, ends)["ends/0"].stops) == 3
+    assert len(reader.ahead({}, 9, {"ends/0": "2"})["ends/0"].stops) == 2
+    assert reader.ends(time.time() + 3600)["ends/0"] == "4"
+    with pytest.raises(BadInput, match="there is no partition 'ends/99'"):
+        reader.ahead({}, 9, {"ends/99": "2"})
+    with pytest.raises(BadInput, match="position 'x': write an offset"):
+        reader.ahead({"ends/0": "x"}, 9, None)
+
+
+def test_a_topic_that_comes_later_is_read_from_its_beginning(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reader, "_TOPICS_EVERY_S", -1.0)
+    broker.send("first", event(1))
+    reader = reader_of(broker, "first", "second")
+    assert [each.lag for each in reader.ahead({}, 9, None).values() if each.lag] == [1]
+    broker.send("second", event(2), event(3))
+    assert len(reader.ahead({"first/0": "1"}, 9, None)["second/0"].stops) == 2
+
+
+def test_committed_offsets_follow_for_tools(broker: Broker) -> None:
+    broker.send("watched", *map(event, range(5)))
+    reader = reader_of(broker, "watched", group="clicks job")
+    reader.committed({"watched/0": "4"})
+    place, give_up = TopicPartition("watched", 0), time.monotonic() + 60
+    tool = Consumer({"bootstrap.servers": broker.servers, "group.id": "clicks job", "log_level": 0})
+    while tool.committed([place], timeout=30)[0].offset != 4:
+        assert time.monotonic() < give_up
+    tool.close()
+
+
+def test_bad_events_are_passed_over(broker: Broker) -> None:
+    broker.send("bad", event(0), b"{", event(2))
+    batch, bad = reader_of(broker, "bad").read([Span("bad/0", "0", "3", 3)])
+    assert batch is not None
+    assert batch[0]["user"].tolist() == [0, 2]
+    assert [(each.partition, each.position) for each in bad] == [("bad/0", "1")]
+
+
+def test_a_broker_that_is_gone_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_broker() as broker:
+        broker.send("clicks", event(0), event(1))
+        reader = reader_of(broker, "clicks")
+        reader.take(np.array([0]))
+    monkeypatch.setattr(kafka_reader, "_CALL_S", 0.5)
+    with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
+        reader.ends()
+    with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
+        reader.payloads(Span("clicks/1", "0", "1", 1))
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    with pytest.raises(BadInput, match="give a topic"):
+        et.KafkaReader([], "127.0.0.1:1")

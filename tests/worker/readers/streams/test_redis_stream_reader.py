@@ -1,0 +1,205 @@
+"""Events in Redis Streams: what a master asks, what workers read, and what is lost is missed."""
+
+import io
+import json
+import re
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import redis
+
+import elastable as et
+from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.master.api import Span
+from elastable.worker.readers.batch.reader import ModelInputs
+from elastable.worker.readers.streams.event_reader import EventReader
+from tests.untyped import Keyword
+
+INPUTS = ModelInputs({"user": "int64", "price": "float32", "words": "string"}, own_step=False)
+
+
+@pytest.fixture(params=["redis_url", "valkey_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def reader_of(url: str, key: str | list[str] = "clicks", **options: Keyword) -> et.RedisStreamReader:
+    return et.RedisStreamReader(url, key, label="clicked", **options)
+
+
+def send(client: redis.Redis, *events: object, key: str = "clicks") -> list[str]:
+    made = [event if isinstance(event, bytes) else json.dumps(event) for event in events]
+    return [_id(client.xadd(key, {"event": event})) for event in made]
+
+
+def _id(entry: object) -> str:
+    assert isinstance(entry, bytes)
+    return entry.decode()
+
+
+def event(user: object = 7, price: object = 1, words: object = ("a", "b"), clicked: object = 0) -> dict[str, object]:
+    return {"user": user, "price": price, "words": words, "clicked": clicked, "other": None}
+
+
+def whole(reader: EventReader, most: int = 100) -> list[Span]:
+    spans = []
+    for name, waiting in reader.ahead({}, most, None).items():
+        spans.append(Span(name, waiting.start, waiting.stops[-1], len(waiting.stops)))
+    return spans
+
+
+def test_what_waits_is_listed_with_its_lag(url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        ids = send(client, *(event(user) for user in range(5)))
+        reader = reader_of(url, ["clicks", "later"])
+        found = reader.ahead({}, 3, None)
+        assert list(found) == ["clicks"]
+        assert found["clicks"].stops == [f"{each}/{number}" for number, each in enumerate(ids[:3], 1)]
+        assert (found["clicks"].start, found["clicks"].more, found["clicks"].lag) == ("0-0/0", True, 5)
+        assert found["clicks"].since == pytest.approx(time.time(), abs=60)
+        send(client, event(), key="later")
+        rest = reader.ahead({"clicks": found["clicks"].stops[-1]}, 3, None)
+        assert [len(each.stops) for each in rest.values()] == [2, 1]
+        assert [(each.more, each.lag) for each in rest.values()] == [(False, 2), (False, 1)]
+
+
+def test_an_end_is_one_of_now_of_a_time_or_of_positions(redis_url: str, client: redis.Redis) -> None:
+    for moment in (1_000, 2_000, 3_000):
+        client.xadd("clicks", {"event": json.dumps(event())}, id=f"{moment}-5")
+    reader = reader_of(redis_url, ["clicks", "later"])
+    assert reader.ends() == {"clicks": "3000-5"}
+    for until, listed in (({"clicks": "2000-5"}, 2), ({"clicks": "1999-0"}, 1), (reader.ends(3.0), 2), ({}, 0)):
+        assert sum(len(each.stops) for each in reader.ahead({}, 9, until).values()) == listed
+    with pytest.raises(BadInput, match="there is no partition 'x' to end in"):
+        reader.ahead({}, 1, {"x": "1-0"})
+    with pytest.raises(BadInput, match="position 'five'"):
+        reader.ahead({}, 1, {"clicks": "five"})
+
+
+def test_columns_are_read_as_the_model_wants_them(redis_url: str, client: redis.Redis) -> None:
+    send(client, event(), event(2**53 + 1, 0.5, (), 1), event(3.0, True, ("c",), 0.5))
+    reader = reader_of(redis_url).for_inputs(INPUTS)
+    assert isinstance(reader, EventReader)
+    assert reader.streams
+    (x, y), bad = reader.read(whole(reader))  # type: ignore[misc]
+    assert bad == ()
+    assert list(x) == ["user", "price", "words"]
+    assert (x["user"].dtype, x["user"].tolist()) == (np.int64, [7, 2**53 + 1, 3])
+    assert (x["price"].dtype, x["price"].tolist()) == (np.float32, [1.0, 0.5, 1.0])
+    assert (x["words"].values.tolist(), x["words"].splits.tolist()) == (["a", "b", "c"], [0, 2, 2, 3])
+    assert y.tolist() == [0.0, 1.0, 0.5]
+
+
+BAD = {
+    "no JSON": (b"{", "JSONDecodeError"),
+    "no object": ([1], "a list, and no object of columns"),
+    "no such column": ({"user": 1}, "no column 'price'; its columns are 'user'"),
+    "a fraction as an id": (event(1.5), "column 'user'"),
+    "text as an id": (event("7"), "column 'user'"),
+    "an id beyond int64": (event(2**70), "column 'user'"),
+    "a null id": (event(None), "column 'user'.*null"),
+    "a list in place of a value": (event([1]), "column 'user'"),
+    "a value in place of a list": (event(words="a"), "column 'words'"),
+    "nested": (event(words=[["a"]]), "column 'words'"),
+    "not UTF-8": (b'{"user": "\xff"}', "UnicodeDecodeError"),
+}
+
+
+def test_events_that_do_not_fit_are_passed_over_with_the_reason(redis_url: str, client: redis.Redis) -> None:
+    ids = send(client, event(), *(each for each, _ in BAD.values()), event(9))
+    other = _id(client.xadd("clicks", {"payload": "{}"}))
+    reader = reader_of(redis_url).for_inputs(INPUTS)
+    assert isinstance(reader, EventReader)
+    batch, bad = reader.read(whole(reader))
+    assert batch is not None
+    assert batch[0]["user"].tolist() == [7, 9]
+    assert sorted(each.position for each in bad) == sorted([*ids[1:-1], other])
+    reasons = {each.position: each.reason for each in bad}
+    for position, (_, reason) in zip(ids[1:-1], BAD.values(), strict=True):
+        assert re.search(reason, reasons[position]), reasons[position]
+    assert "has no field 'event'" in reasons[other]
+    only_bad = [Span("clicks", f"{ids[0]}/1", f"{ids[1]}/2", 1)]
+    assert reader.read(only_bad)[0] is None
+
+
+def test_a_micro_batch_of_bad_events_alone_says_what_the_stream_holds(redis_url: str, client: redis.Redis) -> None:
+    send(client, event(), *[b"<xml/>"] * 1_001)
+    reader = reader_of(redis_url).for_inputs(INPUTS)
+    assert isinstance(reader, EventReader)
+    with pytest.raises(BadInput, match="1001 events of one micro-batch cannot be read, such as clicks"):
+        reader.read(whole(reader, 2_000))
+
+
+def arrow(**columns: object) -> bytes:
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+def test_events_as_arrow_and_by_a_function(redis_url: str, client: redis.Redis) -> None:
+    send(client, arrow(user=[7], clicked=[1]), arrow(user=[1, 2], clicked=[0, 0]), b"no arrow")
+    reader = reader_of(redis_url, events="arrow")
+    batch, bad = reader.read(whole(reader))
+    assert batch is not None
+    assert (batch[0]["user"].tolist(), len(bad)) == ([7], 2)
+    client.delete("clicks")
+    send(client, b"7,1", b"8,0", b"8")
+    by_comma = reader_of(
+        redis_url, events=lambda text: dict(zip(("user", "clicked"), map(int, text.split(b",")), strict=True))
+    )
+    batch, bad = by_comma.read(whole(by_comma))
+    assert batch is not None
+    assert (batch[0]["user"].tolist(), batch[1].tolist(), len(bad)) == ([7, 8], [1.0, 0.0], 1)
+
+
+def test_what_was_trimmed_before_it_was_trained_is_missed(redis_url: str, client: redis.Redis) -> None:
+    send(client, *(event(user) for user in range(6)))
+    reader = reader_of(redis_url)
+    found = reader.ahead({}, 9, None)["clicks"]
+    client.xtrim("clicks", maxlen=3, approximate=False)
+    with pytest.raises(BadInput, match=r"1 entries of .* were trimmed or deleted before they were trained"):
+        reader.ahead({"clicks": found.stops[1]}, 9, None)
+    assert len(reader.ahead({"clicks": found.stops[2]}, 9, None)["clicks"].stops) == 3
+    with pytest.raises(BadInput, match="2 of the 4 entries"):
+        reader.payloads(Span("clicks", found.stops[0], found.stops[4], 4))
+    fresh = reader.ahead({}, 9, None)["clicks"]
+    assert (fresh.start, fresh.lag) == ("0-0/3", 3)
+
+
+def test_a_stream_that_is_empty_is_refused_and_a_dead_server_is_away(redis_url: str, client: redis.Redis) -> None:
+    with pytest.raises(BadInput, match="no event is there yet"):
+        reader_of(redis_url).take(np.array([0]))
+    send(client, b"<xml/>")
+    with pytest.raises(BadInput, match="none of its first events can be read as said by events="):
+        reader_of(redis_url).take(np.array([0]))
+    client.delete("clicks")
+    send(client, {"user": 1})
+    with pytest.raises(BadInput, match="no column 'clicked' in the first event"):
+        reader_of(redis_url).take(np.array([0]))
+    with pytest.raises(Unavailable):
+        reader_of("redis://127.0.0.1:1?deadline=0.2").ahead({}, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
+        ({"events": "xml"}, "events='xml': write 'json', 'arrow'"),
+        ({"key": []}, "give the key of a stream"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        reader_of("redis://127.0.0.1", **options)  # type: ignore[arg-type]

@@ -1,0 +1,289 @@
+"""The base of readers of events: columns of what a stream gives, one record an event; bad events are passed over."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.errors import BadInput
+from elastable.master.api import MOST_BAD_EVENTS, BadEvent, Span, Waiting
+from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, map_arrays
+from elastable.worker.readers.batch.ragged import Leaf, taken
+from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
+from elastable.worker.readers.formats.arrow_columns import (
+    BITS,
+    At,
+    Column,
+    ColumnChoice,
+    merged_type,
+    read_as,
+    to_array,
+)
+
+Decode = Callable[[bytes], Mapping[str, Any]]
+"""The payload of an event -> column -> value: a number, a text, or a list of these. Raises anything for a bad event."""
+
+Payloads = Sequence[tuple[str, Any]]
+"""(position, payload) of events, as `EventReader._record` takes it: bytes, where a stream has nothing else."""
+
+_LONGEST_REASON = 200  # characters
+_LOOKED_AT = 100  # events that are tried for the first that can be read
+
+
+def _of_json(payload: bytes) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", json.loads(payload))
+
+
+def _of_arrow(payload: bytes) -> Mapping[str, Any]:
+    """An IPC stream of one record."""
+    with pa.ipc.open_stream(payload) as stream:
+        table = stream.read_all()
+    if table.num_rows != 1:
+        raise ValueError(f"{table.num_rows} records; an event holds one")
+    return cast("Mapping[str, Any]", table.to_pylist()[0])
+
+
+_FORMATS: Mapping[str, Decode] = {"json": _of_json, "arrow": _of_arrow}
+
+
+class EventReader(Reader):
+    """Events of a stream that goes on, for training: each is trained once, in an order that positions decide.
+
+    It is a stream as a master asks it (`elastable.master.api.EventSource`), whose spans workers read. It is as long as
+    its sample, which says what its records are like.
+
+    Attributes:
+        steps_per_epoch: Versions in an epoch.
+
+    Raises:
+        BadInput: options that cannot be.
+    """
+
+    in_order = True
+    streams = True
+
+    def __init__(self, name: str, steps_per_epoch: int) -> None:
+        if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int) or steps_per_epoch < 1:
+            raise BadInput(f"{name}: steps_per_epoch={steps_per_epoch!r}: give a number of versions, at least 1")
+        self.steps_per_epoch, self._name = steps_per_epoch, name
+
+    def __len__(self) -> int:
+        return 1
+
+    @abstractmethod
+    def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
+        """As of `EventSource`."""
+
+    @abstractmethod
+    def ends(self, before: float | None = None) -> Mapping[str, str]:
+        """As of `EventSource`."""
+
+    def committed(self, positions: Mapping[str, str]) -> None:
+        """As of `EventSource`."""
+
+    @abstractmethod
+    def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
+        """The records of events that can be read, in the order of the spans, and the bad events among them.
+
+        They are the same each time.
+
+        Returns:
+            The records; None: there are none.
+
+        Raises:
+            Unavailable: the stream is away.
+            BadInput: events are gone, or more than `MOST_BAD_EVENTS` of them are bad.
+        """
+
+    def empty(self) -> BadInput:
+        """The error of a stream without a sample."""
+        return BadInput(
+            f"{self._name}: no event is there yet; its columns are learned from the first one: start when it is there"
+        )
+
+
+def _bad_event(partition: str, position: str, error: Exception) -> BadEvent:
+    """An event that this error keeps from being read."""
+    kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+    return BadEvent(partition, position, f"{kind}{error}"[:_LONGEST_REASON])
+
+
+class PayloadReader(EventReader):
+    """Events that are bytes, each an object of columns.
+
+    Values have the type that the model's input of their name wants, and without one that of the first event, or of
+    `column_types`; the first event also says which columns hold lists. An event that does not fit is a bad event: it is
+    passed over, noted and counted.
+
+    Args:
+        events: How an event is read: "json" (an object), "arrow" (an IPC stream of one record), or a function, payload
+            -> dict of column -> value.
+        features: Columns that make up x; None: the inputs of the model, or all but label and weight of the first event.
+        label, weight, column_types, fill_null, fill_null_list: As of `et.ParquetReader`; targets are floats unless
+            `column_types` names another type.
+        name: What errors call the stream.
+
+    Raises:
+        BadInput: options that cannot be.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        steps_per_epoch: int,
+        events: str | Decode,
+        features: Sequence[str] | None,
+        label: str | None,
+        weight: str | None,
+        column_types: Mapping[str, str] | None,
+        fill_null: Mapping[str, object] | None,
+        fill_null_list: Mapping[str, Sequence[object]] | None,
+    ) -> None:
+        super().__init__(name, steps_per_epoch)
+        if not callable(events) and events not in _FORMATS:
+            raise BadInput(f"{name}: events={events!r}: write {', '.join(map(repr, _FORMATS))}, or give a function")
+        self._decode: Decode = events if callable(events) else _FORMATS[events]
+        self._choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {}, fill_null_list or {})
+        self._inputs, self._columns = ModelInputs(), dict[str, tuple[pa.DataType, Column]]()
+        self._first: Mapping[str, Any] | None = None
+        self._sample: Batch = ()
+
+    @abstractmethod
+    def payloads(self, span: Span) -> Payloads:
+        """The events of a span, the same each time. Raises `Unavailable` and `BadInput` as `read`."""
+
+    def take(self, indices: Int64) -> Batch:
+        """The sample."""
+        rows = checked_indices(indices, 1, self._name)
+        self._learn()
+        return tuple(map_arrays(lambda leaf: taken(leaf, rows), part) for part in self._sample)
+
+    def for_inputs(self, inputs: ModelInputs) -> Reader:
+        if inputs == self._inputs:
+            return self
+        other = copy(self)
+        other._inputs, other._columns = inputs, {}
+        return other
+
+    def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
+        self._learn()
+        events, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
+        for span in spans:
+            for position, payload in self.payloads(span):
+                try:
+                    events.append((span.partition, position, self._record(payload)))
+                except Exception as error:  # noqa: BLE001 - a function of the user's
+                    bad.append(_bad_event(span.partition, position, error))
+        batch = None
+        try:
+            batch = self._batch([event for _, _, event in events]) if events else None
+        except BadInput:
+            fitting: list[Batch] = []
+            for partition, position, event in events:  # one at a time: which do not fit?
+                try:
+                    fitting.append(self._batch([event]))
+                except BadInput as error:
+                    bad.append(_bad_event(partition, position, error))
+            every = np.arange(len(fitting), dtype=np.int64)
+            batch = cast("Batch", gathered(every, np.zeros_like(every), fitting.__getitem__)) if fitting else None
+        if len(bad) > MOST_BAD_EVENTS:
+            raise BadInput(
+                f"{self._name}: {len(bad)} events of one micro-batch cannot be read, such as {bad[0].partition} "
+                f"{bad[0].position}: {bad[0].reason}"
+            )
+        return batch, tuple(bad)
+
+    def _record(self, payload: Any) -> Mapping[str, Any]:
+        found = self._decode(payload)
+        if not isinstance(found, Mapping):
+            raise BadInput(f"a {type(found).__name__}, and no object of columns")
+        if missing := [name for name in self._columns if name not in found]:
+            raise BadInput(f"no column {missing[0]!r}; its columns are {', '.join(map(repr, list(found)[:20]))}")
+        return found
+
+    def _batch(self, records: Sequence[Mapping[str, Any]]) -> Batch:
+        arrays: dict[str, Leaf] = {}
+        for name, (first, column) in self._columns.items():
+            try:
+                values = pa.array([record[name] for record in records])
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise BadInput(f"column {name!r}: {error}") from error
+            if not _alike(values.type, first):
+                raise BadInput(f"column {name!r} is {values.type}, and {first} in the first event")
+            arrays[name] = to_array(values, column, At(name, lambda record: "the event"))
+        features = {name: arrays[name] for name in self._features()}
+        return batch_arrays((features, *(arrays[name] for name in self._choice.targets)))
+
+    def _features(self) -> list[str]:
+        choice, wanted = self._choice, self._inputs.dtypes
+        if choice.features is not None:
+            return list(choice.features)
+        if wanted and not self._inputs.own_step:
+            return list(wanted)
+        return [name for name in self._first or () if name not in choice.targets]
+
+    def _learn(self) -> None:
+        """Learns the columns from the first event, once."""
+        if self._columns:
+            return
+        first = self._first = self._first or self._first_event()
+        names = dict.fromkeys([*self._features(), *self._choice.targets])
+        if missing := [name for name in names if name not in first]:
+            raise BadInput(
+                f"{self._name}: no column {missing[0]!r} in the first event; its columns are "
+                f"{', '.join(map(repr, list(first)[:20]))}"
+            )
+        try:
+            types = {name: pa.array([first[name]]).type for name in names}
+            self._columns = {name: (kind, self._column(name, kind)) for name, kind in types.items()}
+            self._sample = self._batch([first])
+        except (BadInput, pa.ArrowException) as error:
+            self._columns = {}
+            raise BadInput(f"{self._name}: the first event: {error}") from error
+
+    def _column(self, name: str, found: pa.DataType) -> Column:
+        choice, want = self._choice, self._inputs.dtypes.get(name, "")
+        if BITS in choice.column_types.get(name, ""):
+            want = ""  # it is an int64 of other meaning, whatever the input wants
+        elif name in choice.targets and not want:
+            want = "" if self._inputs.own_step else "number"
+        named = choice.type_of(name)
+        if named is None and name in choice.targets and pa.types.is_integer(found):
+            found = pa.float64()  # the next one may have a fraction
+        kinds = [(self._name, found)]
+        merged = merged_type(kinds if named is None else read_as(kinds, named, name), want, name)
+        return choice.column(name, merged, wide=False, length=self._inputs.lengths.get(name))
+
+    def _first_event(self) -> Mapping[str, Any]:
+        """The first event that can be read."""
+        last: Exception | None = None
+        for partition, waiting in sorted(self.ahead({}, _LOOKED_AT, None).items()):
+            if not waiting.stops:
+                continue
+            for _, payload in self.payloads(Span(partition, waiting.start, waiting.stops[-1], len(waiting.stops))):
+                try:
+                    return self._record(payload)
+                except Exception as error:  # noqa: BLE001 - as in read
+                    last = error
+        if last is not None:
+            raise BadInput(f"{self._name}: none of its first events can be read as said by events=: {last}") from last
+        raise self.empty()
+
+
+def _alike(kind: pa.DataType, first: pa.DataType) -> bool:
+    """Whether both are lists as deep, of text or of something else; nulls and empty lists are like anything."""
+    while pa.types.is_list(kind) and pa.types.is_list(first):
+        kind, first = kind.value_type, first.value_type
+    if pa.types.is_null(kind) or pa.types.is_null(first):
+        return True
+    return all(test(kind) == test(first) for test in (pa.types.is_list, pa.types.is_string, pa.types.is_binary))
+
+
+def epoch_records(reader: Reader, of_version: int) -> int:
+    """Records of an epoch: of a stream as many as its versions have, of `of_version` records each."""
+    return reader.steps_per_epoch * of_version if isinstance(reader, EventReader) else len(reader)

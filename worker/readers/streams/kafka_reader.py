@@ -1,0 +1,234 @@
+"""Events in topics of Kafka."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.support.extras import needs
+from elastable.master.api import Span, Waiting
+from elastable.worker.readers.streams.event_reader import Decode, PayloadReader, Payloads
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message, TopicPartition
+
+_log = logging.getLogger(__name__)
+
+_CALL_S = 10.0
+_TOPICS_EVERY_S = 1.0
+_AGES_EVERY_S = 5.0
+_MOST_AGES = 16  # partitions whose first waiting event is read for its time
+_AT_ONCE = 10_000  # messages of one call
+_RETRIED = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_WAIT_COORD", "_NOENT")
+
+
+class KafkaReader(PayloadReader):
+    """Events in topics of Kafka, read by librdkafka: the values of messages, of committed transactions alone.
+
+    A partition is called `topic/number`; topics and partitions that come later are read from their beginning. Positions
+    are offsets, of the event after; no consumer group decides anything. The group's committed offsets follow the job,
+    for tools that watch it. Offsets without a message (of a compacted topic, or of transactions) make micro-batches
+    smaller. An event that has gone before it was trained ends the job.
+
+    Args:
+        topic: A topic, or several.
+        servers: `host:port`, or several with commas: some of the brokers.
+        steps_per_epoch: Versions in an epoch.
+        events, features, label, weight, column_types, fill_null, fill_null_list: As of `PayloadReader`.
+        group: Whose committed offsets follow.
+        config: Further settings of librdkafka, such as those of TLS and SASL.
+
+    Raises:
+        BadInput: options that cannot be.
+        NotInstalled: `elastable[kafka]` is not.
+    """
+
+    def __init__(
+        self,
+        topic: str | Sequence[str],
+        servers: str,
+        steps_per_epoch: int = 1_000,
+        *,
+        events: str | Decode = "json",
+        group: str = "elastable",
+        config: Mapping[str, Any] | None = None,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+        weight: str | None = None,
+        column_types: Mapping[str, str] | None = None,
+        fill_null: Mapping[str, object] | None = None,
+        fill_null_list: Mapping[str, Sequence[object]] | None = None,
+    ) -> None:
+        topics = [topic] if isinstance(topic, str) else list(topic)
+        name = f"et.KafkaReader({', '.join(map(repr, topics))})"
+        columns = features, label, weight, column_types, fill_null, fill_null_list
+        super().__init__(name, steps_per_epoch, events, *columns)
+        if not topics or not all(isinstance(each, str) and each for each in topics):
+            raise BadInput(f"{name}: give a topic, or a list of them")
+        with needs("et.KafkaReader", "kafka"):
+            import confluent_kafka  # noqa: F401
+        settings = {
+            "bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False,
+            "auto.offset.reset": "error", "enable.partition.eof": True, "fetch.wait.max.ms": 50,
+            **(config or {}),
+        }  # fmt: skip
+        self._log = _Topics(name, topics, settings)
+
+    def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
+        log, found = self._log, {}
+        names = log.partitions()
+        if until is not None and (unknown := [each for each in until if each not in names]):
+            raise BadInput(f"{self._name}: there is no partition {unknown[0]!r} to end in: they are {names}")
+        names = names if until is None else list(until)
+        firsts, ends = log.offsets(names, last=False), log.offsets(names, last=True)
+        starts = {name: _offset(positions.get(name, str(firsts[name])), self._name) for name in names}
+        ages = log.ages({name: starts[name] for name in names if starts[name] < ends[name]}) if positions else {}
+        for name in names:
+            start, end = starts[name], ends[name]
+            if start < firsts[name]:
+                raise BadInput(
+                    f"{self._name}: {firsts[name] - start} events of {name} from offset {start} on were deleted before "
+                    "they were trained; keep them for longer (retention.ms), or begin a new job"
+                )
+            last = end if until is None else min(end, _offset(until[name], self._name))
+            stops = [str(offset) for offset in range(start + 1, min(last, start + most) + 1)]
+            found[name] = Waiting(str(start), stops, start + most < last, max(0, end - start), ages.get(name))
+        return found
+
+    def ends(self, before: float | None = None) -> Mapping[str, str]:
+        names = self._log.partitions()
+        found = self._log.offsets(names, last=True) if before is None else self._log.before(names, before)
+        return {name: str(offset) for name, offset in found.items()}
+
+    def committed(self, positions: Mapping[str, str]) -> None:
+        self._log.commit({name: _offset(position, self._name) for name, position in positions.items()})
+
+    def payloads(self, span: Span) -> Payloads:
+        start, stop = _offset(span.start, self._name), _offset(span.stop, self._name)
+        return [(str(each.offset()), each.value() or b"") for each in self._log.read(span.partition, start, stop)]
+
+
+def _offset(position: str, name: str) -> int:
+    if not position.isdecimal() or len(position) > 19:
+        raise BadInput(f"{name}: position {position[:60]!r}: write an offset, such as 4711")
+    return int(position)
+
+
+class _Topics:
+    """The topics at the brokers: one connection, for one thread at a time."""
+
+    def __init__(self, name: str, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
+        self._name, self._topics, self._settings = name, topics, dict(settings)
+        self._lock = threading.RLock()
+        self._made: Any = None
+        self._asked: Any = None
+        self._known: list[str] = []
+        self._looked = self._aged = -_AGES_EVERY_S
+        self._ages: dict[str, float] = {}
+        self._next: tuple[str, int] | None = None  # what the consumer reads next
+
+    @contextmanager
+    def _calling(self) -> Iterator[Any]:
+        """The consumer, for one call; errors of Kafka are ours."""
+        import confluent_kafka as kafka
+
+        with self._lock:
+            try:
+                if self._made is None:
+                    self._made = kafka.Consumer(self._settings, logger=_log)
+                yield self._made
+            except kafka.KafkaException as error:
+                raise self._error(error.args[0]) from error
+
+    def _error(self, error: Any) -> Exception:
+        passes = error.retriable() or error.name() in _RETRIED
+        return (Unavailable if passes else BadInput)(f"{self._name}: {error.name()}: {error.str()}")
+
+    def _place(self, partition: str, offset: int) -> TopicPartition:
+        from confluent_kafka import TopicPartition
+
+        topic, _, number = partition.rpartition("/")
+        return TopicPartition(topic, int(number), offset)
+
+    def partitions(self) -> list[str]:
+        """Names of all partitions."""
+        with self._calling() as consumer:
+            if time.monotonic() - self._looked > _TOPICS_EVERY_S:
+                self._known = []
+                for topic in self._topics:
+                    found = consumer.list_topics(topic, timeout=_CALL_S).topics[topic]
+                    self._known += [f"{topic}/{number}" for number in sorted(found.partitions)]
+                self._looked = time.monotonic()
+            return list(self._known)
+
+    def offsets(self, names: Sequence[str], last: bool) -> dict[str, int]:
+        """Of each partition the first offset that is there, or the one after the last."""
+        from confluent_kafka.admin import AdminClient, OffsetSpec
+
+        with self._calling():
+            if self._asked is None:
+                ours = ("group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
+                settings = {name: value for name, value in self._settings.items() if name not in ours}
+                self._asked = AdminClient({**settings, "fetch.wait.max.ms": 50}, logger=_log)
+            spec = OffsetSpec.latest() if last else OffsetSpec.earliest()
+            places = {self._place(name, 0): name for name in names}
+            asked = self._asked.list_offsets(dict.fromkeys(places, spec), request_timeout=_CALL_S) if names else {}
+            return {places[place]: int(future.result(_CALL_S).offset) for place, future in asked.items()}
+
+    def before(self, names: Sequence[str], moment: float) -> dict[str, int]:
+        """The offset after the last message that came before a Unix time."""
+        ends = self.offsets(names, last=True)
+        with self._calling() as consumer:
+            found = consumer.offsets_for_times([self._place(name, int(moment * 1000)) for name in names], _CALL_S)
+        return {
+            name: place.offset if place.offset >= 0 else ends[name] for name, place in zip(names, found, strict=True)
+        }
+
+    def ages(self, starts: Mapping[str, int]) -> dict[str, float]:
+        """Unix time of the message at an offset, of some partitions, as of a few seconds ago."""
+        with self._lock:
+            if time.monotonic() - self._aged > _AGES_EVERY_S:
+                self._ages = {}
+                for name, start in list(starts.items())[:_MOST_AGES]:
+                    for message in self.read(name, start, start + 1):
+                        self._ages[name] = message.timestamp()[1] / 1000
+                self._aged = time.monotonic()
+            return self._ages
+
+    def commit(self, offsets: Mapping[str, int]) -> None:
+        """Tells the group's coordinator; whether it hears of it decides nothing."""
+        with self._calling() as consumer:
+            if offsets:
+                consumer.commit(offsets=[self._place(*each) for each in offsets.items()], asynchronous=True)
+
+    def read(self, partition: str, start: int, stop: int) -> list[Message]:
+        """The messages at offsets from `start` to `stop - 1`. Raises `Unavailable` where they do not come."""
+        from confluent_kafka import KafkaError
+
+        with self._calling() as consumer:
+            if self._next != (partition, start):
+                consumer.assign([self._place(partition, start)])
+            self._next, found, place = None, list[Any](), start
+            give_up = time.monotonic() + _CALL_S
+            while place < stop:
+                messages = consumer.consume(min(_AT_ONCE, stop - place), timeout=0.1)
+                for message in messages:
+                    if message.error() is None:
+                        place = message.offset() + 1
+                        found += [message] if place <= stop else []
+                    elif message.error().code() == KafkaError._PARTITION_EOF:
+                        place = max(place, message.offset())
+                    else:
+                        raise self._error(message.error())
+                if messages:
+                    give_up = time.monotonic() + _CALL_S
+                elif time.monotonic() > give_up:
+                    raise Unavailable(f"{self._name}: {partition} has sent nothing at offset {place} for {_CALL_S} s")
+            if place == stop:
+                self._next = partition, stop
+            return found

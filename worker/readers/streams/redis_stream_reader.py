@@ -1,0 +1,154 @@
+"""Events in Redis Streams."""
+
+import re
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.tiers.redis.connection import Deadline
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply
+from elastable.embedding_store.tiers.redis.topology import Topology
+from elastable.embedding_store.tiers.redis.url import RedisUrl
+from elastable.master.api import Span, Waiting
+from elastable.worker.readers.streams.event_reader import Decode, PayloadReader, Payloads
+
+_ID = re.compile(r"\d{1,20}-\d{1,20}")
+_LAST_SEQUENCE = 2**64 - 1
+_AT_ONCE = 10_000  # entries of one answer
+
+
+class RedisStreamReader(PayloadReader):
+    """Events in Redis Streams (Redis from 7.0, or Valkey), each an entry with a field that holds it.
+
+    A stream is a partition; no consumer group takes part. Positions are entry ids, with the number of the entry in its
+    stream: `1764288000000-0/17`. An entry that was trimmed or deleted before it was trained ends the job.
+
+    Args:
+        url: `redis://host:port`, as of a store; servers may be a Cluster, or watched by Sentinels.
+        key: The key of a stream, or several; those that are not there yet may come.
+        steps_per_epoch: Versions in an epoch.
+        events, features, label, weight, column_types, fill_null, fill_null_list: As of `PayloadReader`.
+        field: The field of an entry that holds the event.
+
+    Raises:
+        BadInput: options that cannot be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | Sequence[str],
+        steps_per_epoch: int = 1_000,
+        *,
+        events: str | Decode = "json",
+        field: str = "event",
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+        weight: str | None = None,
+        column_types: Mapping[str, str] | None = None,
+        fill_null: Mapping[str, object] | None = None,
+        fill_null_list: Mapping[str, Sequence[object]] | None = None,
+    ) -> None:
+        self._keys = [key] if isinstance(key, str) else list(key)
+        name = f"et.RedisStreamReader({', '.join(map(repr, self._keys))})"
+        columns = features, label, weight, column_types, fill_null, fill_null_list
+        super().__init__(name, steps_per_epoch, events, *columns)
+        if not self._keys or not all(isinstance(each, str) and each for each in self._keys):
+            raise BadInput(f"{name}: give the key of a stream, or a list of them")
+        self._url, self._field = RedisUrl.parse(url), field.encode()
+        self._topology: Topology | None = None
+        self._connecting = threading.Lock()
+
+    def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
+        found = {}
+        for key in self._keys if until is None else until:
+            if key not in self._keys:
+                raise BadInput(f"{self._name}: there is no partition {key!r} to end in: they are {self._keys}")
+            if (state := self._state(key)) is None:
+                continue
+            added, gone = state
+            start = positions.get(key, f"0-0/{gone}")
+            entry, number = _parsed(start, self._name)
+            if gone > number:
+                raise BadInput(
+                    f"{self._name}: {gone - number} entries of {key!r} behind {entry} were trimmed or deleted before "
+                    "they were trained; keep more of the stream (XADD MAXLEN, XTRIM), or begin a new job"
+                )
+            last = "+" if until is None else _parsed(until[key], self._name)[0]
+            ids = [each[0].decode() for each in self._entries(key, entry, last, most + 1)]
+            stops = [f"{each}/{number + place}" for place, each in enumerate(ids[:most], 1)]
+            since = int(ids[0].partition("-")[0]) / 1000 if ids else None
+            found[key] = Waiting(start, stops, len(ids) > most, max(len(stops), added - number), since)
+        return found
+
+    def ends(self, before: float | None = None) -> Mapping[str, str]:
+        last = {}
+        for key in self._keys:
+            if before is not None:
+                last[key] = f"{int(before * 1000) - 1}-{_LAST_SEQUENCE}"
+            elif self._state(key) is not None and (found := self._call(key, ("XREVRANGE", key, "+", "-", "COUNT", 1))):
+                last[key] = found[0][0].decode()
+        return last
+
+    def payloads(self, span: Span) -> Payloads:
+        entries = self._entries(span.partition, _id(span.start), _id(span.stop), span.events)
+        if len(entries) != span.events:
+            raise BadInput(
+                f"{self._name}: {span.events - len(entries)} of the {span.events} entries of {span.partition!r} from "
+                f"{_id(span.start)} to {_id(span.stop)} were trimmed or deleted before they were trained"
+            )
+        return [(entry.decode(), dict(zip(fields[::2], fields[1::2], strict=True))) for entry, fields in entries]
+
+    def _record(self, payload: Mapping[bytes, bytes]) -> Mapping[str, object]:
+        if self._field not in payload:
+            raise BadInput(f"the entry has no field {self._field.decode()!r}; field= names the one of the event")
+        return super()._record(payload[self._field])
+
+    def _state(self, key: str) -> tuple[int, int] | None:
+        """How many entries were ever added, and how many of them are gone; None: there is no stream."""
+        try:
+            pairs = self._call(key, ("XINFO", "STREAM", key))
+        except StoreFailed as error:
+            if "no such key" in str(error):
+                return None
+            raise
+        said = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        if b"entries-added" not in said:
+            raise BadInput(f"{self._name}: the server at {self._url} does not count entries: it takes Redis from 7.0")
+        return int(said[b"entries-added"]), int(said[b"entries-added"]) - int(said[b"length"])
+
+    def _entries(self, key: str, after: str, last: str, most: int) -> list[Reply]:
+        """At most so many entries of a stream behind an id."""
+        found: list[Reply] = []
+        while len(found) < most:
+            count = min(_AT_ONCE, most - len(found))
+            more = self._call(key, ("XRANGE", key, f"({after}", last, "COUNT", count))
+            for entry in more:
+                if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], bytes)):
+                    raise StoreFailed(f"redis at {self._url} answered XRANGE with {repr(entry)[:80]}")
+            found += more
+            if len(more) < count:
+                break
+            after = more[-1][0].decode()
+        return found
+
+    def _call(self, key: str, command: Command) -> Reply:
+        with self._connecting:
+            if self._topology is None:
+                self._topology = Topology(self._url)
+                weakref.finalize(self._topology, self._topology.pool.close)  # a reader is closed by nobody
+        (reply,) = self._topology.call([(key.encode(), command)], Deadline(self._url.deadline))
+        return reply
+
+
+def _parsed(position: str, name: str) -> tuple[str, int]:
+    """Entry id and number of a position. Raises `BadInput` where it is none."""
+    entry, _, number = position.partition("/")
+    if not _ID.fullmatch(entry) or not (number.isdecimal() or not number):
+        raise BadInput(f"{name}: position {position[:60]!r}: write the id of an entry, such as 1764288000000-0")
+    return entry, int(number or 0)
+
+
+def _id(position: str) -> str:
+    return position.partition("/")[0]
