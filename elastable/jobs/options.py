@@ -398,6 +398,13 @@ class ModelServerOptions:
         "127.0.0.1:8501", _network("Address to answer at; port 0 takes a free one.", metavar="HOST:PORT")
     )
     insecure: bool = setting(False, _network("Serve others than this host without TLS and tokens."))
+    batch_records: int = setting(
+        512,
+        Option(
+            "Records of waiting requests that are predicted together; 1: each request by itself.", at_least=1,
+            metavar="N",
+        ),
+    )  # fmt: skip
     deadline_s: float = setting(10.0, deadline("How long reading the store may take."))
 
     def __post_init__(self) -> None:

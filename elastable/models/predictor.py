@@ -223,7 +223,10 @@ class Predictor(Closing):
         Raises:
             BadInput, BadIds, IdOutOfRange: a name, dtype, shape or value that the model does not take.
         """
-        batch, records = self._batch(x)
+        arrays = self.checked(x)
+        records = len(next(iter(arrays.values())))
+        batch = as_tensors((self._packed(arrays),), "the inputs", self._model)
+        require_like(self._spec, batch, records, "the inputs")
         with self._one, self._at_version():
             ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._versions.rows.specs())
             found = self._step(batch, self._versions.rows.lookup(ids.unique), ids)
@@ -235,30 +238,42 @@ class Predictor(Closing):
                     )
             return named, self._version
 
-    def warm(self) -> None:
-        """Predicts for one record of zeros, so that nothing is traced or compiled in the first request."""
-        shapes = {each.name: (1, *(size or 1 for size in each.shape)) for each in self.inputs}
-        kinds = {each.name: object if each.dtype == "string" else each.dtype for each in self.inputs}
-        x = {name: np.full(shape, "" if kinds[name] is object else 0, kinds[name]) for name, shape in shapes.items()}
-        with suppress(ElastableError):  # they may be no ids of the model
-            self.predict(x)
+    def checked(self, x: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The inputs as arrays `[records, ...]`, as `predict` takes them; which values are ids is seen there.
 
-    def close(self) -> None:
-        """Lets go of the rows. Closing twice is harmless."""
-        self._versions.close()
-
-    def _batch(self, x: Mapping[str, npt.ArrayLike]) -> tuple[tuple[object, ...], int]:
+        Raises:
+            BadInput: a name, dtype or shape that the model does not take.
+        """
         known = {each.name: each for each in self.inputs}
         if set(x) != set(known):
             raise BadInput(f"inputs {', '.join(sorted(x)) or 'none'}: the model takes {', '.join(known)}")
         arrays = {name: _as_array(each, x[name]) for name, each in known.items()}
         sizes = {name: len(array) for name, array in arrays.items()}
-        records = next(iter(sizes.values()), 0)
-        if len(set(sizes.values())) != 1 or not records:
+        if len(set(sizes.values())) != 1 or not next(iter(sizes.values())):
             raise BadInput(f"inputs of {sizes} records: all need the same number, at least 1")
-        batch = as_tensors((self._packed(arrays),), "the inputs", self._model)
-        require_like(self._spec, batch, records, "the inputs")
-        return batch, records
+        return arrays
+
+    def warm(self) -> bool:
+        """Predicts for records of zeros and of ones, so that nothing is traced or compiled in the first request.
+
+        Returns:
+            Whether the outputs for one are the same with the other beside it, up to rounding; False also where that is
+            not known, as these are no ids of the model.
+        """
+        shapes = {each.name: (2, *(size or 1 for size in each.shape)) for each in self.inputs}
+        kinds = {each.name: object if each.dtype == "string" else each.dtype for each in self.inputs}
+        x = {name: np.zeros(shape, kinds[name]) for name, shape in shapes.items()}
+        for name, array in x.items():
+            array[:] = np.array(["", "1"] if kinds[name] is object else [0, 1]).reshape(2, *[1] * (array.ndim - 1))
+        with suppress(ElastableError):
+            alone, _ = self.predict({name: array[:1] for name, array in x.items()})
+            both, _ = self.predict(x)
+            return all(np.allclose(both[name][:1], alone[name], 1e-3, 1e-5, equal_nan=True) for name in alone)
+        return False
+
+    def close(self) -> None:
+        """Lets go of the rows. Closing twice is harmless."""
+        self._versions.close()
 
     @contextmanager
     def _at_version(self) -> Iterator[None]:
@@ -331,7 +346,7 @@ def _as_array(given: TensorSignature, value: npt.ArrayLike) -> Array:
     try:
         array = np.asarray(value)
         if array.dtype.kind in "biuf" and "float" in given.dtype:
-            array = array.astype(given.dtype)
+            array = array.astype(given.dtype, copy=False)
     except (ValueError, TypeError) as error:
         raise BadInput(f"input {given.name!r}: {error}") from error
     if array.ndim != 1 + len(given.shape) or any(

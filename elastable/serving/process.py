@@ -34,8 +34,7 @@ def run_model_server(options: ModelServerOptions, console: Console) -> int:
     with ExitStack() as held:
         predictor = Predictor(options.source, model_file=options.model_file, deadline_s=options.deadline_s)
         held.callback(predictor.close)
-        predictor.warm()
-        service = held.enter_context(PredictionService(predictor, options.follow))
+        service = held.enter_context(PredictionService(predictor, options.follow, options.batch_records))
         watched = Watched({"predictions": partial(_samples, service)}, service.not_ready)
         endpoints = held.enter_context(closing(Endpoints(watched, service.routes)))
         keep_collections_short()

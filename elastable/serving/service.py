@@ -5,7 +5,6 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 
 from starlette.exceptions import HTTPException
@@ -17,14 +16,13 @@ from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.measures import Counts, Durations
+from elastable.embedding_store.wire.channels.status_codes import CallRefused
 from elastable.models.predictor import Predictor
+from elastable.serving.batches import Batches
 from elastable.serving.protocols import infer_reply, infer_request, metadata, predict_reply, predict_request
 
 LARGEST_BODY = 16 << 20
 """Bytes of a request; one that is larger is answered with 413."""
-
-MOST_WAITING = 32
-"""Requests that wait for their predictions; one more is answered with 429."""
 
 _BODY_S = 10.0  # for a request to arrive
 _FOLLOW_EVERY_S = 0.02
@@ -37,8 +35,10 @@ _Answer = Callable[[Request], Awaitable[Response]]
 class PredictionService(Closing):
     """Answers requests for predictions of one model, each from one version, which the reply names.
 
-    Predictions are computed one after another in a thread of their own; with `follow` another thread goes on to the
-    store's newest version whenever there is one.
+    With `follow` a thread goes on to the store's newest version whenever there is one.
+
+    Args:
+        batch_records: As of `Batches`.
 
     Attributes:
         follows: Whether it goes on to newer versions.
@@ -48,11 +48,10 @@ class PredictionService(Closing):
         behind: Why the newest version is not known; None: it is.
     """
 
-    def __init__(self, predictor: Predictor, follow: bool) -> None:
+    def __init__(self, predictor: Predictor, follow: bool, batch_records: int) -> None:
         self.predictor, self.requests, self.seconds = predictor, Counts(), Durations()
         self.behind: str | None = None
-        self._waiting = 0
-        self._computing = ThreadPoolExecutor(1, "elastable-predictions")
+        self.batches = Batches(predictor, batch_records)
         self._stopped = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="elastable-follower", daemon=True)
         self.follows = follow
@@ -85,7 +84,7 @@ class PredictionService(Closing):
         self._stopped.set()
         if self.follows:
             self._follower.join()
-        self._computing.shutdown()
+        self.batches.close()
 
     def _follow(self) -> None:
         wait_s = _FOLLOW_EVERY_S
@@ -108,6 +107,8 @@ class PredictionService(Closing):
                     found = await answer(request)
             except BadInput as error:
                 found = _refused(400, str(error))
+            except CallRefused as error:
+                found = _refused(429, str(error), {"Retry-After": "1"})
             except HTTPException as error:
                 found = _refused(error.status_code, error.detail, error.headers)
             except ElastableError as error:
@@ -118,14 +119,7 @@ class PredictionService(Closing):
         return answered
 
     async def _computed(self, request: Request, x: Mapping[str, Array]) -> tuple[dict[str, Array], int]:
-        if self._waiting >= MOST_WAITING:
-            raise HTTPException(429, f"{MOST_WAITING} requests wait already", {"Retry-After": "1"})
-        self._waiting += 1
-        try:
-            run = asyncio.get_running_loop().run_in_executor
-            found, version = await run(self._computing, self.predictor.predict, x)
-        finally:
-            self._waiting -= 1
+        found, version = await asyncio.wrap_future(self.batches.predict(x))
         self._require(request, version)
         return found, version
 

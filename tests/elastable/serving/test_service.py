@@ -25,7 +25,8 @@ from elastable.monitoring.http_server import HttpServer
 from elastable.monitoring.page.views import Watched
 from elastable.process.exit_codes import ExitCode
 from elastable.serving import service
-from elastable.serving.service import LARGEST_BODY, MOST_WAITING, PredictionService
+from elastable.serving.batches import MOST_WAITING
+from elastable.serving.service import LARGEST_BODY, PredictionService
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, Answer, get
 from tests.elastable.processes import elastable, run_elastable, wait_until
@@ -49,7 +50,7 @@ def trained(url: str) -> keras.Model:
 def served(url: str, follow: bool = False, token: str | None = None) -> Iterator[tuple[HttpServer, PredictionService]]:
     with ExitStack() as held:
         predictor = held.enter_context(Predictor(url))
-        found = held.enter_context(PredictionService(predictor, follow))
+        found = held.enter_context(PredictionService(predictor, follow, 512))
         endpoints = held.enter_context(closing(Endpoints(Watched({}, found.not_ready), found.routes)))
         yield (
             held.enter_context(
@@ -143,26 +144,15 @@ def test_bad_requests_are_answered_by_what_they_are(url: str, path: str, body: o
 def test_nobody_waits_in_a_queue_without_end(url: str) -> None:
     trained(url)
     with served(url) as (server, counted):
-        answers: list[Answer] = []
         body = {"instances": IDS[:1].tolist()}
-        threads = [
-            threading.Thread(target=lambda: answers.append(post(server, "v1/models/clicks:predict", body)))
-            for _ in range(MOST_WAITING)
-        ]
         with counted.predictor._one:  # nothing is computed meanwhile
-            for thread in threads[:-8]:  # the server takes so many connections
-                thread.start()
-            counted._waiting += 8
-            end = time.monotonic() + LIMIT_S
-            while counted._waiting < MOST_WAITING:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            first = counted.batches.predict({"ids": IDS[:1]})
+            wait(first.running)
+            others = [counted.batches.predict({"ids": IDS[:1]}) for _ in range(MOST_WAITING)]
             refused = post(server, "v1/models/clicks:predict", body)
             assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-            counted._waiting -= 8
-        for thread in threads[:-8]:
-            thread.join(LIMIT_S)
-        assert [answer.status for answer in answers] == [200] * (MOST_WAITING - 8)
+        assert all(one.result(LIMIT_S)[1] == 4 for one in (first, *others))
+        assert post(server, "v1/models/clicks:predict", body).status == 200
 
 
 def test_a_request_that_drips_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
