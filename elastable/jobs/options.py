@@ -397,6 +397,10 @@ class ModelServerOptions:
     http: str = setting(
         "127.0.0.1:8501", _network("Address to answer at; port 0 takes a free one.", metavar="HOST:PORT")
     )
+    grpc: str | None = setting(
+        None,
+        _network("Address to answer at over gRPC; port 0 takes a free one.", metavar="HOST:PORT", unset="HTTP alone"),
+    )
     insecure: bool = setting(False, _network("Serve others than this host without TLS and tokens."))
     batch_records: int = setting(
         512,
@@ -409,7 +413,7 @@ class ModelServerOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        _check_addresses(http=self.http)
+        _check_addresses(http=self.http, grpc=self.grpc)
         if self.follow and self.source.partition("://")[0] not in SCHEMES:
             raise BadInput(
                 f"--follow: versions are followed in a store in Redis (redis://...), and {self.source} is one version: "

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import grpc
 import keras
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from grpc_health.v1 import health_pb2
 
 import elastable as et
 from elastable.embedding_store.errors import ElastableError
@@ -239,7 +241,9 @@ def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
         "train", CLICKS, "--workers", "1", "--micro-batch-size", "64", "--run-dir", tmp_path, "--no-export"
     )
     assert done.code == 0, done.err
-    with elastable(tmp_path / "process", "serve-model", tmp_path / "latest", "--http", "127.0.0.1:0") as running:
+    with elastable(
+        tmp_path / "process", "serve-model", tmp_path / "latest", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"
+    ) as running:
         wait_until(lambda: " at http" in running.out + running.err, "the server", running)
         said = running.out + running.err
         assert "version 20" in said
@@ -248,6 +252,9 @@ def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
         x = {"user_ids": [1, 2], "word_ids": [[1, 2, 3], [4, 5, 6]]}
         answer = get(f"{at}v1/models/{name}:predict", method="POST", body=json.dumps({"inputs": x}).encode())
         assert answer.status == 200, answer.text
+        with grpc.insecure_channel(said.partition(" over gRPC at ")[2].split()[0]) as channel:
+            call = channel.unary_unary("/grpc.health.v1.Health/Check", None, health_pb2.HealthCheckResponse.FromString)
+            assert call(b"", timeout=LIMIT_S).status == health_pb2.HealthCheckResponse.SERVING
         assert "elastable_served_version 20.0" in get(f"{at}metrics").text
         running.signal(signal.SIGTERM)
         assert running.wait() == ExitCode.DONE
