@@ -28,7 +28,7 @@ def inference_service(predictions: PredictionService) -> Service:
         "ModelInfer": grpc.unary_unary_rpc_method_handler(calls.infer),  # longer than messages of `control`
     }
     name = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-    return Service(name, handlers, waiting=frozenset({"ModelInfer"}), not_ready=lambda: predictions.behind)
+    return Service(name, handlers, waiting=frozenset({"ModelInfer"}), not_ready=predictions.why_not_ready)
 
 
 def _itself(context: grpc.ServicerContext) -> grpc.ServicerContext:
@@ -42,11 +42,11 @@ class _Calls:
         self._predictions, self._predictor = predictions, predictions.predictor
 
     def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._predictions.behind is None)
+        return pb.ServerReadyResponse(ready=self._predictions.why_not_ready() is None)
 
     def model_ready(self, request: pb.ModelReadyRequest, context: grpc.ServicerContext) -> pb.ModelReadyResponse:
         self._require(request.name, request.version, self._predictor.version, context)
-        return pb.ModelReadyResponse(ready=self._predictions.behind is None)
+        return pb.ModelReadyResponse(ready=self._predictions.why_not_ready() is None)
 
     def metadata(self, request: pb.ModelMetadataRequest, context: grpc.ServicerContext) -> pb.ModelMetadataResponse:
         it = self._predictor

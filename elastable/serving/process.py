@@ -1,6 +1,7 @@
 """`elastable serve-model`: a process that answers predictions until a signal ends it."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
@@ -34,7 +35,10 @@ def run_model_server(options: ModelServerOptions, console: Console) -> int:
     require_servable(address, credentials, options.insecure)  # before a model is read for minutes
     describe_process(role="model-server")
     with ExitStack() as held:
-        predictor = Predictor(options.source, model_file=options.model_file, deadline_s=options.deadline_s)
+        predictor = Predictor(
+            options.source, version=options.version, checkpoints=options.checkpoints, model_file=options.model_file,
+            deadline_s=options.deadline_s,
+        )  # fmt: skip
         held.callback(predictor.close)
         service = held.enter_context(PredictionService(predictor, options.follow, options.batch_records))
         sources: dict[str, Source] = {"predictions": partial(_samples, service)}
@@ -58,6 +62,8 @@ def run_model_server(options: ModelServerOptions, console: Console) -> int:
         stopped = threading.Event()
         with stopping_on_signals(lambda reason: stopped.set(), console):
             stopped.wait()
+            service.drain()
+            time.sleep(options.drain_s)
     return ExitCode.DONE
 
 

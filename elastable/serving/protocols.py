@@ -184,6 +184,14 @@ def predict_reply(found: Mapping[str, Array], by_record: bool) -> bytes:
     return json.dumps({"predictions": [dict(zip(plain, values, strict=True)) for values in records]}).encode()
 
 
+def held_version(body: bytes) -> int | None:
+    """The version that is to be held, `{"version": V}`; None, for `null`: none. Raises `BadInput`."""
+    version = _object(body, "the request").get("version", "")
+    if version is not None and (type(version) is not int or version < 0):
+        raise BadInput("'version' must be a version to hold, or null to free the one that is held")
+    return version
+
+
 def metadata(
     model: str, version: int, inputs: Sequence[TensorSignature], outputs: Sequence[TensorSignature]
 ) -> dict[str, object]:

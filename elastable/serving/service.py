@@ -14,18 +14,26 @@ from starlette.routing import BaseRoute, Route
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
 from elastable.embedding_store.measures import Counts, Durations
+from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
 from elastable.models.predictor import Predictor
+from elastable.monitoring.http_server import ROLE
 from elastable.serving.batches import Batches
-from elastable.serving.protocols import infer_reply, infer_request, metadata, predict_reply, predict_request
+from elastable.serving.protocols import (
+    held_version,
+    infer_reply,
+    infer_request,
+    metadata,
+    predict_reply,
+    predict_request,
+)
 
 LARGEST_BODY = 16 << 20
 """Bytes of a request; one that is larger is answered with 413."""
 
 _BODY_S = 10.0  # for a request to arrive
-_FOLLOW_EVERY_S = 0.02
 _FOLLOW_AGAIN_S = 1.0  # where the store cannot be read
 
 _log = logging.getLogger(__name__)
@@ -62,6 +70,7 @@ class PredictionService(Closing):
             Route("/v2", self._server),
             Route("/v2/health/live", self._live),
             Route("/v2/health/ready", self._ready),
+            Route("/hold", self._counted("hold", self._hold), methods=["POST"]),
         ]
         for path in (f"/v2/models/{model}", f"/v2/models/{model}/versions/{{version:int}}"):
             self.routes += [
@@ -75,23 +84,31 @@ class PredictionService(Closing):
                 Route(f"{path}:predict", self._counted("v1", self._predict), methods=["POST"]),
             ]
 
+    def why_not_ready(self) -> str | None:
+        """Why requests had better go elsewhere; None: they need not."""
+        return "the server is stopping" if self._stopped.is_set() else self.behind
+
     def not_ready(self) -> dict[str, str]:
-        """Why requests had better go elsewhere; empty: they need not."""
-        return {} if self.behind is None else {"store": self.behind}
+        """The same, by what it is for."""
+        return {} if (why := self.why_not_ready()) is None else {"predictions": why}
+
+    def drain(self) -> None:
+        """It is not ready from now on, and answers as before; its version stays."""
+        self._stopped.set()
 
     def close(self) -> None:
         """Ends the threads. Closing twice is harmless."""
-        self._stopped.set()
+        self.drain()
         if self.follows:
             self._follower.join()
         self.batches.close()
 
     def _follow(self) -> None:
-        wait_s = _FOLLOW_EVERY_S
+        wait_s = self.predictor.look_s
         while not self._stopped.wait(wait_s):
             try:
                 self.predictor.advance()
-                self.behind, wait_s = None, _FOLLOW_EVERY_S
+                self.behind, wait_s = None, self.predictor.look_s
             except ElastableError as error:
                 if self.behind is None:
                     _log.warning("version %d is answered from until this ends: %s", self.predictor.version, error)
@@ -107,6 +124,8 @@ class PredictionService(Closing):
                     found = await answer(request)
             except BadInput as error:
                 found = _refused(400, str(error))
+            except CheckpointError as error:
+                found = _refused(404, str(error))
             except CallRefused as error:
                 found = _refused(429, str(error), {"Retry-After": "1"})
             except HTTPException as error:
@@ -146,6 +165,17 @@ class PredictionService(Closing):
         headers = {"Elastable-Model-Version": str(version)}  # the protocol has no place for it
         return Response(predict_reply(found, by_record), headers=headers, media_type="application/json")
 
+    async def _hold(self, request: Request) -> Response:
+        """Holds a version, or with `null` goes on to newer ones; both for callers who may write."""
+        if request.scope[ROLE] < Role.WORKER:
+            raise HTTPException(403, "a version is held and freed with the workers' token, or the administrator's")
+        if request.headers.get("content-type") != "application/json":  # what a page of another site may not send
+            raise HTTPException(415, "Content-Type must be application/json")
+        version = held_version(await _body(request))
+        to_thread = asyncio.to_thread
+        await (to_thread(self.predictor.free) if version is None else to_thread(self.predictor.hold, version))
+        return JSONResponse({"version": self.predictor.version, "held": self.predictor.held is not None})
+
     async def _server(self, request: Request) -> Response:
         return JSONResponse({"name": "elastable", "version": "2", "extensions": ["binary_tensor_data"]})
 
@@ -154,7 +184,8 @@ class PredictionService(Closing):
 
     async def _ready(self, request: Request) -> Response:
         self._require(request, self.predictor.version)
-        return JSONResponse({"ready": self.behind is None}, 200 if self.behind is None else 503)
+        ready = self.why_not_ready() is None
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
 
     async def _metadata(self, request: Request) -> Response:
         it = self.predictor

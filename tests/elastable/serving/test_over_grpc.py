@@ -166,5 +166,5 @@ def test_readers_may_ask_and_strangers_may_not(served: tuple[GrpcServer, Predict
     ):
         assert asked(channel, message)[0] is grpc.StatusCode.UNAUTHENTICATED
         infer = channel.unary_unary(f"/{NAME}/ModelInfer", None, pb.ModelInferResponse.FromString)
-        answer = infer(message, metadata=[("authorization", f"Bearer {TOKEN}")], timeout=LIMIT_S)
+        answer = infer(message, metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=LIMIT_S)
         assert answer.outputs[0].name == "click"

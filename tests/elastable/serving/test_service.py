@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import keras
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from grpc_health.v1 import health_pb2
+from typer.testing import CliRunner, Result
 
 import elastable as et
+from elastable.command import app
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -49,15 +52,13 @@ def trained(url: str) -> keras.Model:
 
 
 @contextmanager
-def served(url: str, follow: bool = False, token: str | None = None) -> Iterator[tuple[HttpServer, PredictionService]]:
+def served(url: str, follow: bool = False, **tokens: Any) -> Iterator[tuple[HttpServer, PredictionService]]:
     with ExitStack() as held:
         predictor = held.enter_context(Predictor(url))
         found = held.enter_context(PredictionService(predictor, follow, 512))
         endpoints = held.enter_context(closing(Endpoints(Watched({}, found.not_ready), found.routes)))
         yield (
-            held.enter_context(
-                HttpServer(Address("127.0.0.1", 0), endpoints.app, Credentials(token=token), posts=True)
-            ),
+            held.enter_context(HttpServer(Address("127.0.0.1", 0), endpoints.app, Credentials(**tokens), posts=True)),
             found,
         )
 
@@ -216,6 +217,78 @@ def test_a_store_that_is_away_is_no_outage(server_binary: Path, tmp_path: Path) 
             assert (answer.status, answer.headers["elastable-model-version"]) == (200, "4")
 
 
+def test_a_server_that_drains_says_so_and_answers_whoever_has_asked(url: str) -> None:
+    trained(url)
+    body, answers = {"instances": IDS[:1].tolist()}, list[Answer]()
+    with served(url) as (server, counted):
+        counted.drain()
+        assert get(f"{server.url}readyz").status == get(f"{server.url}v2/health/ready").status == 503
+        asking = threading.Thread(target=lambda: answers.append(post(server, "v1/models/clicks:predict", body)))
+        closing_ = threading.Thread(target=server.close)
+        computes, plain = threading.Event(), counted.predictor.predict
+
+        def predict(x: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
+            computes.set()
+            wait(lambda: refuses(server))  # it takes no more connections
+            return plain(x)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(counted.predictor, "predict", predict)
+            asking.start()
+            assert computes.wait(LIMIT_S)
+            closing_.start()
+            asking.join(LIMIT_S)
+            closing_.join(LIMIT_S)
+    assert [answer.status for answer in answers] == [200]
+
+
+def refuses(server: HttpServer) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", server.address.port), LIMIT_S).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_a_version_is_held_by_whoever_may_write(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP, and by the command; the version itself: `test_predictor.py`."""
+    trained(url)
+    with served(url, token=TOKEN) as (server, counted):
+        json_, token = {"Content-Type": "application/json"}, {"Authorization": f"Bearer {TOKEN}"}
+        assert post(server, "hold", {"version": 4}, json_).status == 401
+        for body, headers, status, said in (
+            ({"version": 4}, {**token, "Content-Type": "text/plain"}, 415, "application/json"),
+            ({"version": "4"}, {**token, **json_}, 400, "'version' must be"),
+            ({}, {**token, **json_}, 400, "'version' must be"),
+            ({"version": 3}, {**token, **json_}, 404, "version 3 cannot be read"),
+        ):
+            answer = post(server, "hold", body, headers)
+            assert (answer.status, said in answer.text) == (status, True), answer.text
+        assert counted.predictor.held is None
+        (tmp_path / "token").write_text(TOKEN)
+        (tmp_path / "token").chmod(0o600)
+        monkeypatch.setenv("ELASTABLE_TOKEN_FILE", str(tmp_path / "token"))
+
+        def hold(*words: str) -> Result:
+            return CliRunner().invoke(app, ["hold", server.url, *words], obj=lambda level, form: None)
+
+        for words, held in ((("--version", "4"), 4), (("--newest",), None)):
+            done = hold(*words)
+            assert (done.exit_code, counted.predictor.held) == (0, held), done.output
+            assert json.loads(done.output) == {"version": 4, "held": held is not None}
+        assert "version 3 cannot be read" in str(hold("--version", "3").exception)
+        assert "hold needs --version N, or --newest" in str(hold().exception)
+        assert "hold needs --version N, or --newest" in str(hold("--version", "4", "--newest").exception)
+
+
+def test_readers_hold_nothing(url: str) -> None:
+    trained(url)
+    with served(url, reader_token=TOKEN) as (server, counted):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+        assert post(server, "hold", {"version": 4}, headers).status == 403
+        assert counted.predictor.held is None
+
+
 def test_another_job_in_the_store_is_not_taken_for_the_next_version(url: str) -> None:
     trained(url)
     with Predictor(url) as found:
@@ -261,7 +334,6 @@ def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_served_is_refused_at_once(tmp_path: Path) -> None:
-    for arguments, said in (((tmp_path, "--follow"), "--follow"), ((tmp_path,), "no checkpoint")):
-        done = run_elastable("serve-model", *arguments)
-        assert done.code not in (0, 1)
-        assert said in " ".join((done.out + done.err).split())
+    done = run_elastable("serve-model", tmp_path)
+    assert done.code not in (0, 1)
+    assert "no checkpoint" in " ".join((done.out + done.err).split())
