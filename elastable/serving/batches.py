@@ -59,6 +59,11 @@ class Batches(Closing):
         self._thread = threading.Thread(target=self._run, name="elastable-predictions", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, those of the batch under way apart."""
+        return len(self._waiting)
+
     def predict(self, x: Mapping[str, npt.ArrayLike]) -> Future[Prediction]:
         """The prediction for one request, which raises as `Predictor.predict`.
 

@@ -69,6 +69,5 @@ def run_model_server(options: ModelServerOptions, console: Console) -> int:
 
 def _samples(service: PredictionService) -> Iterator[Sample]:
     it = service.predictor
-    return prediction_source(
-        service.requests, service.seconds, it.version, it.newest() if service.follows else it.version
-    )
+    newest = it.newest() if service.follows else it.version
+    return prediction_source(service.requests, service.seconds, service.batches.waiting, it.version, newest)
