@@ -18,7 +18,7 @@ TEST_PROCESSES ?= $$(( $$(nproc) + 1 ))
 pytest = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 FAST_TESTS := tests/embedding_store tests/master $(wildcard tests/test_*.py)
 
-STUB_PACKAGES := embedding_store/v1 master/v1
+STUB_PACKAGES := embedding_store/v1 master/v1 serving/v1
 # $(call generate,FOLDER) writes the stubs of proto/ below FOLDER; protoc finds mypy's plugin on PATH.
 generate = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --mypy_out=$(1) \
   --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(wildcard proto/elastable/*/v1/*.proto)
@@ -85,7 +85,7 @@ proto-check: $(DEV_STAMP) ## fail when the stubs are not what proto/ generates
 	@rm -rf build/stubs && mkdir -p build/stubs
 	$(call generate,build/stubs)
 	@for package in $(STUB_PACKAGES); do \
-	  diff -ru -x __init__.py -x __pycache__ $$package build/stubs/elastable/$$package >&2 || { \
+	  diff -ru -x __init__.py -x __pycache__ elastable/$$package build/stubs/elastable/$$package >&2 || { \
 	    echo "make: $$package differs from what proto/ generates; run 'make proto' and commit the result" >&2; exit 1; }; \
 	done
 

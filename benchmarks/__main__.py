@@ -9,7 +9,7 @@ _ROOMS = {
     "tables": "store lookup dynamic update catch_up dtypes partitions",
     "graphs": "kg_balance kg kg_bounds kg_beyond_memory",
     "replicas": "host_embeddings sharded_training collectives",
-    "calls": "wire load sessions waiting",
+    "calls": "wire load sessions waiting predictions",
     "storage": "redis_rows redis_log commit_log redis_appends recovery tiers cold_rows pins checkpoints "
     "pressure promises",
     "jobs": "offload click stores metrics evaluations",

@@ -16,7 +16,7 @@ from elastable.commands.config import config
 from elastable.commands.job import REPLICAS_SETTINGS, master, replicas, serve, serve_model, train, worker
 from elastable.commands.kg import kg
 from elastable.commands.lookup import lookup
-from elastable.commands.model_commands import evaluate, export, plan, predict
+from elastable.commands.model_commands import evaluate, export, hold, plan, predict
 from elastable.commands.status import status
 from elastable.commands.store_commands import log, store
 from elastable.embedding_store.errors import BadInput, ElastableError, NotInstalled
@@ -41,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     add_completion=False,
 )
-for command in (train, master, worker, serve, serve_model, evaluate, predict, export, plan, status, lookup):
+for command in (train, master, worker, serve, serve_model, hold, evaluate, predict, export, plan, status, lookup):
     app.command()(command)
 app.command(context_settings=REPLICAS_SETTINGS)(replicas)
 app.add_typer(checkpoint)

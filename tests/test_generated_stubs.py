@@ -10,7 +10,9 @@ import pytest
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[1]
-PROTOS = ("elastable/embedding_store/v1/store.proto", "elastable/master/v1/master.proto")
+PROTOS = tuple(
+    f"elastable/{name}.proto" for name in ("embedding_store/v1/store", "master/v1/master", "serving/v1/inference")
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,6 @@ def test_the_stubs_are_current(generated: Path, proto: str, suffix: str) -> None
 
 
 def test_no_stub_is_left_of_a_proto_that_is_gone() -> None:
-    stubs = {f"elastable/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/v1/*_pb2.py")}
+    stubs = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("elastable/*/v1/*_pb2.py")}
     assert stubs == {proto.removesuffix(".proto") + "_pb2.py" for proto in PROTOS}
     assert {path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")} == set(PROTOS)

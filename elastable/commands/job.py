@@ -50,7 +50,7 @@ def serve(options: ServerOptions) -> None:
 
 @takes(ModelServerOptions)
 def serve_model(options: ModelServerOptions) -> None:
-    """Answer predictions of a trained model over HTTP: the Open Inference Protocol, and TensorFlow Serving's REST."""
+    """Answer predictions of a trained model: Open Inference Protocol over HTTP and gRPC, TensorFlow Serving's REST."""
     import_backend()
     with needs("elastable serve-model", "monitoring"):
         from elastable.serving.process import run_model_server

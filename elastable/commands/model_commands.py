@@ -1,19 +1,23 @@
 """`elastable evaluate`, `predict`, `export` and `plan`: what to do with a model file, trained or before."""
 
 import json
+import ssl
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import typer
 from rich.table import Table
 
-from elastable.commands.command_line import AS_JSON, takes, wide_console
+from elastable.commands.command_line import AS_JSON, DEADLINE, takes, wide_console
 from elastable.embedding_store.composite.locations import plan_tables
 from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.option import Option, required, setting
+from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
 from elastable.process.quiet import import_backend
 
@@ -46,6 +50,40 @@ def evaluate(options: _EvaluateOptions) -> None:
     trained = open_trained(options.model_file, options.checkpoint, options.split, labels=True)
     metrics = evaluated(trained, options.batch_size)
     typer.echo(json.dumps({**trained.origin(), "split": options.split, **metrics}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HoldOptions:
+    server: str = required(Option("URL of `elastable serve-model`.", metavar="http://HOST:PORT", positional=True))
+    version: int | None = setting(None, Option("The version to answer from.", at_least=0, unset="with --newest, none"))
+    newest: bool = setting(False, Option("Free the held version, and go on to the newest.", flags=("--newest",)))
+    deadline_s: float = setting(600.0, DEADLINE)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if (self.version is None) is not self.newest:
+            raise BadInput("hold needs --version N, or --newest")
+
+
+@takes(_HoldOptions)
+def hold(options: _HoldOptions) -> None:
+    """Have a server of predictions answer from one version, or from the newest one again."""
+    credentials = Credentials.from_environment()
+    headers = {"Content-Type": "application/json"}
+    if credentials.sent_token is not None:
+        headers["Authorization"] = f"Bearer {credentials.sent_token}"
+    body = json.dumps({"version": options.version}).encode()
+    request = Request(f"{options.server.rstrip('/')}/hold", body, headers)
+    try:
+        context = ssl.create_default_context(cafile=credentials.ca) if credentials.ca else None
+        with urlopen(request, timeout=options.deadline_s, context=context) as answer:
+            typer.echo(answer.read().decode())
+    except HTTPError as error:
+        raise BadInput(
+            f"{options.server} refuses: {error.code} {error.read(4_000).decode(errors='replace')}"
+        ) from error
+    except OSError as error:
+        raise Unavailable(f"{options.server} cannot be reached: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

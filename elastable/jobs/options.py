@@ -18,7 +18,7 @@ from elastable.embedding_store.support.store_url import (
     outlives_process,
     refuse_remote_shards,
 )
-from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.wire.server.call_room import CallLimits
 from elastable.jobs.servers.finding import Peers
 from elastable.master.api import KNOWN_VALUES
@@ -408,22 +408,42 @@ class ModelServerOptions:
         ),
     )  # fmt: skip
     follow: bool = setting(
-        False, Option("Go on to every version that the job commits, for a store in Redis.", flags=("--follow",))
+        False,
+        Option("Go on to every version that the job commits to Redis, or saves in its run.", flags=("--follow",)),
+    )
+    version: int | None = setting(
+        None, Option("The version to hold, until `elastable hold` says otherwise.", at_least=0, unset="the newest one")
+    )
+    checkpoints: str | None = setting(
+        None, Option("Where earlier versions of a store are.", metavar="DIR|URL", unset="nowhere; of a run its own")
     )
     http: str = setting(
         "127.0.0.1:8501", _network("Address to answer at; port 0 takes a free one.", metavar="HOST:PORT")
     )
+    grpc: str | None = setting(
+        None,
+        _network("Address to answer at over gRPC; port 0 takes a free one.", metavar="HOST:PORT", unset="HTTP alone"),
+    )
     insecure: bool = setting(False, _network("Serve others than this host without TLS and tokens."))
+    batch_records: int = setting(
+        512,
+        Option(
+            "Records of waiting requests that are predicted together; 1: each request by itself.", at_least=1,
+            metavar="N",
+        ),
+    )  # fmt: skip
+    drain_s: float = setting(
+        0.0,
+        Option(
+            "How long a stopped server says that it is not ready before it takes no more requests.",
+            flags=("--drain",), at_least=0, metavar="SECONDS",
+        ),
+    )  # fmt: skip
     deadline_s: float = setting(10.0, deadline("How long reading the store may take."))
 
     def __post_init__(self) -> None:
         check_options(self)
-        _check_addresses(http=self.http)
-        if self.follow and self.source.partition("://")[0] not in SCHEMES:
-            raise BadInput(
-                f"--follow: versions are followed in a store in Redis (redis://...), and {self.source} is one version: "
-                "leave --follow out, or give the job --store redis://... and serve that"
-            )
+        _check_addresses(http=self.http, grpc=self.grpc)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,13 @@ class _Versions(Protocol):
 
     rows: HeldReader | EmbeddingStore
     job: DocumentFields
+    look_s: float  # between two looks for a newer one
 
-    def current(self) -> AbstractContextManager[tuple[int, Mapping[str, Tensor] | None]]:
-        """The version that `rows` are of within the block, and its dense part; None: that of the call before."""
+    def current(self, taken: int) -> AbstractContextManager[tuple[int, Mapping[str, Tensor] | None]]:
+        """The version that `rows` are of within the block, and its dense part; None: it is version `taken`."""
 
-    def advance(self) -> int: ...
+    def advance(self) -> "_Versions":
+        """Goes on to the newest version; what has it, which may be another object."""
 
     def newest(self) -> int: ...
 
@@ -81,23 +83,33 @@ class _Versions(Protocol):
 class _Saved:
     """The version of a checkpoint, or the newest one of a run."""
 
-    def __init__(self, place: str | Path) -> None:
-        folder = Path(place)
-        saved = open_checkpoint(folder / "checkpoints" if (folder / "checkpoints").is_dir() else place)
+    look_s = 1.0
+
+    def __init__(self, place: str | Path, version: int | None = None) -> None:
+        self._place, self._saved = place, open_checkpoint(place, version)
         self.rows: HeldReader | EmbeddingStore = MemoryStore()
-        restore_tables(saved, self.rows)
-        self.job, self._version = saved.job, saved.version
-        self._dense: Mapping[str, Tensor] | None = saved.dense()
+        try:
+            restore_tables(self._saved, self.rows)
+            self._dense = self._saved.dense()
+        except BaseException:
+            self.close()
+            raise
+        self.job = self._saved.job
 
     @contextmanager
-    def current(self) -> Iterator[tuple[int, Mapping[str, Tensor] | None]]:
-        dense, self._dense = self._dense, None
-        yield self._version, dense
+    def current(self, taken: int) -> Iterator[tuple[int, Mapping[str, Tensor] | None]]:
+        version = self._saved.version
+        yield version, None if version == taken else self._dense
 
-    def advance(self) -> int:
-        return self._version
+    def advance(self) -> _Versions:
+        newest = open_checkpoint(self._place)
+        if newest.address == self._saved.address:
+            return self
+        _require_same_model(newest.job, self.job, self._place)
+        return _Saved(self._place, newest.version)
 
-    newest = advance
+    def newest(self) -> int:
+        return open_checkpoint(self._place).version
 
     def close(self) -> None:
         self.rows.close()
@@ -106,11 +118,12 @@ class _Saved:
 class _Followed:
     """The versions of a store that a job writes."""
 
+    look_s = 0.02
+
     def __init__(self, url: str, deadline_s: float | None) -> None:
         self._place = redacted(url)
         self._reader = open_follower(url, deadline_s)
         self.rows: HeldReader | EmbeddingStore = self._reader
-        self._taken = -1
         try:
             with self._reader.at_one_version() as (_, record):
                 self.job: DocumentFields = dict(self._record(record).job)
@@ -124,22 +137,18 @@ class _Followed:
         return VersionRecord.from_bytes(record)
 
     @contextmanager
-    def current(self) -> Iterator[tuple[int, Mapping[str, Tensor] | None]]:
+    def current(self, taken: int) -> Iterator[tuple[int, Mapping[str, Tensor] | None]]:
         with self._reader.at_one_version() as (version, record):
             dense = None
-            if version != self._taken:
+            if version != taken:
                 found = self._record(record)
-                if not same_model(dict(found.job), self.job):
-                    raise StoreBroken(
-                        f"{self._place} holds versions of job {found.job['job']} now, whose model is another one than "
-                        f"that of {self.job['job']}: open it anew"
-                    )
+                _require_same_model(dict(found.job), self.job, self._place)
                 dense = found.dense
             yield version, dense
-            self._taken = version
 
-    def advance(self) -> int:
-        return self._reader.advance()
+    def advance(self) -> _Versions:
+        self._reader.advance()
+        return self
 
     def newest(self) -> int:
         return self._reader.newest()
@@ -148,14 +157,24 @@ class _Followed:
         self._reader.close()
 
 
+def _require_same_model(found: DocumentFields, ours: DocumentFields, place: str | Path) -> None:
+    if not same_model(found, ours):
+        raise StoreBroken(
+            f"{place} holds versions of job {found['job']} now, whose model is another one than that of {ours['job']}: "
+            "open it anew"
+        )
+
+
 class Predictor(Closing):
     """Predicts with a trained model, which needs no other process, and none of its data.
 
     Calls from several threads are answered one after another.
 
     Args:
-        source: A run directory, a checkpoint (their newest version), or the `redis://` URL of a store that a job
+        source: A run directory or a folder of checkpoints, a checkpoint, or the `redis://` URL of a store that a job
             writes to: the version that it has now, and after each `advance` the newest one.
+        version: The version to hold; None: none.
+        checkpoints: Where other versions are read from (`hold`); None: from `source`, where that is no store.
         model_file: The job's model file, for models that are made of classes and functions of your own; None: the model
             is made of the configuration that the version names.
         deadline_s: Seconds that reading Redis may take; None: 10.
@@ -163,6 +182,7 @@ class Predictor(Closing):
     Attributes:
         name: Of the model.
         inputs, outputs: What it takes and gives.
+        held: The version that is held; None: none.
 
     Raises:
         BadInput, CheckpointError, ModelError, Unsupported: there is no such version, or it cannot be used here.
@@ -170,49 +190,120 @@ class Predictor(Closing):
     """
 
     def __init__(
-        self, source: str | Path, *, model_file: str | Path | None = None, deadline_s: float | None = None
+        self,
+        source: str | Path,
+        *,
+        version: int | None = None,
+        checkpoints: str | Path | None = None,
+        model_file: str | Path | None = None,
+        deadline_s: float | None = None,
     ) -> None:
         url = str(source)
-        with ExitStack() as held:
-            followed = url.partition("://")[0] in SCHEMES
-            self._versions: _Versions = _Followed(url, deadline_s) if followed else _Saved(source)
-            held.callback(self._versions.close)
+        followed = url.partition("://")[0] in SCHEMES
+        self._checkpoints = source if checkpoints is None and not followed else checkpoints
+        self.held = version
+        self._newest: _Versions = _Followed(url, deadline_s) if followed else _Saved(source, version)
+        self._versions: _Versions = self._newest
+        with ExitStack() as undo:
+            undo.callback(self.close)
             job = self._versions.job
             if (trained_on := str(job.get("backend", ""))) not in ("", backend().name):
                 raise Unsupported(
                     f"the model was trained on Keras' {trained_on} backend: set KERAS_BACKEND={trained_on}"
                 )
-            self._model = _model(job, model_file)
+            self._model, self._seed = _model(job, model_file), int(job["seed"])
             self._dense = dense_part(self._model, None)
-            for layer in store_layers(self._model):
-                layer.attach(self._versions.rows, int(job["seed"]))
             self.name = str(self._model.name)
             self.inputs, self._spec, self._packed = _inputs(self._model)
             self._plan = make_plan(self._model, self._spec, training=None)
-            rows = self._versions.rows
             self._step = make_infer_step(
-                self._model, self._spec, self._plan, lambda table, ids: rows.lookup({table: ids})[table]
+                self._model, self._spec, self._plan, lambda table, ids: self._versions.rows.lookup({table: ids})[table]
             )
-            self._one, self._version = threading.Lock(), 0
+            self._one, self._moving, self._version = threading.Lock(), threading.Lock(), -1
             self.outputs = _outputs(self._model)
-            with self._one, self._at_version():
-                pass
-            held.pop_all()
+            self._read(self._versions)
+            if version is not None:
+                self.hold(version)
+            undo.pop_all()
 
     @property
     def version(self) -> int:
         """The version that the last prediction was of, or the next one is of."""
         return self._version
 
+    @property
+    def look_s(self) -> float:
+        """Seconds between two calls of `advance` that find a version soon and cost little."""
+        return self._versions.look_s
+
     def advance(self) -> int:
-        """Goes on to the newest version of a store that a job writes to; returns the version. Raises as the class."""
-        self._versions.advance()
-        with self._one, self._at_version():
+        """Goes on to the newest version of the source, unless one is held; returns the version. Raises as the class."""
+        with self._moving:
+            if self.held is None:
+                self._read_newest()
             return self._version
+
+    def hold(self, version: int) -> None:
+        """Answers from this version until `free`: the current one, or one that was saved.
+
+        A saved version takes memory of its own, next to that of a store that is followed.
+
+        Raises:
+            CheckpointError: it cannot be read; says which ones can. What is answered from stays as it is.
+            StoreBroken: it is of another model.
+        """
+        with self._moving:
+            if version != self._version:
+                if self._checkpoints is None:
+                    raise CheckpointError(
+                        f"version {version} cannot be read: the store is at version {self._version}, and has no other; "
+                        "name the job's checkpoints (--checkpoints DIR), or serve these"
+                    )
+                saved = _Saved(self._checkpoints, version)
+                try:
+                    _require_same_model(saved.job, self._newest.job, self._checkpoints)
+                    self._read(saved)
+                except BaseException:
+                    saved.close()
+                    raise
+            self.held = version
+
+    def free(self) -> int:
+        """Goes on to the newest version again, and returns it. Raises as the class; then the held one stays."""
+        with self._moving:
+            self._read_newest()
+            self.held = None
+            return self._version
+
+    def _read_newest(self) -> None:
+        newest = self._newest.advance()
+        if newest is self._newest:
+            self._read(newest)
+            return
+        try:
+            self._read(newest)
+        except BaseException:
+            newest.close()
+            raise
+        self._newest.close()
+        self._newest = newest
+
+    def _read(self, versions: _Versions) -> None:
+        """Answers from these from now on."""
+        with self._one:
+            before, self._versions = self._versions, versions
+            try:
+                with self._at_version(fresh=before is not versions or self._version < 0):
+                    pass
+            except BaseException:
+                self._versions = before
+                raise
+        if before not in (versions, self._newest):
+            before.close()
 
     def newest(self) -> int:
         """The newest version that `advance` would go on to."""
-        return self._versions.newest()
+        return self._newest.newest()
 
     def predict(self, x: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], int]:
         """The outputs for some records, by name, and the version that all of them are of.
@@ -223,7 +314,10 @@ class Predictor(Closing):
         Raises:
             BadInput, BadIds, IdOutOfRange: a name, dtype, shape or value that the model does not take.
         """
-        batch, records = self._batch(x)
+        arrays = self.checked(x)
+        records = len(next(iter(arrays.values())))
+        batch = as_tensors((self._packed(arrays),), "the inputs", self._model)
+        require_like(self._spec, batch, records, "the inputs")
         with self._one, self._at_version():
             ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._versions.rows.specs())
             found = self._step(batch, self._versions.rows.lookup(ids.unique), ids)
@@ -235,36 +329,52 @@ class Predictor(Closing):
                     )
             return named, self._version
 
-    def warm(self) -> None:
-        """Predicts for one record of zeros, so that nothing is traced or compiled in the first request."""
-        shapes = {each.name: (1, *(size or 1 for size in each.shape)) for each in self.inputs}
-        kinds = {each.name: object if each.dtype == "string" else each.dtype for each in self.inputs}
-        x = {name: np.full(shape, "" if kinds[name] is object else 0, kinds[name]) for name, shape in shapes.items()}
-        with suppress(ElastableError):  # they may be no ids of the model
-            self.predict(x)
+    def checked(self, x: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The inputs as arrays `[records, ...]`, as `predict` takes them; which values are ids is seen there.
 
-    def close(self) -> None:
-        """Lets go of the rows. Closing twice is harmless."""
-        self._versions.close()
-
-    def _batch(self, x: Mapping[str, npt.ArrayLike]) -> tuple[tuple[object, ...], int]:
+        Raises:
+            BadInput: a name, dtype or shape that the model does not take.
+        """
         known = {each.name: each for each in self.inputs}
         if set(x) != set(known):
             raise BadInput(f"inputs {', '.join(sorted(x)) or 'none'}: the model takes {', '.join(known)}")
         arrays = {name: _as_array(each, x[name]) for name, each in known.items()}
         sizes = {name: len(array) for name, array in arrays.items()}
-        records = next(iter(sizes.values()), 0)
-        if len(set(sizes.values())) != 1 or not records:
+        if len(set(sizes.values())) != 1 or not next(iter(sizes.values())):
             raise BadInput(f"inputs of {sizes} records: all need the same number, at least 1")
-        batch = as_tensors((self._packed(arrays),), "the inputs", self._model)
-        require_like(self._spec, batch, records, "the inputs")
-        return batch, records
+        return arrays
+
+    def warm(self) -> bool:
+        """Predicts for records of zeros and of ones, so that nothing is traced or compiled in the first request.
+
+        Returns:
+            Whether the outputs for one are the same with the other beside it, up to rounding; False also where that is
+            not known, as these are no ids of the model.
+        """
+        shapes = {each.name: (2, *(size or 1 for size in each.shape)) for each in self.inputs}
+        kinds = {each.name: object if each.dtype == "string" else each.dtype for each in self.inputs}
+        x = {name: np.zeros(shape, kinds[name]) for name, shape in shapes.items()}
+        for name, array in x.items():
+            array[:] = np.array(["", "1"] if kinds[name] is object else [0, 1]).reshape(2, *[1] * (array.ndim - 1))
+        with suppress(ElastableError):
+            alone, _ = self.predict({name: array[:1] for name, array in x.items()})
+            both, _ = self.predict(x)
+            return all(np.allclose(both[name][:1], alone[name], 1e-3, 1e-5, equal_nan=True) for name in alone)
+        return False
+
+    def close(self) -> None:
+        """Lets go of the rows. Closing twice is harmless."""
+        self._versions.close()
+        self._newest.close()
 
     @contextmanager
-    def _at_version(self) -> Iterator[None]:
-        with self._versions.current() as (version, dense):
+    def _at_version(self, fresh: bool = False) -> Iterator[None]:
+        with self._versions.current(-1 if fresh else self._version) as (version, dense):
             if dense is not None:
-                for variable, value in zip(variables_of(self._model.weights), self._dense.weights(dense), strict=True):
+                weights = self._dense.weights(dense)
+                for layer in store_layers(self._model):
+                    layer.attach(self._versions.rows, self._seed)
+                for variable, value in zip(variables_of(self._model.weights), weights, strict=True):
                     backend().assign(variable, value)
             self._version = version
             yield
@@ -331,7 +441,7 @@ def _as_array(given: TensorSignature, value: npt.ArrayLike) -> Array:
     try:
         array = np.asarray(value)
         if array.dtype.kind in "biuf" and "float" in given.dtype:
-            array = array.astype(given.dtype)
+            array = array.astype(given.dtype, copy=False)
     except (ValueError, TypeError) as error:
         raise BadInput(f"input {given.name!r}: {error}") from error
     if array.ndim != 1 + len(given.shape) or any(

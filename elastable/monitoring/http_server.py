@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address, names_this_host
-from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.access.credentials import Credentials, Role
 from elastable.embedding_store.wire.server.connections import CountedPort, Standing, bounds_here
 
 _KIND = "HTTP"  # of listener, of `LISTENERS`
@@ -160,6 +160,9 @@ def _listening(address: Address, credentials: Credentials, insecure: bool) -> so
 ALLOWED = "elastable.allowed"
 """Key of an ASGI scope: whether the caller may see more than that the process lives."""
 
+ROLE = "elastable.role"
+"""Key of an ASGI scope: the caller's `Role`, that of its token; without tokens everybody is a worker."""
+
 _PROBES = ("/healthz", "/readyz")
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -180,7 +183,7 @@ class Access:
 
     Args:
         app: Answers the requests.
-        tokens: Any of them is enough; none: nobody needs one.
+        tokens: Token -> role. Any of them is enough to see; none: nobody needs one.
         local: Whether only this host reaches the server. Then it must be called by a name of this host: a page of
             another site whose name leads here is no client.
         connections: Is told who asks.
@@ -188,10 +191,10 @@ class Access:
     """
 
     def __init__(
-        self, app: ASGIApp, tokens: Collection[str], local: bool, connections: CountedPort, posts: bool = False
+        self, app: ASGIApp, tokens: Mapping[str, Role], local: bool, connections: CountedPort, posts: bool = False
     ) -> None:
         self._app, self._connections, self._posts = app, connections, posts
-        self._tokens = [token.encode() for token in tokens]
+        self._tokens = {token.encode(): role for token, role in tokens.items()}
         self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -201,8 +204,9 @@ class Access:
             await refusal(scope, receive, _with_headers(send))
             return
         shown = _shown_token(headers.get("authorization", ""))
-        known = [hmac.compare_digest(shown, token) for token in self._tokens]  # all, in the same time
-        scope[ALLOWED] = not self._tokens or any(known)
+        known = [role for token, role in self._tokens.items() if hmac.compare_digest(shown, token)]  # all, in one time
+        scope[ALLOWED] = not self._tokens or bool(known)
+        scope[ROLE] = max(known, default=Role.WORKER)
         if scope["client"] is not None:
             host, port = scope["client"]
             self._connections.heard(f"ip:{host}:{port}", Standing.KNOWN if scope[ALLOWED] else Standing.SILENT)

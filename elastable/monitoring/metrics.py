@@ -395,11 +395,15 @@ _PREDICTION_S = _histogram(
     "elastable_prediction_seconds", "seconds", "From a request's head to its answer, by protocol.", "protocol"
 )
 _SERVED_VERSION = _gauge("elastable_served_version", "version", "Version that predictions are of.")
+_WAITING = _gauge("elastable_predictions_waiting", "requests", "Requests that wait for the model; 32 may.")
 _BEHIND = _gauge("elastable_served_lag_versions", "versions", "Versions that it is behind the store that it follows.")
 
 
-def prediction_source(requests: Counts, seconds: Durations, version: int, newest: int) -> Iterator[Sample]:
+def prediction_source(
+    requests: Counts, seconds: Durations, waiting: int, version: int, newest: int
+) -> Iterator[Sample]:
     """Of a server of predictions."""
+    yield _WAITING(waiting)
     for (protocol, status), total in requests.totals().items():
         yield _PREDICTIONS(total, protocol, status)
     yield from _by_label(_PREDICTION_S, seconds.histograms())

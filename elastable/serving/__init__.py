@@ -1,3 +1,3 @@
-"""Predictions over HTTP: requests and replies of the protocols, and the process that answers them."""
+"""Predictions over HTTP and gRPC: requests and replies of the protocols, and the process that answers them."""
 
-__all__ = ["process", "protocols", "service"]
+__all__ = ["batches", "over_grpc", "process", "protocols", "service"]

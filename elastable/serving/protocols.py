@@ -1,4 +1,4 @@
-"""Requests and replies of the Open Inference Protocol (v2, REST) and of TensorFlow Serving's `:predict`.
+"""Requests and replies of the Open Inference Protocol (v2, REST and gRPC) and of TensorFlow Serving's `:predict`.
 
 The first with its binary tensors, as Triton's clients send them. Shapes and sizes are checked before anything is made.
 """
@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.errors import BadInput
 from elastable.models.predictor import TensorSignature
+from elastable.serving.v1.inference_pb2 import ModelInferRequest, ModelInferResponse
 
 _DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
@@ -78,13 +80,9 @@ def infer_reply(
     Raises:
         BadInput: an output is wanted that the model does not have.
     """
-    if unknown := set(request.outputs) - set(found):
-        raise BadInput(f"outputs {', '.join(sorted(unknown))} are wanted; the model has {', '.join(found)}")
-    dtypes = {each.name: each.dtype for each in signatures}
     said, parts = [], []
-    for name in request.outputs or found:
-        array = found[name]
-        tensor: dict[str, object] = {"name": name, "datatype": _DATATYPES[dtypes[name]], "shape": list(array.shape)}
+    for name, datatype, array in _wanted(request, signatures, found):
+        tensor: dict[str, object] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
         if request.outputs.get(name, False) or request.binary:
             parts.append(_as_bytes(array))
             tensor["parameters"] = {"binary_data_size": len(parts[-1])}
@@ -96,6 +94,56 @@ def infer_reply(
         reply["id"] = request.id
     head = json.dumps(reply).encode()
     return b"".join((head, *parts)), len(head) if parts else None
+
+
+_CONTENTS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+
+
+def message_request(asked: ModelInferRequest) -> InferRequest:
+    """The same of a message of gRPC, whose outputs are bytes. Raises `BadInput`, which names the field."""
+    raw, x = list(asked.raw_input_contents), dict[str, Array]()
+    if raw and len(raw) != len(asked.inputs):
+        raise BadInput(f"raw_input_contents has {len(raw)} entries, and the request {len(asked.inputs)} inputs")
+    for place, given in enumerate(asked.inputs):
+        where, datatype, shape = f"input {given.name!r}", given.datatype, list(given.shape)
+        if given.name in x:
+            raise BadInput(f"{where} is given twice")
+        count = _count(datatype, shape, where)
+        if raw:
+            if given.HasField("contents"):
+                raise BadInput(f"{where} is in contents; with raw_input_contents every input must be there")
+            array = _from_bytes(memoryview(raw[place]), datatype, count, where)
+        elif datatype not in _CONTENTS:
+            raise BadInput(f"{where}: {datatype} has no contents; send it in raw_input_contents")
+        else:
+            array = _from_contents(getattr(given.contents, _CONTENTS[datatype]), datatype, where)
+        x[given.name] = _shaped(array, shape, where)
+    return InferRequest(asked.id, x, {each.name: True for each in asked.outputs}, True)
+
+
+def message_reply(
+    request: InferRequest, model: str, version: int, signatures: Sequence[TensorSignature], found: Mapping[str, Array]
+) -> ModelInferResponse:
+    """The reply to it, as `infer_reply`."""
+    reply = ModelInferResponse(model_name=model, model_version=str(version), id=request.id)
+    for name, datatype, array in _wanted(request, signatures, found):
+        reply.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        reply.raw_output_contents.append(_as_bytes(array))
+    return reply
+
+
+def _wanted(
+    request: InferRequest, signatures: Sequence[TensorSignature], found: Mapping[str, Array]
+) -> list[tuple[str, str, Array]]:
+    """Name, datatype and values of each output that a request asks for."""
+    if unknown := set(request.outputs) - set(found):
+        raise BadInput(f"outputs {', '.join(sorted(unknown))} are wanted; the model has {', '.join(found)}")
+    datatypes = {each.name: _DATATYPES[each.dtype] for each in signatures}
+    return [(name, datatypes[name], found[name]) for name in request.outputs or found]
 
 
 def predict_request(body: bytes, inputs: Sequence[TensorSignature]) -> tuple[Mapping[str, Array], bool]:
@@ -136,7 +184,17 @@ def predict_reply(found: Mapping[str, Array], by_record: bool) -> bytes:
     return json.dumps({"predictions": [dict(zip(plain, values, strict=True)) for values in records]}).encode()
 
 
-def metadata(model: str, version: int, inputs: Sequence[TensorSignature], outputs: Sequence[TensorSignature]) -> object:
+def held_version(body: bytes) -> int | None:
+    """The version that is to be held, `{"version": V}`; None, for `null`: none. Raises `BadInput`."""
+    version = _object(body, "the request").get("version", "")
+    if version is not None and (type(version) is not int or version < 0):
+        raise BadInput("'version' must be a version to hold, or null to free the one that is held")
+    return version
+
+
+def metadata(
+    model: str, version: int, inputs: Sequence[TensorSignature], outputs: Sequence[TensorSignature]
+) -> dict[str, object]:
     """What the Open Inference Protocol says of a model."""
     return {
         "name": model,
@@ -157,11 +215,9 @@ def _tensor(given: object, name: str, rest: memoryview) -> tuple[Array, memoryvi
     where = f"input {name!r}"
     assert isinstance(given, dict)
     datatype, shape = _text(given, "datatype", where), given.get("shape")
-    if datatype not in _DTYPES:
-        raise BadInput(f"{where}: datatype {datatype!r}; known are {', '.join(_DTYPES)}")
-    if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
+    if not isinstance(shape, list) or any(type(size) is not int for size in shape):
         raise BadInput(f"{where}: shape {shape!r}; it must be a list of integers from 0 on")
-    count = math.prod(shape)
+    count = _count(datatype, shape, where)
     size = _parameters(given).get("binary_data_size")
     if size is None:
         if "data" not in given:
@@ -171,9 +227,22 @@ def _tensor(given: object, name: str, rest: memoryview) -> tuple[Array, memoryvi
         if type(size) is not int or not 0 <= size <= len(rest):
             raise BadInput(f"{where}: binary_data_size is {size!r}; {len(rest)} bytes are left")
         array, rest = _from_bytes(rest[:size], datatype, count, where), rest[size:]
-    if array.size != count:
-        raise BadInput(f"{where} has {array.size} values; its shape {shape} has {count}")
-    return array.reshape(shape), rest
+    return _shaped(array, shape, where), rest
+
+
+def _count(datatype: str, shape: Sequence[int], where: str) -> int:
+    """The values of a tensor whose datatype and shape may be so."""
+    if datatype not in _DTYPES:
+        raise BadInput(f"{where}: datatype {datatype!r}; known are {', '.join(_DTYPES)}")
+    if any(size < 0 for size in shape):
+        raise BadInput(f"{where}: shape {shape!r}; it must be a list of integers from 0 on")
+    return math.prod(shape)
+
+
+def _shaped(array: Array, shape: Sequence[int], where: str) -> Array:
+    if array.size != math.prod(shape):
+        raise BadInput(f"{where} has {array.size} values; its shape {shape} has {math.prod(shape)}")
+    return array.reshape(shape)
 
 
 def _from_bytes(given: memoryview, datatype: str, count: int, where: str) -> Array:
@@ -191,6 +260,15 @@ def _from_bytes(given: memoryview, datatype: str, count: int, where: str) -> Arr
         texts.append(bytes(given[at + 4 : end]))
         at = end
     return _texts(texts, where)
+
+
+def _from_contents(values: Sequence[Any], datatype: str, where: str) -> Array:
+    if datatype == "BYTES":
+        return _texts(values, where)
+    try:
+        return np.array(list(values), _DTYPES[datatype])  # of the field itself NumPy would cut what does not fit
+    except OverflowError as error:
+        raise BadInput(f"{where}: {error}") from error
 
 
 def _as_bytes(array: Array) -> bytes:

@@ -5,7 +5,6 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 
 from starlette.exceptions import HTTPException
@@ -15,19 +14,26 @@ from starlette.routing import BaseRoute, Route
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
 from elastable.embedding_store.measures import Counts, Durations
+from elastable.embedding_store.wire.access.credentials import Role
+from elastable.embedding_store.wire.channels.status_codes import CallRefused
 from elastable.models.predictor import Predictor
-from elastable.serving.protocols import infer_reply, infer_request, metadata, predict_reply, predict_request
+from elastable.monitoring.http_server import ROLE
+from elastable.serving.batches import Batches
+from elastable.serving.protocols import (
+    held_version,
+    infer_reply,
+    infer_request,
+    metadata,
+    predict_reply,
+    predict_request,
+)
 
 LARGEST_BODY = 16 << 20
 """Bytes of a request; one that is larger is answered with 413."""
 
-MOST_WAITING = 32
-"""Requests that wait for their predictions; one more is answered with 429."""
-
 _BODY_S = 10.0  # for a request to arrive
-_FOLLOW_EVERY_S = 0.02
 _FOLLOW_AGAIN_S = 1.0  # where the store cannot be read
 
 _log = logging.getLogger(__name__)
@@ -37,8 +43,10 @@ _Answer = Callable[[Request], Awaitable[Response]]
 class PredictionService(Closing):
     """Answers requests for predictions of one model, each from one version, which the reply names.
 
-    Predictions are computed one after another in a thread of their own; with `follow` another thread goes on to the
-    store's newest version whenever there is one.
+    With `follow` a thread goes on to the store's newest version whenever there is one.
+
+    Args:
+        batch_records: As of `Batches`.
 
     Attributes:
         follows: Whether it goes on to newer versions.
@@ -48,11 +56,10 @@ class PredictionService(Closing):
         behind: Why the newest version is not known; None: it is.
     """
 
-    def __init__(self, predictor: Predictor, follow: bool) -> None:
+    def __init__(self, predictor: Predictor, follow: bool, batch_records: int) -> None:
         self.predictor, self.requests, self.seconds = predictor, Counts(), Durations()
         self.behind: str | None = None
-        self._waiting = 0
-        self._computing = ThreadPoolExecutor(1, "elastable-predictions")
+        self.batches = Batches(predictor, batch_records)
         self._stopped = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="elastable-follower", daemon=True)
         self.follows = follow
@@ -63,6 +70,7 @@ class PredictionService(Closing):
             Route("/v2", self._server),
             Route("/v2/health/live", self._live),
             Route("/v2/health/ready", self._ready),
+            Route("/hold", self._counted("hold", self._hold), methods=["POST"]),
         ]
         for path in (f"/v2/models/{model}", f"/v2/models/{model}/versions/{{version:int}}"):
             self.routes += [
@@ -76,23 +84,31 @@ class PredictionService(Closing):
                 Route(f"{path}:predict", self._counted("v1", self._predict), methods=["POST"]),
             ]
 
+    def why_not_ready(self) -> str | None:
+        """Why requests had better go elsewhere; None: they need not."""
+        return "the server is stopping" if self._stopped.is_set() else self.behind
+
     def not_ready(self) -> dict[str, str]:
-        """Why requests had better go elsewhere; empty: they need not."""
-        return {} if self.behind is None else {"store": self.behind}
+        """The same, by what it is for."""
+        return {} if (why := self.why_not_ready()) is None else {"predictions": why}
+
+    def drain(self) -> None:
+        """It is not ready from now on, and answers as before; its version stays."""
+        self._stopped.set()
 
     def close(self) -> None:
         """Ends the threads. Closing twice is harmless."""
-        self._stopped.set()
+        self.drain()
         if self.follows:
             self._follower.join()
-        self._computing.shutdown()
+        self.batches.close()
 
     def _follow(self) -> None:
-        wait_s = _FOLLOW_EVERY_S
+        wait_s = self.predictor.look_s
         while not self._stopped.wait(wait_s):
             try:
                 self.predictor.advance()
-                self.behind, wait_s = None, _FOLLOW_EVERY_S
+                self.behind, wait_s = None, self.predictor.look_s
             except ElastableError as error:
                 if self.behind is None:
                     _log.warning("version %d is answered from until this ends: %s", self.predictor.version, error)
@@ -108,6 +124,10 @@ class PredictionService(Closing):
                     found = await answer(request)
             except BadInput as error:
                 found = _refused(400, str(error))
+            except CheckpointError as error:
+                found = _refused(404, str(error))
+            except CallRefused as error:
+                found = _refused(429, str(error), {"Retry-After": "1"})
             except HTTPException as error:
                 found = _refused(error.status_code, error.detail, error.headers)
             except ElastableError as error:
@@ -118,14 +138,7 @@ class PredictionService(Closing):
         return answered
 
     async def _computed(self, request: Request, x: Mapping[str, Array]) -> tuple[dict[str, Array], int]:
-        if self._waiting >= MOST_WAITING:
-            raise HTTPException(429, f"{MOST_WAITING} requests wait already", {"Retry-After": "1"})
-        self._waiting += 1
-        try:
-            run = asyncio.get_running_loop().run_in_executor
-            found, version = await run(self._computing, self.predictor.predict, x)
-        finally:
-            self._waiting -= 1
+        found, version = await asyncio.wrap_future(self.batches.predict(x))
         self._require(request, version)
         return found, version
 
@@ -152,6 +165,17 @@ class PredictionService(Closing):
         headers = {"Elastable-Model-Version": str(version)}  # the protocol has no place for it
         return Response(predict_reply(found, by_record), headers=headers, media_type="application/json")
 
+    async def _hold(self, request: Request) -> Response:
+        """Holds a version, or with `null` goes on to newer ones; both for callers who may write."""
+        if request.scope[ROLE] < Role.WORKER:
+            raise HTTPException(403, "a version is held and freed with the workers' token, or the administrator's")
+        if request.headers.get("content-type") != "application/json":  # what a page of another site may not send
+            raise HTTPException(415, "Content-Type must be application/json")
+        version = held_version(await _body(request))
+        to_thread = asyncio.to_thread
+        await (to_thread(self.predictor.free) if version is None else to_thread(self.predictor.hold, version))
+        return JSONResponse({"version": self.predictor.version, "held": self.predictor.held is not None})
+
     async def _server(self, request: Request) -> Response:
         return JSONResponse({"name": "elastable", "version": "2", "extensions": ["binary_tensor_data"]})
 
@@ -160,7 +184,8 @@ class PredictionService(Closing):
 
     async def _ready(self, request: Request) -> Response:
         self._require(request, self.predictor.version)
-        return JSONResponse({"ready": self.behind is None}, 200 if self.behind is None else 503)
+        ready = self.why_not_ready() is None
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
 
     async def _metadata(self, request: Request) -> Response:
         it = self.predictor

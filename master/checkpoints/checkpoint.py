@@ -112,11 +112,11 @@ class Checkpoint:
                 pass
 
 
-def open_checkpoint(place: str | Path) -> Checkpoint:
-    """The checkpoint at `place`, or the newest of those side by side in it.
+def open_checkpoint(place: str | Path, version: int | None = None) -> Checkpoint:
+    """The checkpoint at `place`, or of those side by side in it the newest, or that of a version.
 
     Raises:
-        CheckpointError: there is none; or a file is missing, cut off, changed or
+        CheckpointError: there is none, by the versions that there are; or a file is missing, cut off, changed or
             of another checkpoint, by name, and with an older checkpoint that is whole.
         BadInput: a URL of an unknown kind.
     """
@@ -124,6 +124,11 @@ def open_checkpoint(place: str | Path) -> Checkpoint:
     if found is None:
         raise CheckpointError(f"{place}: no checkpoint there; expected a folder ckpt-<version> with {MANIFEST}")
     home, name = found
+    if version is not None:
+        known = {order[0]: each for each in checkpoint_names(home) if (order := version_named(each))}
+        if version not in known:
+            raise CheckpointError(f"{place}: no checkpoint of version {version}, but of {', '.join(map(str, known))}")
+        name = known[version]
     with suggesting_older(home, name):
         return open_named(home, name)
 

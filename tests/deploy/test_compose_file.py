@@ -23,7 +23,7 @@ from tests.untyped import Parsed
 ROOT = Path(__file__).parents[2]
 
 
-SERVICES = ("redis", "store", "master", "worker")
+SERVICES = ("redis", "store", "master", "worker", "predictions")
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,10 @@ def test_the_image_brings_compiled_kernels_in_a_folder_of_its_user(dockerfile: l
 
 
 def test_store_master_and_worker_are_one_image(compose: Parsed) -> None:
-    store, master, worker = (compose["services"][name] for name in ("store", "master", "worker"))
-    assert store["image"] == master["image"] == worker["image"]
-    assert store["build"] == master["build"] == worker["build"]
+    ours = [compose["services"][name] for name in SERVICES if name != "redis"]
+    assert len({settings["image"] for settings in ours}) == 1
+    master = compose["services"]["master"]
+    assert all(settings["build"] == master["build"] for settings in ours)
     assert (ROOT / master["build"]["dockerfile"]).is_file()
 
 
@@ -157,7 +158,7 @@ def test_the_dockerfile_and_the_compose_files_are_well_written() -> None:
 
 def test_tls_adds_files_and_variables_to_every_service_but_redis() -> None:
     added: Parsed = yaml.safe_load((ROOT / "deploy/tls.yml").read_text())
-    services = ("store", "master", "worker")
+    services = ("store", "master", "worker", "predictions")
     assert set(added["services"]) == set(services)
     every = {f"ELASTABLE_TLS_{name}" for name in ("CA", "CERT", "KEY", "NAME")} | {"ELASTABLE_WORKER_TOKEN_FILE"}
     variables = {name: every if name == "worker" else every | {"ELASTABLE_TOKEN_FILE"} for name in services}
@@ -172,7 +173,16 @@ def test_tls_adds_files_and_variables_to_every_service_but_redis() -> None:
         assert mounted == (set(environment.values()) if name == "worker" else {"/run/tls"})
         assert {str(Path(path).parent) for path in environment.values()} == {"/run/tls"}
     if shutil.which("docker-compose"):
-        command = ["docker-compose", "-f", "docker-compose.yml", "-f", "deploy/tls.yml", "config"]
+        command = [
+            "docker-compose",
+            "--profile",
+            "predictions",
+            "-f",
+            "docker-compose.yml",
+            "-f",
+            "deploy/tls.yml",
+            "config",
+        ]
         variables_of_test = {**os.environ, "ELASTABLE_TLS_DIR": "/somewhere"}
         ran = subprocess.run(
             command, cwd=ROOT, env=variables_of_test, capture_output=True, text=True, timeout=60, check=True
@@ -184,6 +194,15 @@ def test_tls_adds_files_and_variables_to_every_service_but_redis() -> None:
             assert any("/somewhere" in str(volume) and "/run/tls" in str(volume) for volume in merged[name]["volumes"])
 
 
+def test_predictions_are_those_of_the_checkpoints_that_the_master_writes(compose: Parsed) -> None:
+    predictions, master = compose["services"]["predictions"], compose["services"]["master"]
+    assert f"--checkpoint-dir={predictions['command'][2]}" in master["command"]
+    assert [f"{volume}:ro" for volume in master["volumes"]] == predictions["volumes"]
+    assert predictions["profiles"] == ["predictions"]  # nobody waits for them who only trains
+    (drain,) = [float(word.partition("=")[2]) for word in predictions["command"] if word.startswith("--drain=")]
+    assert drain + 10 <= float(predictions["stop_grace_period"].removesuffix("s"))
+
+
 def test_the_master_finds_store_servers_where_they_register(compose: Parsed) -> None:
     store, master = compose["services"]["store"], compose["services"]["master"]
     assert store["environment"] == master["environment"]
@@ -192,7 +211,7 @@ def test_the_master_finds_store_servers_where_they_register(compose: Parsed) -> 
     assert f"--store={register}" in store["command"]  # rows are in Redis, too
     assert f"--stores={register}" in master["command"]
     assert not any(word.startswith("--store=") for word in master["command"])
-    for words in (store["command"], master["command"]):
+    for words in (store["command"], master["command"], compose["services"]["predictions"]["command"]):
         known = CliRunner().invoke(app, [words[1], "--help"], env={"COLUMNS": "300"}).output
         assert not [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
 

@@ -88,14 +88,14 @@ def test_images_have_the_version_of_the_package() -> None:
         for kustomization in FOLDER.rglob("kustomization.yaml")
         for image in yaml.safe_load(kustomization.read_text()).get("images", ())
     ]
-    assert len(tags) == 3
+    assert len(tags) == 4
     assert set(tags) == {version}
     assert f"/elastable:{version} " in (ROOT / "deploy/README.md").read_text()
 
 
 def test_every_pod_is_confined() -> None:
     found = [pod for one in everything() for pod in pods(one)]
-    assert len(found) == 4
+    assert len(found) == 5
     for pod in found:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert isinstance(pod["securityContext"]["runAsUser"], int)
@@ -116,13 +116,13 @@ def test_every_pod_is_confined() -> None:
 def test_the_image_runs_as_the_user_that_pods_name() -> None:
     user = re.search(r"^USER (\d+):", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
     assert user is not None
-    for path in ("base/master.yaml", "base/workers.yaml", "stores/stores.yaml"):
+    for path in ("base/master.yaml", "base/workers.yaml", "stores/stores.yaml", "predictions/predictions.yaml"):
         for found in documents(FOLDER / path):
             for pod in pods(found):
                 assert pod["securityContext"]["runAsUser"] == int(user[1])
 
 
-@pytest.mark.parametrize("name", ["master", "workers", "store"])
+@pytest.mark.parametrize("name", ["master", "workers", "store", "predictions"])
 def test_options_are_those_of_the_command(name: str) -> None:
     container = job(everything(), f"elastable-{name}")
     help_text = CliRunner().invoke(app, [container["command"][1], "--help"], env={"COLUMNS": "300"}).output
@@ -198,6 +198,23 @@ def require_stores(found: list[Parsed], listed: str, args: list[str]) -> None:
     assert callers["ports"] == [{"port": int(listen)}]
 
 
+def test_predictions_scale_by_a_metric_that_there_is_and_drain_before_they_end() -> None:
+    found = {one["kind"]: one for one in documents(FOLDER / "predictions/predictions.yaml")}
+    scaler, deployment = found["HorizontalPodAutoscaler"]["spec"], found["Deployment"]
+    assert scaler["scaleTargetRef"] == {
+        "apiVersion": deployment["apiVersion"], "kind": "Deployment", "name": deployment["metadata"]["name"],
+    }  # fmt: skip
+    assert {metric["pods"]["metric"]["name"] for metric in scaler["metrics"]} <= set(METRICS)
+    assert "replicas" not in deployment["spec"]  # each `apply` would undo what the scaler has done
+    (pod,) = pods(deployment)
+    (drain,) = [float(word.partition("=")[2]) for word in pod["containers"][0]["args"] if word.startswith("--drain=")]
+    assert drain + 10 <= pod["terminationGracePeriodSeconds"]
+    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
+    assert {port["name"]: port["port"] for port in found["Service"]["spec"]["ports"]} == ports
+    for name, port in ports.items():
+        assert f"--{name}=0.0.0.0:{port}" in pod["containers"][0]["args"]
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
@@ -235,6 +252,10 @@ def test_an_overlay_is_rendered_and_valid(overlay: str) -> None:
             assert [one["configMapRef"]["name"] for one in container["envFrom"]] == [name]
     else:
         assert not set(ENDPOINT_VARIABLES) & set(settings)
+    if overlay == "predictions":
+        container = job(found, "elastable-predictions")
+        assert [one["configMapRef"]["name"] for one in container["envFrom"]] == [name]
+        assert container["image"] == master["image"]
     if overlay == "scaled":
         kinds = {one["kind"] for one in found if one["metadata"]["name"] == "elastable-workers"}
         assert ("ScaledJob" in kinds, "Job" in kinds) == (True, False)

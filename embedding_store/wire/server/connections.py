@@ -77,12 +77,12 @@ class Bounds:
 
 
 LISTENERS: Mapping[str, Bounds] = {
-    # Masters, store servers, `elastable serve`: calls and their health checks. A worker has two connections or three.
+    # Masters, store servers, `elastable serve` and `serve-model`: calls, health checks. A worker has two or three.
     "gRPC": Bounds(
         16_000,
         {Standing.SILENT: Bound(512, 128), Standing.CALLER: Bound(2_048, 512), Standing.KNOWN: Bound(10_000, 5_000)},
     ),
-    # The live page, metrics, probes.
+    # The live page, metrics, probes, predictions.
     "HTTP": Bounds(
         1_024, {Standing.SILENT: Bound(24, 16), Standing.CALLER: Bound(64, 48), Standing.KNOWN: Bound(64, 48)}
     ),

@@ -33,8 +33,9 @@ from elastable.embedding_store.wire.access.credentials import (
     Rule,
     rule_of_call,
 )
-from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
+from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS
 from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
 from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK, CallGuard
 from elastable.embedding_store.wire.server.call_room import Call, CallLimits
 from elastable.embedding_store.wire.server.connections import CountedPort, Standing
@@ -51,7 +52,6 @@ OTHER_METHODS = "other"
 
 
 _OPTIONS = [
-    *MESSAGE_OPTIONS,
     # Two servers must not share a port in silence.
     ("grpc.so_reuseport", 0),
     *KEEPALIVE_OPTIONS,
@@ -104,6 +104,7 @@ class GrpcServer:
         insecure: Whether it may be open, in plain text and without a token, to others than this host.
         anonymous: The role of callers who show no token. None: there are none where the credentials hold tokens or
             roles of certificates; elsewhere everybody is a worker.
+        largest_message: Bytes, either way; gRPC refuses a larger one as RESOURCE_EXHAUSTED.
 
     Attributes:
         address: `host:port` that it listens on, the port taken.
@@ -123,6 +124,7 @@ class GrpcServer:
         credentials: Credentials | None = None,
         insecure: bool = False,
         anonymous: Role | None = None,
+        largest_message: int = MAX_FRAME_BYTES,
     ) -> None:
         where = Address.parse(address)
         credentials = Credentials.from_environment() if credentials is None else credentials
@@ -139,6 +141,8 @@ class GrpcServer:
             ],
             options=[
                 *_OPTIONS,
+                ("grpc.max_send_message_length", largest_message),
+                ("grpc.max_receive_message_length", largest_message),
                 ("grpc.max_allowed_incoming_connections", self.connections.bounds.cap),
                 ("grpc.max_concurrent_streams", limits.streams),
             ],

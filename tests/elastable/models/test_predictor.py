@@ -1,6 +1,7 @@
 """`et.Predictor`: a model's predictions from what a job left, or from what it commits."""
 
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -143,9 +144,26 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(valkey_node: Server) -> str:
+    """The store of `run`."""
+    return f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, stored: str) -> Path:
+    """Of a job that saved its versions 5, 10, 15 and 20."""
     home = tmp_path_factory.mktemp("served")
-    options = ("--workers", "1", "--micro-batch-size", "64", "--run-dir", home)
+    options: tuple[str | Path, ...] = (
+        "--workers",
+        "1",
+        "--micro-batch-size",
+        "64",
+        "--run-dir",
+        home,
+        "--store",
+        stored,
+    )
+    options += ("--checkpoint-every", "5", "--full-every", "1", "--keep", "0")
     done = run_elastable("train", CLICKS, *options)
     assert done.code == 0, done.err
     return home / "latest"
@@ -242,3 +260,63 @@ def test_a_reader_that_holds_its_rows_stays_at_its_version(followed: Callable[[]
     with followed() as reader, reader.at_one_version() as (version, record):
         assert (version, record) == (0, None)
         assert reader.lookup({"rows": np.arange(3)})["rows"].shape == (3, 4)
+
+
+def click_of(found: Predictor) -> npt.NDArray[np.float32]:
+    x, _ = click_data("validation")
+    (click,) = found.predict(x)[0].values()
+    return click
+
+
+def test_a_version_is_held_and_given_free(run: Path, stored: str) -> None:
+    with Predictor(run) as found:
+        newest = click_of(found)
+        assert (found.version, found.held) == (20, None)
+        found.hold(5)
+        first = click_of(found)
+        assert (found.version, found.held, found.advance(), found.newest()) == (5, 5, 5, 20)
+        assert not np.array_equal(first, newest)
+        with pytest.raises(CheckpointError, match="no checkpoint of version 7, but of 5, 10, 15, 20"):
+            found.hold(7)
+        np.testing.assert_array_equal(click_of(found), first)
+        assert (found.free(), found.held) == (20, None)
+        np.testing.assert_array_equal(click_of(found), newest)
+    with Predictor(run, version=5) as found:
+        assert (found.version, found.held, found.advance()) == (5, 5, 5)
+        np.testing.assert_array_equal(click_of(found), first)
+        assert found.free() == 20
+    with Predictor(stored, checkpoints=run) as found:
+        np.testing.assert_array_equal(click_of(found), newest)
+        found.hold(20)  # the one that is there: nothing is read for it
+        assert found.held == found.advance() == 20
+        found.hold(5)
+        np.testing.assert_array_equal(click_of(found), first)
+        assert found.free() == 20
+        np.testing.assert_array_equal(click_of(found), newest)
+    with Predictor(stored) as found:
+        with pytest.raises(CheckpointError, match="version 5 cannot be read: the store is at version 20"):
+            found.hold(5)
+        assert (found.version, found.held) == (20, None)
+
+
+def test_checkpoints_of_another_model_are_not_held(run: Path, url: str) -> None:
+    train(model(), url)
+    with Predictor(url, checkpoints=run) as found:
+        with pytest.raises(ElastableError, match="whose model is another one"):
+            found.hold(5)
+        assert found.held is None
+        assert len(found.predict(X)[0]["click"]) == 96
+
+
+def test_the_checkpoints_of_a_run_are_followed(run: Path, tmp_path: Path) -> None:
+    saved = sorted((run / "checkpoints").iterdir())
+    shutil.copytree(saved[0], tmp_path / saved[0].name)
+    with Predictor(tmp_path) as found:
+        assert found.advance() == 5
+        before = click_of(found)
+        shutil.copytree(saved[1], tmp_path / f"copied-{saved[1].name}")
+        (tmp_path / f"copied-{saved[1].name}").rename(tmp_path / saved[1].name)
+        assert (found.version, found.newest()) == (5, 10)
+        np.testing.assert_array_equal(click_of(found), before)
+        assert found.advance() == 10
+        assert not np.array_equal(click_of(found), before)

@@ -9,13 +9,18 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import keras
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from grpc_health.v1 import health_pb2
+from typer.testing import CliRunner, Result
 
 import elastable as et
+from elastable.command import app
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Credentials
@@ -25,7 +30,8 @@ from elastable.monitoring.http_server import HttpServer
 from elastable.monitoring.page.views import Watched
 from elastable.process.exit_codes import ExitCode
 from elastable.serving import service
-from elastable.serving.service import LARGEST_BODY, MOST_WAITING, PredictionService
+from elastable.serving.batches import MOST_WAITING
+from elastable.serving.service import LARGEST_BODY, PredictionService
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, Answer, get
 from tests.elastable.processes import elastable, run_elastable, wait_until
@@ -46,15 +52,13 @@ def trained(url: str) -> keras.Model:
 
 
 @contextmanager
-def served(url: str, follow: bool = False, token: str | None = None) -> Iterator[tuple[HttpServer, PredictionService]]:
+def served(url: str, follow: bool = False, **tokens: Any) -> Iterator[tuple[HttpServer, PredictionService]]:
     with ExitStack() as held:
         predictor = held.enter_context(Predictor(url))
-        found = held.enter_context(PredictionService(predictor, follow))
+        found = held.enter_context(PredictionService(predictor, follow, 512))
         endpoints = held.enter_context(closing(Endpoints(Watched({}, found.not_ready), found.routes)))
         yield (
-            held.enter_context(
-                HttpServer(Address("127.0.0.1", 0), endpoints.app, Credentials(token=token), posts=True)
-            ),
+            held.enter_context(HttpServer(Address("127.0.0.1", 0), endpoints.app, Credentials(**tokens), posts=True)),
             found,
         )
 
@@ -143,26 +147,15 @@ def test_bad_requests_are_answered_by_what_they_are(url: str, path: str, body: o
 def test_nobody_waits_in_a_queue_without_end(url: str) -> None:
     trained(url)
     with served(url) as (server, counted):
-        answers: list[Answer] = []
         body = {"instances": IDS[:1].tolist()}
-        threads = [
-            threading.Thread(target=lambda: answers.append(post(server, "v1/models/clicks:predict", body)))
-            for _ in range(MOST_WAITING)
-        ]
         with counted.predictor._one:  # nothing is computed meanwhile
-            for thread in threads[:-8]:  # the server takes so many connections
-                thread.start()
-            counted._waiting += 8
-            end = time.monotonic() + LIMIT_S
-            while counted._waiting < MOST_WAITING:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            first = counted.batches.predict({"ids": IDS[:1]})
+            wait(first.running)
+            others = [counted.batches.predict({"ids": IDS[:1]}) for _ in range(MOST_WAITING)]
             refused = post(server, "v1/models/clicks:predict", body)
             assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-            counted._waiting -= 8
-        for thread in threads[:-8]:
-            thread.join(LIMIT_S)
-        assert [answer.status for answer in answers] == [200] * (MOST_WAITING - 8)
+        assert all(one.result(LIMIT_S)[1] == 4 for one in (first, *others))
+        assert post(server, "v1/models/clicks:predict", body).status == 200
 
 
 def test_a_request_that_drips_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +217,78 @@ def test_a_store_that_is_away_is_no_outage(server_binary: Path, tmp_path: Path) 
             assert (answer.status, answer.headers["elastable-model-version"]) == (200, "4")
 
 
+def test_a_server_that_drains_says_so_and_answers_whoever_has_asked(url: str) -> None:
+    trained(url)
+    body, answers = {"instances": IDS[:1].tolist()}, list[Answer]()
+    with served(url) as (server, counted):
+        counted.drain()
+        assert get(f"{server.url}readyz").status == get(f"{server.url}v2/health/ready").status == 503
+        asking = threading.Thread(target=lambda: answers.append(post(server, "v1/models/clicks:predict", body)))
+        closing_ = threading.Thread(target=server.close)
+        computes, plain = threading.Event(), counted.predictor.predict
+
+        def predict(x: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
+            computes.set()
+            wait(lambda: refuses(server))  # it takes no more connections
+            return plain(x)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(counted.predictor, "predict", predict)
+            asking.start()
+            assert computes.wait(LIMIT_S)
+            closing_.start()
+            asking.join(LIMIT_S)
+            closing_.join(LIMIT_S)
+    assert [answer.status for answer in answers] == [200]
+
+
+def refuses(server: HttpServer) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", server.address.port), LIMIT_S).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_a_version_is_held_by_whoever_may_write(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP, and by the command; the version itself: `test_predictor.py`."""
+    trained(url)
+    with served(url, token=TOKEN) as (server, counted):
+        json_, token = {"Content-Type": "application/json"}, {"Authorization": f"Bearer {TOKEN}"}
+        assert post(server, "hold", {"version": 4}, json_).status == 401
+        for body, headers, status, said in (
+            ({"version": 4}, {**token, "Content-Type": "text/plain"}, 415, "application/json"),
+            ({"version": "4"}, {**token, **json_}, 400, "'version' must be"),
+            ({}, {**token, **json_}, 400, "'version' must be"),
+            ({"version": 3}, {**token, **json_}, 404, "version 3 cannot be read"),
+        ):
+            answer = post(server, "hold", body, headers)
+            assert (answer.status, said in answer.text) == (status, True), answer.text
+        assert counted.predictor.held is None
+        (tmp_path / "token").write_text(TOKEN)
+        (tmp_path / "token").chmod(0o600)
+        monkeypatch.setenv("ELASTABLE_TOKEN_FILE", str(tmp_path / "token"))
+
+        def hold(*words: str) -> Result:
+            return CliRunner().invoke(app, ["hold", server.url, *words], obj=lambda level, form: None)
+
+        for words, held in ((("--version", "4"), 4), (("--newest",), None)):
+            done = hold(*words)
+            assert (done.exit_code, counted.predictor.held) == (0, held), done.output
+            assert json.loads(done.output) == {"version": 4, "held": held is not None}
+        assert "version 3 cannot be read" in str(hold("--version", "3").exception)
+        assert "hold needs --version N, or --newest" in str(hold().exception)
+        assert "hold needs --version N, or --newest" in str(hold("--version", "4", "--newest").exception)
+
+
+def test_readers_hold_nothing(url: str) -> None:
+    trained(url)
+    with served(url, reader_token=TOKEN) as (server, counted):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+        assert post(server, "hold", {"version": 4}, headers).status == 403
+        assert counted.predictor.held is None
+
+
 def test_another_job_in_the_store_is_not_taken_for_the_next_version(url: str) -> None:
     trained(url)
     with Predictor(url) as found:
@@ -249,7 +314,9 @@ def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
         "train", CLICKS, "--workers", "1", "--micro-batch-size", "64", "--run-dir", tmp_path, "--no-export"
     )
     assert done.code == 0, done.err
-    with elastable(tmp_path / "process", "serve-model", tmp_path / "latest", "--http", "127.0.0.1:0") as running:
+    with elastable(
+        tmp_path / "process", "serve-model", tmp_path / "latest", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"
+    ) as running:
         wait_until(lambda: " at http" in running.out + running.err, "the server", running)
         said = running.out + running.err
         assert "version 20" in said
@@ -258,13 +325,15 @@ def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
         x = {"user_ids": [1, 2], "word_ids": [[1, 2, 3], [4, 5, 6]]}
         answer = get(f"{at}v1/models/{name}:predict", method="POST", body=json.dumps({"inputs": x}).encode())
         assert answer.status == 200, answer.text
+        with grpc.insecure_channel(said.partition(" over gRPC at ")[2].split()[0]) as channel:
+            call = channel.unary_unary("/grpc.health.v1.Health/Check", None, health_pb2.HealthCheckResponse.FromString)
+            assert call(b"", timeout=LIMIT_S).status == health_pb2.HealthCheckResponse.SERVING
         assert "elastable_served_version 20.0" in get(f"{at}metrics").text
         running.signal(signal.SIGTERM)
         assert running.wait() == ExitCode.DONE
 
 
 def test_what_cannot_be_served_is_refused_at_once(tmp_path: Path) -> None:
-    for arguments, said in (((tmp_path, "--follow"), "--follow"), ((tmp_path,), "no checkpoint")):
-        done = run_elastable("serve-model", *arguments)
-        assert done.code not in (0, 1)
-        assert said in " ".join((done.out + done.err).split())
+    done = run_elastable("serve-model", tmp_path)
+    assert done.code not in (0, 1)
+    assert "no checkpoint" in " ".join((done.out + done.err).split())

@@ -1,0 +1,108 @@
+"""Requests that wait are answered together, each as if it were alone."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import elastable as et
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.models.predictor import Predictor
+from elastable.serving.batches import Batches, Prediction
+from tests.servers import Server
+
+LIMIT_S = 120.0
+IDS = np.random.default_rng(0).integers(0, 40, (64, 3))
+
+
+@pytest.fixture(scope="module")
+def predictors(valkey_node: Server) -> Iterator[dict[str, Predictor]]:
+    """Of a model whose records are apart, and of one that centres its outputs over the batch."""
+    with ExitStack() as held:
+        made = {}
+        for name in ("apart", "centred"):
+            url = f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
+            ids = keras.Input((None,), dtype="int64", name="ids")
+            hidden = keras.layers.Dense(4, "relu")(et.Embedding(40, 4, combiner="mean", name="any")(ids))
+            out = keras.layers.Dense(1, name="click")(hidden)
+            if name == "centred":
+                out = out - keras.ops.mean(out, axis=0, keepdims=True)
+            model = keras.Model(ids, out, name=name)
+            model.compile("adam", "mse")
+            et.fit(model, IDS, np.ones((64, 1), np.float32), store=url, batch_size=16, verbose=0)
+            made[name] = held.enter_context(Predictor(url))
+        yield made
+
+
+def together(
+    predictor: Predictor, requests: Sequence[npt.ArrayLike], most: int = 512
+) -> tuple[list[Future[Prediction]], list[int]]:
+    """The answers to requests that all wait at once, and the records of each batch that was computed for them."""
+    sizes: list[int] = []
+    plain = predictor.predict
+
+    def counted(x: dict[str, npt.ArrayLike]) -> Prediction:
+        sizes.append(len(np.asarray(x["ids"])))
+        return plain(x)
+
+    with Batches(predictor, most) as batches, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predictor, "predict", counted)
+        with predictor._one:
+            first = batches.predict({"ids": IDS[:1]})
+            end = time.monotonic() + LIMIT_S
+            while not first.running():
+                assert time.monotonic() < end
+                time.sleep(0.005)
+            found = [batches.predict({"ids": ids}) for ids in requests]
+        for one in found:
+            one.exception(LIMIT_S)
+    return found, sizes[1:]
+
+
+def test_those_who_wait_share_a_batch_and_each_gets_its_own(predictors: dict[str, Predictor]) -> None:
+    requests = [IDS[:1], IDS[1:4], IDS[4:5], IDS[5:8, :2], IDS[8:20]]
+    found, sizes = together(predictors["apart"], requests)
+    assert sizes == [17, 3]  # those of another shape by themselves
+    for ids, one in zip(requests, found, strict=True):
+        outputs, version = one.result()
+        wanted, _ = predictors["apart"].predict({"ids": ids})
+        assert version == 4
+        np.testing.assert_allclose(outputs["click"], wanted["click"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_is_bounded(predictors: dict[str, Predictor]) -> None:
+    _, sizes = together(predictors["apart"], [IDS[:3], IDS[:3], IDS[:2], IDS[:9], IDS[:1]], most=6)
+    assert sizes == [6, 3, 9]
+    assert together(predictors["apart"], [IDS[:1]] * 3, most=1)[1] == [1, 1, 1]
+
+
+def test_a_bad_request_fails_alone(predictors: dict[str, Predictor]) -> None:
+    found, sizes = together(predictors["apart"], [IDS[:1], IDS[:1] + 40, IDS[:2]])
+    assert sizes == [4, 1, 1, 2]
+    assert isinstance(found[1].exception(), IdOutOfRange)
+    assert len(found[2].result()[0]["click"]) == 2
+    with Batches(predictors["apart"], 8) as batches, pytest.raises(BadInput, match="at least 1"):
+        batches.predict({"ids": IDS[:0]})
+
+
+def test_dtypes_are_not_joined_to_one_that_holds_neither(predictors: dict[str, Predictor]) -> None:
+    """NumPy joins int64 and uint64 to float64."""
+    found, sizes = together(predictors["apart"], [IDS[:1], IDS[:1].astype(np.uint64), IDS[:1]])
+    assert sizes == [2, 1]
+    assert len({float(one.result()[0]["click"][0, 0]) for one in found}) == 1
+
+
+def test_a_model_that_looks_at_the_whole_batch_answers_each_request_by_itself(
+    predictors: dict[str, Predictor],
+) -> None:
+    found, sizes = together(predictors["centred"], [IDS[:2], IDS[2:8]])
+    assert sizes == [2, 6]
+    for one in found:
+        output, _ = one.result()
+        assert abs(float(next(iter(output.values())).mean())) < 1e-6
