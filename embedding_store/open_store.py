@@ -20,7 +20,7 @@ from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.log.acknowledged import AcknowledgedFile, acknowledged_beside
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.store_reader import HeldReader, StoreReader
+from elastable.embedding_store.store_reader import HeldLog, HeldReader, StoreReader
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.memory_budget import row_budget_here
 from elastable.embedding_store.support.store_url import (
@@ -320,19 +320,22 @@ def open_reader(url: str, follow: bool = False, deadline_s: float | None = None)
     raise _unknown("a reader of", url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
 
 
-def open_follower(url: str, deadline_s: float | None = None) -> HeldReader:
-    """A reader that holds all rows of a store in Redis in memory, and goes from version to version when it is told to.
+def open_follower(url: str, deadline_s: float | None = None) -> HeldReader | HeldLog:
+    """A reader that holds all rows of a store in memory, and goes from version to version when it is told to.
 
     Args:
-        url: `redis://...` or `rediss://...` of a store that another process writes.
+        url: `redis://...`, `rediss://...` or `memory?log=/folder` of a store that another process writes.
         deadline_s: As of `open_reader`.
 
     Raises:
         BadInput, Unsupported: a store that cannot be followed.
         StoreBroken, Unavailable, DeadlineExceeded, StoreFailed: as of `open_reader`.
     """
+    if _is_memory(url) and (folder := MemoryUrl.parse(url).log) is not None:
+        return HeldLog(folder)
     if _scheme(url) not in SCHEMES:
-        raise _unknown("a follower of", url, [f"{scheme}://host:port" for scheme in SCHEMES])
+        known = ["memory?log=/folder", *(f"{scheme}://host:port" for scheme in SCHEMES)]
+        raise _unknown("a follower of", url, known)
     reader = _redis_reader(url, True, deadline_s, held=True)
     assert isinstance(reader, HeldReader)
     return reader

@@ -1,10 +1,11 @@
-"""A read-only view of a store whose tier and log other processes can read."""
+"""Read-only views of stores whose tier and log other processes can read."""
 
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -27,8 +28,10 @@ from elastable.embedding_store.errors import (
     Unsupported,
     VersionError,
 )
+from elastable.embedding_store.log.base_file import find_base
 from elastable.embedding_store.log.changes import TableImages, decode_change
 from elastable.embedding_store.log.contract import Log
+from elastable.embedding_store.log.inspection import LogTail
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.tables.checks import require_ids
@@ -461,3 +464,101 @@ class HeldReader(StoreReader):
                 return replayed, sequence
             if time.monotonic() > give_up:
                 raise DeadlineExceeded(f"{self._tier.place} was flushed whenever its rows were read; give it more time")
+
+
+class HeldLog(BaseSource):
+    """Exactly one version of a store in memory whose log is in a folder here; `advance` goes on to the newest.
+
+    Another process has the store open. All rows are in memory, with their slots. Where the log behind its version was
+    trimmed, it begins anew with the log's base, and answers from the version that it has until it has the newest one.
+
+    Raises:
+        BadInput: the folder holds no log.
+        StoreBroken, StoreFailed: it is corrupt, or cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock, self._moving = threading.RLock(), threading.Lock()
+        self._replayed, self._tail = self._begun()
+
+    def _begun(self) -> tuple[ReplayedTables, LogTail]:
+        base, replayed = find_base(self._folder), ReplayedTables({}, FollowedTable)
+        for version, payload in () if base is None else base.payloads():
+            replayed.apply_encoded(payload, version, f"{self._folder}: {base.path.name if base else ''}")
+        tail = LogTail(self._folder, 0 if base is None else base.sequence)
+        try:
+            self._follow(replayed, tail)
+        except BaseException:
+            tail.close()
+            raise
+        return replayed, tail
+
+    def _follow(self, replayed: ReplayedTables, tail: LogTail) -> None:
+        for entry in tail.entries():
+            with self._lock:
+                replayed.apply_encoded(entry.payload, entry.version, f"{self._folder}: entry {entry.sequence}")
+
+    def specs(self) -> dict[str, TableSpec]:
+        """All tables by name, at its version."""
+        with self._lock:
+            return {name: table.spec for name, table in self._replayed.tables.items()}
+
+    def version(self) -> int:
+        return self._replayed.version
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """Rows at its version. Raises `StaleVersion` or `FutureVersion` where another one is given."""
+        with self._lock:
+            now, tables = self._replayed.version, self._replayed.tables
+            if version not in (None, now):
+                error = StaleVersion if version is not None and version < now else FutureVersion
+                raise error(f"version {version} of {self._folder}: this reader is at version {now}")
+            found = {}
+            for name, some in ids.items():
+                table = tables.get(name)
+                if not isinstance(table, FollowedTable):
+                    raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(tables)) or 'none'})")
+                found[name] = table.complete(require_ids(table.spec, some), None, None)
+            return found
+
+    @contextmanager
+    def at_one_version(self) -> Iterator[tuple[int, bytes | None]]:
+        """As of `HeldReader`."""
+        with self._lock:
+            yield self._replayed.version, self._replayed.record
+
+    def advance(self) -> int:
+        """Goes on to the newest version, and returns it.
+
+        Raises:
+            StoreBroken, StoreFailed: it cannot be read; the version is one that was there.
+        """
+        with self._moving:
+            try:
+                self._follow(self._replayed, self._tail)
+            except (BadInput, StoreBroken):  # trimmed: the base includes them; or taken back
+                begun, now = self._begun(), self._replayed.version
+                if begun[0].version < now:
+                    begun[1].close()
+                    raise StoreBroken(
+                        f"{self._folder} is at version {begun[0].version}, and was at version {now}: it has lost what "
+                        "it held, or another job began there"
+                    ) from None
+                self._tail.close()
+                with self._lock:
+                    self._replayed, self._tail = begun
+            return self._replayed.version
+
+    def newest(self) -> int:
+        """The store's version."""
+        with self._moving:
+            return max(self._replayed.version, self._tail.newest() or 0)
+
+    def forget(self) -> None:
+        """It holds its version."""
+
+    def close(self) -> None:
+        """Closes the log. Closing twice is harmless."""
+        with self._moving:
+            self._tail.close()

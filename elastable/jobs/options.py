@@ -396,7 +396,7 @@ class ModelServerOptions:
 
     source: str = required(
         Option(
-            "A run directory, a checkpoint, or the redis:// URL of a store that a job writes to.",
+            "A run directory, a checkpoint, or the store that a job writes to: redis://... or memory?log=/folder.",
             metavar="RUN|DIR|URL", positional=True,
         )
     )  # fmt: skip
@@ -409,7 +409,7 @@ class ModelServerOptions:
     )  # fmt: skip
     follow: bool = setting(
         False,
-        Option("Go on to every version that the job commits to Redis, or saves in its run.", flags=("--follow",)),
+        Option("Go on to every version that the job commits, or saves in its run.", flags=("--follow",)),
     )
     version: int | None = setting(
         None, Option("The version to hold, until `elastable hold` says otherwise.", at_least=0, unset="the newest one")

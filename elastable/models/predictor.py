@@ -26,7 +26,7 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.open_store import open_follower
-from elastable.embedding_store.store_reader import HeldReader
+from elastable.embedding_store.store_reader import HeldLog, HeldReader
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 from elastable.master.api import Tensor
 from elastable.master.backend.contract import backend
@@ -65,7 +65,7 @@ class TensorSignature:
 class _Versions(Protocol):
     """Where a predictor's versions come from."""
 
-    rows: HeldReader | EmbeddingStore
+    rows: HeldReader | HeldLog | EmbeddingStore
     job: DocumentFields
     look_s: float  # between two looks for a newer one
 
@@ -87,7 +87,7 @@ class _Saved:
 
     def __init__(self, place: str | Path, version: int | None = None) -> None:
         self._place, self._saved = place, open_checkpoint(place, version)
-        self.rows: HeldReader | EmbeddingStore = MemoryStore()
+        self.rows: HeldReader | HeldLog | EmbeddingStore = MemoryStore()
         try:
             restore_tables(self._saved, self.rows)
             self._dense = self._saved.dense()
@@ -123,7 +123,7 @@ class _Followed:
     def __init__(self, url: str, deadline_s: float | None) -> None:
         self._place = redacted(url)
         self._reader = open_follower(url, deadline_s)
-        self.rows: HeldReader | EmbeddingStore = self._reader
+        self.rows: HeldReader | HeldLog | EmbeddingStore = self._reader
         try:
             with self._reader.at_one_version() as (_, record):
                 self.job: DocumentFields = dict(self._record(record).job)
@@ -171,8 +171,9 @@ class Predictor(Closing):
     Calls from several threads are answered one after another.
 
     Args:
-        source: A run directory or a folder of checkpoints, a checkpoint, or the `redis://` URL of a store that a job
-            writes to: the version that it has now, and after each `advance` the newest one.
+        source: A run directory or a folder of checkpoints, a checkpoint, or the URL of a store that a job writes to
+            (`redis://...`, or `memory?log=/folder` of this machine): the version that it has now, and after each
+            `advance` the newest one.
         version: The version to hold; None: none.
         checkpoints: Where other versions are read from (`hold`); None: from `source`, where that is no store.
         model_file: The job's model file, for models that are made of classes and functions of your own; None: the model
@@ -199,7 +200,7 @@ class Predictor(Closing):
         deadline_s: float | None = None,
     ) -> None:
         url = str(source)
-        followed = url.partition("://")[0] in SCHEMES
+        followed = url.partition("://")[0] in SCHEMES or url.startswith("memory?")
         self._checkpoints = source if checkpoints is None and not followed else checkpoints
         self.held = version
         self._newest: _Versions = _Followed(url, deadline_s) if followed else _Saved(source, version)

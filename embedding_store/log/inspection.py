@@ -1,15 +1,23 @@
 """Reads the folder of a log without opening it as a store does: nothing is locked, changed or replayed."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, StoreBroken
 from elastable.embedding_store.log.base_file import find_base
 from elastable.embedding_store.log.changes import CommitImages, decode_change
 from elastable.embedding_store.log.contract import Log, LogEntry
-from elastable.embedding_store.log.segment import check_segments
+from elastable.embedding_store.log.segment import (
+    SegmentReader,
+    check_segments,
+    segment_first,
+    segment_name,
+    segment_names,
+)
+from elastable.embedding_store.support.checked_files import store_failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +134,75 @@ def inspect_log(folder: str | Path) -> LogReport:
         changes=dict(tally.kinds),
         rows=tally.rows,
     )
+
+
+class LogTail(Closing):
+    """Reads a log to which another process appends, from an entry on.
+
+    Attributes:
+        last: The entry that was read last.
+
+    Raises:
+        BadInput: the folder holds no log.
+        StoreFailed: it cannot be read.
+    """
+
+    def __init__(self, folder: Path, after: int) -> None:
+        self.last = after
+        self._folder = folder
+        self._reader: SegmentReader | None = None
+        if not after and not self._firsts(folder):
+            raise BadInput(f"{folder} holds no log")
+
+    def entries(self) -> Iterator[LogEntry]:
+        """The entries behind `last` that are there by now; one that is being written is not.
+
+        Raises:
+            BadInput: some of them were trimmed.
+            StoreBroken: they are corrupt, or those that were read were taken back.
+            StoreFailed: the folder cannot be read.
+        """
+        while True:
+            firsts = self._firsts(self._folder)  # before the entries: none of these segments begins behind them then
+            if self._reader is None:
+                self._reader = self._opened(firsts, self.last)
+            if (reader := self._reader) is None:
+                return
+            for entry in reader.entries():
+                if entry.sequence > self.last:
+                    self.last = entry.sequence
+                    yield entry
+            if reader.size > reader.offset:
+                reader.refuse_corruption()
+            if reader.size < reader.offset:
+                raise StoreBroken(f"{self._folder} ends before entry {self.last}, which was there: it was taken back")
+            if all(first <= self.last for first in firsts) or reader.path.name == segment_name(self.last + 1):
+                return
+            self.close()
+
+    def newest(self) -> int | None:
+        """The store's version after the newest entry; None: there is none. Raises as `entries`."""
+        firsts, version = self._firsts(self._folder), None
+        if firsts:
+            with SegmentReader(self._folder / segment_name(firsts[-1])) as reader:
+                for header in reader.headers():
+                    version = header.version
+        return version
+
+    def close(self) -> None:
+        """Closes the segment that is read."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    @staticmethod
+    def _firsts(folder: Path) -> list[int]:
+        with store_failures(folder, "cannot be read"):
+            return [first for name in segment_names(folder) if (first := segment_first(name)) is not None]
+
+    def _opened(self, firsts: list[int], after: int) -> SegmentReader | None:
+        """The segment that the entry behind `after` is in, or will be in; None: there are no segments yet."""
+        before = [first for first in firsts if first <= after + 1]
+        if firsts and not before:
+            raise BadInput(f"{self._folder} begins with entry {firsts[0]}: those after {after} were trimmed")
+        return SegmentReader(self._folder / segment_name(before[-1])) if before else None

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pytest
 
 import elastable as et
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
     BadIds,
     BadInput,
@@ -21,10 +23,11 @@ from elastable.embedding_store.errors import (
     ElastableError,
     IdOutOfRange,
     ModelError,
+    StoreBroken,
     Unsupported,
 )
 from elastable.embedding_store.open_store import open_follower, open_store
-from elastable.embedding_store.store_reader import HeldReader
+from elastable.embedding_store.store_reader import HeldLog, HeldReader
 from elastable.models import predictor
 from elastable.models.configuration import config_of, model_of
 from elastable.models.predictor import Predictor
@@ -67,7 +70,7 @@ def model(**table: Keyword) -> keras.Model:
     return made
 
 
-def train(of: keras.Model, url: str, epochs: int = 1, first: int = 0, **settings: Keyword) -> None:
+def train(of: keras.Model, url: str | EmbeddingStore, epochs: int = 1, first: int = 0, **settings: Keyword) -> None:
     et.fit(
         of, X, [Y, np.repeat(Y, 2, axis=1)], store=url, batch_size=BATCH, epochs=epochs, initial_epoch=first,
         offload_embeddings_above=100, verbose=0, **settings,
@@ -133,6 +136,7 @@ def test_a_log_that_was_trimmed_is_no_end(url: str) -> None:
 
 def first_of_log(url: str) -> int:
     with closing(open_follower(url)) as reader:
+        assert isinstance(reader, HeldReader)
         return reader._log.first
 
 
@@ -250,13 +254,15 @@ def test_what_cannot_be_served_is_refused(url: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.fixture
-def followed(url: str) -> Iterator[Callable[[], HeldReader]]:
+def followed(url: str) -> Iterator[Callable[[], HeldReader | HeldLog]]:
     with open_store(url) as store:
         store.create_table(et.TableSpec("rows", 4))
         yield lambda: open_follower(url)
 
 
-def test_a_reader_that_holds_its_rows_stays_at_its_version(followed: Callable[[], HeldReader], url: str) -> None:
+def test_a_reader_that_holds_its_rows_stays_at_its_version(
+    followed: Callable[[], HeldReader | HeldLog], url: str
+) -> None:
     with followed() as reader, reader.at_one_version() as (version, record):
         assert (version, record) == (0, None)
         assert reader.lookup({"rows": np.arange(3)})["rows"].shape == (3, 4)
@@ -320,3 +326,89 @@ def test_the_checkpoints_of_a_run_are_followed(run: Path, tmp_path: Path) -> Non
         np.testing.assert_array_equal(click_of(found), before)
         assert found.advance() == 10
         assert not np.array_equal(click_of(found), before)
+
+
+def test_a_log_in_files_is_followed_from_version_to_version_and_past_its_trimming(tmp_path: Path) -> None:
+    """By another reader than the one that has the store open: nothing of the folder is locked or changed."""
+    trained, log = model(), tmp_path / "log"
+    with open_store(f"memory?log={log}&log_bytes=20000") as store:
+        train(trained, store)
+        with Predictor(f"memory?log={log}") as found:
+            assert_predicts(found, trained, 6)
+            before = click_more(found)
+            train(trained, store, epochs=2, first=1)
+            assert (found.version, found.newest()) == (6, 12)
+            np.testing.assert_array_equal(click_more(found), before)
+            assert found.advance() == 12
+            assert_predicts(found, trained, 12)
+            train(trained, store, epochs=6, first=2)
+            wait_until(lambda: first_in_files(log) > 13, "what follows version 12 is trimmed")
+            assert found.predict(X)[1] == 12
+            assert found.advance() == 36
+            assert_predicts(found, trained, 36)
+
+
+def click_more(found: Predictor) -> npt.NDArray[np.float32]:
+    return found.predict(X)[0]["click"]
+
+
+def first_in_files(log: Path) -> int:
+    return min(int(path.stem) for path in log.glob("*.log"))
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Iterator[tuple[Path, EmbeddingStore]]:
+    with open_store(f"memory?log={tmp_path / 'log'}&log_bytes=4000000") as store:
+        store.create_table(et.TableSpec("rows", 4))
+        yield tmp_path / "log", store
+
+
+def write(store: EmbeddingStore, version: int) -> None:
+    store.update({"rows": TableUpdate(np.arange(3), np.full((3, 4), version, np.float32))}, {"rows": 0.1})
+
+
+def test_an_entry_that_is_being_written_is_waited_for(logged: tuple[Path, EmbeddingStore], tmp_path: Path) -> None:
+    """A copy of the log, byte by byte; the reader's version is always a whole one."""
+    log, store = logged
+    for version in (1, 2):
+        write(store, version)
+    (segment,) = log.glob("*.log")
+    content, copied = segment.read_bytes(), tmp_path / "copied"
+    copied.mkdir()
+    with pytest.raises(BadInput, match="holds no log"):
+        HeldLog(copied)
+    (copied / segment.name).write_bytes(content)
+    with HeldLog(copied) as reader:
+        wanted = reader.lookup({"rows": np.arange(4)})["rows"]
+        assert reader.version() == 2
+    seen = list[int]()
+    (copied / segment.name).write_bytes(b"")
+    with (copied / segment.name).open("ab", buffering=0) as file:
+        file.write(content[:200])
+        reader = HeldLog(copied)
+        for begin in range(200, len(content), 97):
+            file.write(content[begin : begin + 97])
+            seen.append(reader.advance())
+    assert sorted(set(seen)) == [0, 1, 2]
+    assert seen == sorted(seen)
+    np.testing.assert_array_equal(reader.lookup({"rows": np.arange(4)}, 2)["rows"], wanted)
+    (copied / segment.name).write_bytes(content[:200])  # what was answered from is answered from
+    with pytest.raises(StoreBroken, match="is at version 0, and was at version 2"):
+        reader.advance()
+    assert reader.version() == 2
+    (copied / segment.name).write_bytes(content)
+    assert reader.advance() == 2
+    reader.close()
+
+
+def test_a_corrupt_log_in_files_is_refused_by_name(logged: tuple[Path, EmbeddingStore], tmp_path: Path) -> None:
+    log, store = logged
+    for version in (1, 2, 3):
+        write(store, version)
+    (segment,) = log.glob("*.log")
+    content, copied = bytearray(segment.read_bytes().rstrip(b"\0")), tmp_path / "copied"
+    copied.mkdir()
+    content[len(content) // 2] ^= 1
+    (copied / segment.name).write_bytes(content)
+    with pytest.raises(StoreBroken, match="corrupt at byte"):
+        HeldLog(copied)

@@ -196,7 +196,7 @@ def test_every_metric_is_there(watched: Watched, server: Scrape, store_server: S
     asked, took = Counts(), Durations()
     asked.add("v2", "200")
     took.add("v2", 0.1)
-    found |= {sample.metric.name for sample in prediction_source(asked, took, 1, 2)}
+    found |= {sample.metric.name for sample in prediction_source(asked, took, 0, 1, 2)}
     # Nothing was tried again, or something was: that is a matter of chance.
     assert set(METRICS) == found | {"elastable_retries_total"}
 
