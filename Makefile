@@ -40,7 +40,7 @@ TORCH_STAMP := $(TORCH_VENV)/.installed
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-fast test-slow test-torch lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table mutations reference site bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run run-stream test test-fast test-slow test-torch lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table mutations reference site bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ install: $(RUN_STAMP) ## create .venv and install what `make run` needs
 
 run: $(RUN_STAMP) ## train the flights example: one master, two workers
 	$(RUN_COMMAND)
+
+run-stream: $(RUN_STAMP) ## predict clicks of users whose tastes drift, with a job that trains on them and without
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python examples/stream/run.py
 
 test: $(TEST_STAMP) ## run all tests against real servers (ARGS= narrows them; ARGS="-n 0" runs them one by one)
 	$(pytest) $(ARGS)
