@@ -15,6 +15,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.shards.server_contract import PushedCommit, Slices, TableClip
 from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, square_of
+from elastable.embedding_store.support.clocks import CLOCK
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.accumulate import row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
@@ -136,6 +137,17 @@ def test_the_time_of_a_version_is_decided_once_by_the_master() -> None:
     times = store.table_state("timed").touch_times
     assert times is not None
     assert times[:, 2].tolist() == [1_000_000, 1_000_750, 1_001_500]
+
+
+def test_the_time_of_a_version_is_that_of_the_clock_that_does_not_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CLOCK, "_reported", 0.0)
+    monkeypatch.setattr(CLOCK, "_began", CLOCK._began - 1e6)  # the system's was set ahead by as much since
+    store = Shaky()
+    store.create_table(replace(SPEC, name="timed", eviction=EvictionSpec(ttl=60.0)))
+    Committer(store, DensePart(), JobSpec(job="j"), 10.0).commit(1, [], lambda _: Progress(0))
+    times = store.table_state("timed").touch_times
+    assert times is not None
+    assert abs(times[0, 2] / 1000 - CLOCK.now()) < 1e5
 
 
 class OneNumber(DensePart):
