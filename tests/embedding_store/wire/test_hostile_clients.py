@@ -79,6 +79,7 @@ REFUSED: dict[str, tuple[Send, str]] = {
     "a good block and a bad one": (put(block([1], 1), block([2], NAN)), "BadInput: Put: one block"),
     "no block": (put(), "BadInput: Put: one block"),
     "an optimizer": (create(optimizer=store_pb2.Optimizer(name="u")), "BadSpec: unknown optimizer 'u'"),
+    "no optimizer": (create(optimizer=store_pb2.Optimizer()), "BadSpec: table 'new': its optimizer has no name"),
     "a hyperparameter": (sgd(hyperparameters={"u": 1.0}), "BadSpec: optimizer 'sgd': unknown hyperparameter 'u'"),
     "a hyperparameter's value": (
         sgd(hyperparameters={"learning_rate": NAN}),
