@@ -28,6 +28,7 @@ from tests.plugins.order import DEAREST
 
 LIST = Path(__file__).with_name("drawn.json")
 _LIMIT_S = 900
+_NO_TESTS = 5  # of pytest
 _SHARE = 0.9
 _PACKAGES = ("elastable", "embedding_store", "master", "replicas", "worker")
 _BESIDE = ("deploy", "docs", "examples", "proto", "tests")
@@ -62,8 +63,9 @@ def _fail(tree: Path, *tests: str) -> bool:
         )
     except subprocess.TimeoutExpired:
         return True  # a test that waits for ever notices, too
-    assert ran.returncode <= 2, f"{tests}: pytest ended with {ran.returncode}"  # below 0: a signal ended it
-    return ran.returncode != 0
+    # Below 0: a signal ended it. Of the dearer modules of a room each may start processes: then no test is left.
+    assert ran.returncode <= 2 or ran.returncode == _NO_TESTS, f"{tests}: pytest ended with {ran.returncode}"
+    return ran.returncode not in (0, _NO_TESTS)
 
 
 def is_noticed(tree: Path, mutation: Mutation) -> bool:
