@@ -112,8 +112,9 @@ def open_store(
         on_broken: Is asked where rows or changes are lost or corrupt, for each shard by itself: what is left of the
             store is deleted, and an empty one takes its place; or it raises. None: the error is raised.
         credentials: Of the client of store servers; None, and of other stores: those of the environment.
-        acknowledged_in: A folder where the newest version is noted of each store whose log is in Redis, so that it is
-            refused once it has lost that; None: nowhere. Of a log in files it is noted next to the folder of the store.
+        acknowledged_in: A folder where the newest version is noted of each store in Redis, so that it is refused once
+            it has lost that, where its URL does not say (`acknowledged_in=`); None: nowhere. Of a store in files it is
+            noted next to its folder.
         accept_version: A store that is at this version is opened although a later one was acknowledged, where its URL
             does not say (`accept_version=`); None: none is.
 
@@ -238,11 +239,12 @@ class _Opening:
         accepted = self.accept_version if options.accept_version is None else options.accept_version
         if _scheme(url) == "file":
             return AcknowledgedFile(acknowledged_beside(file_folder(rest)), accepted)
-        if self.acknowledged_in is None:
+        folder, redis = options.acknowledged_in or self.acknowledged_in, RedisUrl.parse(rest)
+        if folder is None:
+            _LOG.info("%s: what it acknowledges is noted nowhere else: write acknowledged_in=/folder in its URL", redis)
             return AcknowledgedFile(None, accepted)
-        redis = RedisUrl.parse(rest)
         digest = sha256(f"{redis} {redis.namespace}".encode()).hexdigest()[:16]
-        return AcknowledgedFile(self.acknowledged_in / f"store-{digest}.acknowledged", accepted)
+        return AcknowledgedFile(folder / f"store-{digest}.acknowledged", accepted)
 
 
 def _of_all(opening: Iterable[Part], make: Callable[[list[Part]], Whole]) -> Whole:

@@ -59,9 +59,10 @@ def _length(length: int) -> bytes:
     return bytes([*coded, left])
 
 
-def connected(address: str, said: bytes = b"") -> socket.socket:
+def connected(address: str, said: bytes = b"", source: str = "") -> socket.socket:
+    """A connection from the address `source` of this host ("": any)."""
     host, _, port = address.rpartition(":")
-    client = socket.create_connection((host, int(port)), timeout=LIMIT_S)
+    client = socket.create_connection((host, int(port)), timeout=LIMIT_S, source_address=(source, 0))
     client.sendall(said)
     return client
 

@@ -410,3 +410,26 @@ def test_no_bare_except() -> None:
     for path in EVERY_MODULE:
         handlers = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ExceptHandler)]
         assert all(handler.type is not None for handler in handlers), path
+
+
+ASK_WHAT_TIME_IT_IS = {
+    "embedding_store/support/clocks.py",  # once, and then by how much it has jumped
+    # When something happened, for people; nothing is decided by it:
+    "elastable/monitoring/opentelemetry_tracer.py",
+    "elastable/monitoring/page/views.py",
+    "elastable/output/noted.py",
+    "master/checkpoints/writing.py",
+}
+
+
+def test_time_that_counts_is_not_the_systems() -> None:
+    """Which somebody may set: leases, deadlines, pins and durations go by clocks that do not jump."""
+    clocks = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+    asking = {
+        str(path.relative_to(ROOT))
+        for path in EVERY_MODULE
+        for node in ast.walk(tree_of(path))
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) in clocks)
+        or (isinstance(node, ast.ImportFrom) and node.module == "time" and "time" in {of.name for of in node.names})
+    }
+    assert asking == ASK_WHAT_TIME_IT_IS

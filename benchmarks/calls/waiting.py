@@ -222,7 +222,7 @@ async def _serve_aio() -> None:
         async def lookup_many(frames: AsyncIterator[bytes], context: grpc.ServicerContext) -> AsyncIterator[bytes]:
             """Rows are gathered in other threads: whatever takes long in the loop's delays all other calls."""
             loop, received = asyncio.get_running_loop(), [frame async for frame in frames]
-            later = await loop.run_in_executor(None, rows.lookup, iter(received))
+            later = await loop.run_in_executor(None, rows.lookup, iter(received), context.peer())
             replies: Iterator[bytes] = iter(later.at_once())  # type: ignore[arg-type]
             take: Callable[[], bytes | None] = partial(next, replies, None)
             while (frame := await loop.run_in_executor(None, take)) is not None:

@@ -64,7 +64,7 @@ class RunDirectory:
         self._closed = False
         self._warned = False
         self._lines: list[dict[str, object]] = []
-        self._started = time.time()
+        self._started = time.monotonic()
 
     @classmethod
     def create(cls, home: Path) -> RunDirectory:
@@ -114,7 +114,7 @@ class RunDirectory:
 
     def record(self, kind: str, version: int, epoch: int, values: Mapping[str, float]) -> None:
         """Notes metrics at a version, of kind "train", "evaluation" (of that very version) or "epoch"."""
-        line = {"kind": kind, "version": version, "epoch": epoch, "seconds": time.time() - self._started, **values}
+        line = {"kind": kind, "version": version, "epoch": epoch, "seconds": time.monotonic() - self._started, **values}
         self._lines.append(line)
         self.curves.note(kind, version, values)
         try:

@@ -21,7 +21,7 @@ _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
 # The comma between two URLs; those between the hosts of one stand before no scheme.
 _NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
 _SIZES = ("budget", "log_bytes", "before_image_bytes")
-TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean", "accept_version")
+TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean", "accept_version", "acknowledged_in")
 """What the URL of a store with a tier may say of the engine in front of it; see `TierOptions`."""
 
 _LEAST_BUDGET = 1 << 20
@@ -72,6 +72,8 @@ class TierOptions:
         before_image_bytes: Of memory, for rows as they were at pinned versions; None: a quarter of the memory here.
         unclean: What to do with a store without a log that was not closed cleanly: "refuse" it, or "drop" its content.
         accept_version: As of `MemoryUrl`.
+        acknowledged_in: A folder, outside of Redis, where the newest version of a store in Redis is noted; None:
+            whoever opens it says where.
     """
 
     budget: int | None = None
@@ -82,6 +84,7 @@ class TierOptions:
     before_image_bytes: int | None = None
     unclean: str = "refuse"
     accept_version: int | None = None
+    acknowledged_in: Path | None = None
 
     @classmethod
     def taken_from(cls, url: str) -> tuple[Self, str]:
@@ -98,6 +101,12 @@ class TierOptions:
             if not str(log).startswith("/") or log == "/":
                 raise BadInput(f"log={log}: write log=own, log=none, or the folder of the log as a path from the root")
             log = Path(log)
+        noted_in = options.get("acknowledged_in")
+        if noted_in is not None and (not place.startswith("redis") or not noted_in.startswith("/")):
+            raise BadInput(
+                f"acknowledged_in={noted_in}: write it in the URL of a store in Redis, with a folder as a path from "
+                "the root; of a store in files the newest version is noted next to its folder"
+            )
         if options.get("unclean", "refuse") not in ("refuse", "drop"):
             raise BadInput(f"unclean={options['unclean']}: write unclean=refuse or unclean=drop")
         if "unclean" in options and log != "none":
@@ -112,6 +121,7 @@ class TierOptions:
                 sizes.get("before_image_bytes"),
                 options.get("unclean", "refuse"),
                 _version(options),
+                None if noted_in is None else Path(noted_in),
             ),
             f"{place}?{rest}" if mark and rest else place,
         )

@@ -792,7 +792,9 @@ class RowBlockHeader(_message.Message):
     touches: _builtins.bool
     """whether they follow"""
     trained: _builtins.bool
-    """rows of a store or checkpoint, which training may have made infinite; others must be finite"""
+    """Rows of a store or checkpoint, which training may have made infinite; others must be finite, and so must all that
+    are put to a parameter server.
+    """
     @_builtins.property
     def state(self) -> Global___TableState:
         """when set, this is the body, and there are no rows"""

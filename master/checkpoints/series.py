@@ -67,7 +67,7 @@ class CheckpointSeries:
         with suppress(OSError):
             for name in reversed(checkpoint_names(self._files)):
                 with suppress(CheckpointError):
-                    found += [one] if (one := open_named(self._files, name)).job["job"] == job else []
+                    found += [one] if (one := open_named(self._files, name)).job.get("job") == job else []
                 if len(found) == most:
                     break
         return found[::-1]

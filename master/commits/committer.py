@@ -1,6 +1,5 @@
 """Pushes -> the next version: accumulate, clip, commit the rows, apply the dense part."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -11,6 +10,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.measures import Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.shards.server_contract import PushedCommit, ShardStore, TableClip
+from elastable.embedding_store.support.clocks import CLOCK
 from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
@@ -29,7 +29,7 @@ class Committer:
         deadline_s: How long a failing commit is tried again.
         ends_replay_epoch: Of a version: as of `Commit`.
         phases: Where the phases "sum", "dense" and "rows" are timed; None: nobody wants to know.
-        clock: Seconds since 1970, asked once for every version: `Commit.time`.
+        clock: Seconds since 1970 that never jump, asked once for every version: `Commit.time`.
         ahead: Whether `commit` may return while the store still logs the version; `settle` then waits for that.
     """
 
@@ -41,7 +41,7 @@ class Committer:
         deadline_s: float,
         ends_replay_epoch: Callable[[int], bool] = lambda version: False,
         phases: Durations | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = CLOCK.now,
         ahead: bool = False,
     ) -> None:
         self._store = store

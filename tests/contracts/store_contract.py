@@ -155,7 +155,11 @@ class StoreContract(HistoryContract, MembershipContract, DtypeContract, PinContr
         with pytest.raises(BadIds, match=r"'cities'.*id 1 appears at positions 0 and 1"):
             store.put("cities", [RowBlock(int64(1, 1), np.ones((2, 4), np.float32), np.ones((2, 4), np.float32))])
         assert store.row_count("cities") == 0
-        store.put("cities", [RowBlock(int64(1), good.weights * np.inf, good.slots, trained=True)])  # as a store held it
+
+    def test_put_keeps_what_training_made(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed(optimizer=OptimizerSpec.of("adagrad")))
+        infinite, ones = np.full((1, 4), np.inf, np.float32), np.ones((1, 4), np.float32)
+        store.put("cities", [RowBlock(int64(1), infinite, ones, trained=True)])  # as a store held it
         (overflowed,) = store.scan("cities")
         store.put("cities", [overflowed])
         assert np.isinf(store.read_rows("cities", int64(1)).weights).all()

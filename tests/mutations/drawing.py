@@ -28,12 +28,19 @@ class Mutation:
         file: Below the root.
         function: It lies in, with its class.
         before, after: The condition, as `ast.unparse` writes it.
+        equivalent: Why no caller can see the change; "": one can.
     """
 
     file: str
     function: str
     before: str
     after: str
+    equivalent: str = ""
+
+    @property
+    def room(self) -> str:
+        """Of `ROOMS`."""
+        return next(room for room in ROOMS if self.file.startswith(f"{room}/"))
 
     def __str__(self) -> str:
         return f"{self.file}: {self.function}: if {self.before}  ->  if {self.after}"

@@ -3,7 +3,7 @@
 import ctypes
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager
@@ -206,20 +206,20 @@ class ReplyRoom:
     """Room for replies, which larger ones wait for.
 
     Args:
-        most: Bytes of all replies at once; a larger one has the room alone. None: an eighth of the memory here, at
-            least 1 GiB.
+        most: Bytes of all replies at once, half of them those of one client; a larger one has the room alone. None: an
+            eighth of the memory here, at least 1 GiB.
         wait_s: Seconds that a reply waits; those in which kernels are compiled here are none.
     """
 
     def __init__(self, most: int | None = None, wait_s: float = _WAIT_S) -> None:
         self._most = max(_LEAST_BYTES, memory_limit() // _PART) if most is None else most
         self._wait_s = wait_s
-        self._held = 0
+        self._held: Counter[str] = Counter()  # by client; "": of all
         self._changed = threading.Condition()
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        """Around the making and sending of a reply.
+    def taken(self, size: int, client: str) -> Iterator[None]:
+        """Around the making and sending of a reply of so many bytes to a client.
 
         Raises:
             DeadlineExceeded: others have taken the room for too long.
@@ -229,19 +229,31 @@ class ReplyRoom:
             return
         begun, compiled = time.monotonic(), compile_seconds()
         with self._changed:
-            while self._held and self._held + size > self._most:
+            while (full := self._full(size, client)) is not None:
                 left = begun + self._wait_s + compile_seconds() - compiled - time.monotonic()
                 if left > 0:
                     self._changed.wait(left)
                     continue
+                of = f" of {full}" if full else ""
                 raise DeadlineExceeded(
-                    f"a reply of {size} bytes waited {self._wait_s:g} s: others of {self._held} bytes are still being "
-                    "sent; ask for less at a time"
+                    f"a reply of {size} bytes waited {self._wait_s:g} s: others{of} of {self._held[full]} bytes are "
+                    "still being sent; ask for less at a time"
                 )
-            self._held += size
+            self._count(size, client)
         try:
             yield
         finally:
             with self._changed:
-                self._held -= size
+                self._count(-size, client)
                 self._changed.notify_all()
+
+    def _full(self, size: int, client: str) -> str | None:
+        """Whose replies leave no room for one more; "": those of all."""
+        bounds = {"": self._most, client: self._most // 2}
+        return next((of for of, most in bounds.items() if self._held[of] and self._held[of] + size > most), None)
+
+    def _count(self, size: int, client: str) -> None:
+        for of in ("", client):
+            self._held[of] += size
+            if not self._held[of]:
+                del self._held[of]

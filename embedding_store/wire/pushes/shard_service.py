@@ -144,7 +144,8 @@ class _ShardServicer(StoreServicer):
         if isinstance(put, TableState):
             self._store.put_table_state(table, put)
         else:
-            self._store.put(table, [put])
+            # That training made a row infinite is believed of a job's owner, and not of any client.
+            self._store.put(table, [put if self._shard.clients is None else replace(put, trained=False)])
         return store_pb2.PutReply()
 
     def delete(self, frames: Iterator[bytes]) -> store_pb2.DeleteReply:

@@ -252,9 +252,10 @@ class _Reading:
     def of(self, message: handlers.Body, call: Call, room: CallRoom) -> Iterator[None]:
         """Around the sending of one more message."""
         limits, begun = self._limits, time.monotonic()
-        self._sent += len(message) if isinstance(message, bytes) else message.ByteSize()
+        size = len(message) if isinstance(message, bytes) else message.ByteSize()
+        self._sent += size
         late = limits.unread_s + self._sent / limits.least_rate - self._waited
-        with room.waiting(call, min(limits.unread_s, late)):
+        with room.sending(call, size if size > _SMALL_BYTES else 0, min(limits.unread_s, late)):
             yield
         self._waited += time.monotonic() - begun
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -39,6 +39,7 @@ class Call:
     Attributes:
         waits_as: What it counts as while it waits for something to happen here.
         stays_of: What else it counts at that is open for long: sessions and waiting calls, by client and host.
+        identity: What its caller is known by, at a server that tells callers apart.
         received: Bytes of its request.
         answered: Whether all of its answer was made.
     """
@@ -48,6 +49,7 @@ class Call:
     waits_as: Kind
     host: str = ""
     client: str = ""
+    identity: str = ""
     stays_of: tuple[str, ...] = ()
     received: int = 0
     answered: bool = False
@@ -139,7 +141,7 @@ class CallRoom:
             if not why:
                 self._count(call, 1)
                 if kind is self.joining:
-                    self._stay(call, self._session_bounds(peer))
+                    self._stay(call, self._session_bounds(call, peer))
         if silent is not None:
             silent.context.cancel()  # type: ignore[no-untyped-call]
         if why:
@@ -217,31 +219,51 @@ class CallRoom:
         Raises:
             CallRefused: too much is not read yet, of all clients or of this one.
         """
-        limits, key = self._limits, object()
+        key, client = object(), call.client
         now, unread = time.monotonic(), replace(call, kind=self.unread)
-        bounds = {"": limits.most_upload_bytes, call.client: limits.most_upload_bytes_of_a_client}
+        self._take_unread(client, size)
         with self._lock:
-            for client, most in bounds.items():
-                if (before := self._unread_bytes[client]) and before + size > most:
-                    of = f" of {client}" if client else ""
-                    raise _refused(f"unread answers{of} of {before} bytes")
-            self._count_unread(bounds, size)
-            self._waits[key] = _Wait(unread, now, now + limits.unread_s)
+            self._waits[key] = _Wait(unread, now, now + self._limits.unread_s)
 
         def over() -> None:
             with self._lock:
-                self._count_unread(bounds, -size)
+                self._count_unread(client, -size)
                 self._waits.pop(key, None)
                 self._given_up |= now + _LOOK_S < time.monotonic()
 
         if not call.context.add_callback(over):
             over()
 
-    def _count_unread(self, clients: Iterable[str], size: int) -> None:
-        for client in clients:
-            self._unread_bytes[client] += size
-            if not self._unread_bytes[client]:
-                del self._unread_bytes[client]
+    @contextmanager
+    def sending(self, call: Call, size: int, seconds: float) -> Iterator[None]:
+        """Around the sending of one message of an answer of several, for which its client has `seconds` to make room.
+
+        Raises:
+            CallRefused: as `answered`.
+        """
+        self._take_unread(call.client, size)
+        try:
+            with self.waiting(call, seconds):
+                yield
+        finally:
+            with self._lock:
+                self._count_unread(call.client, -size)
+                self._given_up |= not call.context.is_active()
+
+    def _take_unread(self, client: str, size: int) -> None:
+        limits = self._limits
+        bounds = {"": limits.most_upload_bytes, client: limits.most_upload_bytes_of_a_client}
+        with self._lock:
+            for of, most in bounds.items():
+                if (before := self._unread_bytes[of]) and before + size > most:
+                    raise _refused(f"unread answers{of and f' of {of}'} of {before} bytes")
+            self._count_unread(client, size)
+
+    def _count_unread(self, client: str, size: int) -> None:
+        for of in {"", client}:
+            self._unread_bytes[of] += size
+            if not self._unread_bytes[of]:
+                del self._unread_bytes[of]
 
     @contextmanager
     def waiting(self, call: Call, seconds: float) -> Iterator[None]:
@@ -255,12 +277,13 @@ class CallRoom:
             with self._lock:
                 self._waits.pop(key, None)
 
-    def _session_bounds(self, peer: str) -> Mapping[str, int]:
+    def _session_bounds(self, call: Call, peer: str) -> Mapping[str, int]:
         limits = self._limits
-        return {
+        bounds = {
             f"sessions of the client {peer}": limits.sessions_of_a_client,
-            f"sessions from {_host_of(peer)}": limits.sessions_of_a_host,
+            f"sessions from {_host_of(peer)}": limits.sessions_of_one,
         }
+        return {**bounds, f"sessions of {call.identity}": limits.sessions_of_one} if call.identity else bounds
 
     def _full(self, most: Mapping[str, int]) -> str:
         """Which of these bounds of calls that are open for long is reached; "": none."""
@@ -295,7 +318,9 @@ class CallRoom:
         """Which limit the call is beyond that nobody can make room at; "": none."""
         if call.kind is self.joining:
             full = self._under_way[self.sessions] >= self.sessions.most
-            return f"{self.sessions.most} {self.sessions.name}" if full else self._full(self._session_bounds(peer))
+            return (
+                f"{self.sessions.most} {self.sessions.name}" if full else self._full(self._session_bounds(call, peer))
+            )
         if call.client and self._of_client[call.client] >= self._limits.calls_of_a_client:
             return f"{self._limits.calls_of_a_client} calls of the client {call.client}"
         return ""
@@ -417,8 +442,7 @@ class CallLimits:
         calls_a_second_of_a_client: Begun by one client, sessions and health checks apart; as many may come at once.
             None: any number.
         upload_bytes: Of all requests that are being received or worked on, together; the oldest one may be larger. And
-            again of all answers of one message that are not read yet. None: an eighth of the memory here, at least
-            1 GiB.
+            again of all messages of answers that are not read yet. None: an eighth of the memory here, at least 1 GiB.
         upload_bytes_of_a_client: The same of one client. None: half of `upload_bytes`.
         first_message_s: Seconds that a client may take for its first message.
         next_message_s: And for each one after it.
@@ -451,8 +475,8 @@ class CallLimits:
         return max(1, self.threads * 3 // 4)
 
     @property
-    def sessions_of_a_host(self) -> int:
-        """Sessions of one host: three quarters of all."""
+    def sessions_of_one(self) -> int:
+        """Sessions of one host, and of one token or certificate: three quarters of all."""
         return max(1, self.sessions * 3 // 4)
 
     @property

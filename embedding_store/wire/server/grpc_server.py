@@ -402,8 +402,9 @@ class CheckedCalls(Interceptor):
         standing = Standing.SILENT
         if rule is not None:
             name = "" if method == OTHER_METHODS else method.rpartition("/")[2]
-            known = self._callers.knows(self._judged(rule, name, proofs, call.context))
-            standing = Standing.KNOWN if known or not self._callers.knows_anybody else Standing.CALLER
+            caller, tells = self._judged(rule, name, proofs, call.context), self._callers.knows_anybody
+            call.identity = caller.shown if tells else ""
+            standing = Standing.KNOWN if self._callers.knows(caller) or not tells else Standing.CALLER
         self._connections.heard(call.context.peer(), standing)
 
     def _judged(self, rule: Rule, call: str, proofs: Proofs, context: grpc.ServicerContext) -> Caller:

@@ -1,6 +1,6 @@
 """gRPC handlers of a servicer's methods: decode the request, call the method, encode the reply."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -104,9 +104,9 @@ def stream(method: Callable[..., Iterable[bytes] | Later[Any]], request: type[Me
     return grpc.unary_stream_rpc_method_handler(_method(method, of_call), request.FromString, None)
 
 
-def both_ways(method: Callable[[Iterator[bytes]], Iterable[bytes] | Later[Any]]) -> Handler:
-    """A call of frames each way, whose answer may come later."""
-    return grpc.stream_stream_rpc_method_handler(_method(method, ()))
+def both_ways(method: Callable[..., Iterable[bytes] | Later[Any]], *of_call: OfCall) -> Handler:
+    """A call of frames each way, whose answer may come later; arguments as of `control`."""
+    return grpc.stream_stream_rpc_method_handler(_method(method, of_call))
 
 
 def client_of(context: grpc.ServicerContext) -> str:

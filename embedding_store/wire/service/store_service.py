@@ -94,9 +94,9 @@ class StoreServicer:
             ),
             "TableStatistics": control(self.table_statistics, store_pb2.TableStatisticsRequest),
             "Attach": control(self.attach, store_pb2.AttachRequest),
-            "Lookup": both_ways(self.lookup),
+            "Lookup": both_ways(self.lookup, client_of),
             "LookupSmall": grpc.unary_unary_rpc_method_handler(self.lookup_small),
-            "ReadRows": both_ways(self.read_rows),
+            "ReadRows": both_ways(self.read_rows, client_of),
             "Pin": control(self.pins.pin, store_pb2.PinRequest, client_of),
             **changing,
         }
@@ -143,7 +143,7 @@ class StoreServicer:
             raise Unsupported("Attach: the rows of this store are not in shared memory")
         return store_pb2.AttachReply(socket=self._store.attachments.name, token=self._store.attachments.token)
 
-    def read_rows(self, frames: Iterator[bytes]) -> Iterator[bytes]:
+    def read_rows(self, frames: Iterator[bytes], client: str) -> Iterator[bytes]:
         header, ids = messages.ids_from_frames(frames)
         table, source = header.table, self.pins.source(header.pin)
         if header.block_rows < 0:
@@ -151,34 +151,37 @@ class StoreServicer:
         if (len(ids) and (header.block_rows or header.state)) or (header.block_rows and header.state):
             raise BadInput("ReadRows: ids, block_rows or state: ask for one of them")
         if header.state:
-            return self._state(table, source)
+            return self._state(table, source, client)
         row_bytes = self._row_bytes(table)
         if header.block_rows:
-            return self._blocks(table, source, min(header.block_rows, max(1, _BLOCK_BYTES // row_bytes)), row_bytes)
+            rows = min(header.block_rows, max(1, _BLOCK_BYTES // row_bytes))
+            return self._blocks(table, source, rows, rows * row_bytes, client)
         _refuse_long_reply("ReadRows", len(ids) * row_bytes, MAX_BODY_BYTES)
-        return self._rows_of(table, source, ids, row_bytes)
+        return self._rows_of(table, source, ids, len(ids) * row_bytes, client)
 
-    def _state(self, table: str, source: Snapshot) -> Iterator[bytes]:
+    def _state(self, table: str, source: Snapshot, client: str) -> Iterator[bytes]:
         spec = self._specs_of((table,))[table]
-        with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
+        with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters, client):
             yield from messages.state_frames(table, source.table_state(table))
 
-    def _blocks(self, table: str, source: Snapshot, rows: int, row_bytes: int) -> Iterator[bytes]:
-        with self._room.taken(rows * row_bytes):
+    def _blocks(self, table: str, source: Snapshot, rows: int, size: int, client: str) -> Iterator[bytes]:
+        with self._room.taken(size, client):
             for block in source.scan(table, rows):
                 yield from messages.block_frames(table, block)
 
-    def _rows_of(self, table: str, source: Snapshot, ids: Int64, row_bytes: int) -> Iterator[bytes]:
-        with self._room.taken(len(ids) * row_bytes):
+    def _rows_of(self, table: str, source: Snapshot, ids: Int64, size: int, client: str) -> Iterator[bytes]:
+        with self._room.taken(size, client):
             yield from messages.block_frames(table, source.read_rows(table, ids))
 
-    def lookup(self, frames: Iterator[bytes]) -> Later[None]:
-        return self._reply(frames, MAX_BODY_BYTES, lambda replies: replies)
+    def lookup(self, frames: Iterator[bytes], client: str) -> Later[None]:
+        return self._reply(frames, MAX_BODY_BYTES, client, lambda replies: replies)
 
     def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Answer:
-        return self._reply((frame,), ONE_FRAME_BYTES, _only_frame).at_once()
+        return self._reply((frame,), ONE_FRAME_BYTES, client_of(context), _only_frame).at_once()
 
-    def _reply(self, frames: Iterable[bytes], limit: int, answer: Callable[[Iterator[bytes]], Answer]) -> Later[None]:
+    def _reply(
+        self, frames: Iterable[bytes], limit: int, client: str, answer: Callable[[Iterator[bytes]], Answer]
+    ) -> Later[None]:
         ids, version, wait_s, pin = _read_request(frames)
         source, specs = self.pins.source(pin), self._specs_of(ids)
         size = sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items())
@@ -186,10 +189,16 @@ class StoreServicer:
         self._lookups.add(ids)
         waits = version is not None and not pin
         there = self._versions.when(version or 0, wait_s if waits else 0.0)
-        return Later(there, lambda _: answer(self._rows(source, specs, ids, version, size)))
+        return Later(there, lambda _: answer(self._rows(source, specs, ids, version, size, client)))
 
     def _rows(
-        self, source: Snapshot, specs: Mapping[str, TableSpec], ids: Mapping[str, Int64], version: int | None, size: int
+        self,
+        source: Snapshot,
+        specs: Mapping[str, TableSpec],
+        ids: Mapping[str, Int64],
+        version: int | None,
+        size: int,
+        client: str,
     ) -> Iterator[bytes]:
         header = store_pb2.LookupReplyHeader(version=source.version() if version is None else version)
         if size <= _FEW_BYTES:
@@ -203,7 +212,7 @@ class StoreServicer:
         dims = {table: specs[table].dim for table in ids}
 
         def gathered() -> Iterator[bytes]:
-            with self._room.taken(size):
+            with self._room.taken(size, client):
                 yield from ReplyFrames(header.SerializeToString(), ids, dims).filled(source, version, self._gatherers)
 
         return gathered()

@@ -159,6 +159,9 @@ def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
     files = {str(name): SavedFile(entry["sha256"], int(entry["bytes"])) for name, entry in fields["files"].items()}
     base = None if fields["base"] is None else Base(**fields["base"])
     _require_in_folder((*files, *(() if base is None else (base.name,))))
+    for name in ("job", "progress"):
+        if not isinstance(fields[name], dict):
+            raise TypeError(f"its {name} is {fields[name]!r}")
     return Manifest(
         int(fields["version"]), fields["job"], fields["progress"], tables, files, base, str(fields["written"]), checksum
     )

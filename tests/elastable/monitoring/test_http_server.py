@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,48 @@ def test_probes_are_answered_whoever_fills_the_port(said: bytes, credentials: Cr
         until(lambda: len(ended) > 200)
         for _ in range(3):
             assert get(f"{server.url}healthz").status == 200
+
+
+HALF_A_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(32)
+"""The begin of a TLS handshake, whose rest never comes."""
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Credentials, ssl.SSLContext]:
+    """A server's, and a client's that knows its authority."""
+    authority = Authority(tmp_path_factory.mktemp("tls") / "authority")
+    certificate, key = authority.issue("server", "localhost", "127.0.0.1")
+    return Credentials(certificate=certificate, key=key), ssl.create_default_context(cafile=authority.ca)
+
+
+@pytest.mark.parametrize("trickles", [False, True], ids=["silent", "trickles"])
+def test_a_tls_handshake_that_never_ends_is_ended(
+    monkeypatch: pytest.MonkeyPatch, secured: tuple[Credentials, ssl.SSLContext], trickles: bool
+) -> None:
+    credentials, tls = secured
+    monkeypatch.setitem(LISTENERS, "HTTP", replace(LISTENERS["HTTP"], silent_s=1.0))
+    with served(credentials) as server, connection(server) as client:
+        client.sendall(HALF_A_HELLO)
+        assert get(f"{server.url}healthz", tls=tls).status == 200
+        if trickles:
+            until(lambda: not says_more(client))
+        assert read_to_the_end(client) == b""
+        assert get(f"{server.url}healthz", tls=tls).status == 200
+
+
+def says_more(client: socket.socket) -> bool:
+    with suppress(OSError):
+        client.sendall(b"x")
+        return is_open(client)
+    return False
+
+
+def test_probes_are_answered_whatever_handshakes_never_end(secured: tuple[Credentials, ssl.SSLContext]) -> None:
+    credentials, tls = secured
+    with served(credentials) as server, flood(str(server.address), HALF_A_HELLO) as ended:
+        until(lambda: len(ended) > 200)
+        for _ in range(3):
+            assert get(f"{server.url}healthz", tls=tls).status == 200
 
 
 def test_an_address_in_use_is_refused_by_name() -> None:

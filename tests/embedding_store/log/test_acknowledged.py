@@ -13,7 +13,10 @@ import pytest
 from elastable.embedding_store import Commit, TableSpec, TableUpdate
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, TakenOver
+from elastable.embedding_store.log.acknowledged import AcknowledgedFile, Noted
+from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.support.store_url import url_of_server
 from elastable.embedding_store.tables.base_store import BaseStore
 from tests.servers import Server
 
@@ -172,6 +175,28 @@ def test_the_newest_segment_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_the_url_of_a_store_in_redis_says_where_it_is_noted(redis_node: Server, redis_url: str, tmp_path: Path) -> None:
+    """As `elastable serve`, `elastable store` and `et.fit` open it: by nothing but its URL."""
+    url = url_of_server(f"{redis_url}?acknowledged_in={tmp_path}/notes", 3)
+    with open_store(url) as store:
+        store.create_table(SPEC)
+        store.commit(commit_of(1))
+    (noted,) = (tmp_path / "notes").iterdir()
+    with redis_node.client() as client:
+        client.flushall()
+    with pytest.raises(StoreBroken, match=rf"at version 0 .*, but version 1 .*was acknowledged, as {noted} says"):
+        open_store(url)
+    open_store(url_of_server(f"{redis_url}?acknowledged_in={tmp_path}/notes", 2)).close()  # another server's share
+    open_store(f"{url}&accept_version=0").close()
+
+
+@pytest.mark.parametrize("url", ["file:///a?acknowledged_in=/b", "redis://h:1?acknowledged_in=b"])
+def test_where_it_is_noted_is_a_folder_of_a_store_in_redis(url: str) -> None:
+    with pytest.raises(BadInput, match=r"acknowledged_in=.*write it in the URL of a store in Redis"):
+        open_store(url)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("left", [0, 3])
 def test_the_newest_stream_entries_deleted(redis_node: Server, redis_url: str, left: int) -> None:
     """Nothing is noted anywhere: the stream itself remembers its last id."""
@@ -216,6 +241,14 @@ def test_a_file_that_cannot_be_written_is_warned_of_once(tmp_path: Path, caplog:
         store.commit(commit_of(1))
     assert caplog.text.count("what the store loses may not be noticed") == 1
     assert not os.path.lexists(tmp_path / "elsewhere")
+
+
+def test_without_a_file_nothing_is_noted() -> None:
+    acknowledged, nowhere = AcknowledgedFile(None), NoLog(3)
+    acknowledged.put(Noted(5, 5, 0))
+    acknowledged.identify("a")
+    acknowledged.require(nowhere, Noted(1, 3, 0), "the store")
+    acknowledged.forget()
 
 
 def test_a_truncated_log_is_the_stores_newest(tmp_path: Path) -> None:

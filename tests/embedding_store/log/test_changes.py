@@ -121,6 +121,7 @@ IDS_TWO_DEEP = np.zeros((2, 2), np.int64)
         ({"kind": "commit"}, []),
         (COMMIT | {"step": "1"}, []),
         (COMMIT | {"tables": [["rows", False]]}, [np.arange(3)]),
+        (COMMIT | {"tables": [["rows", False, -1]]}, [np.arange(2), ONES, ONES, np.arange(0), np.arange(0)]),
     ],
 )
 def test_what_is_no_change_is_refused(fields_of: dict[str, object], arrays_of: list[np.ndarray]) -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log import file_log as reserved_blocks
 from elastable.embedding_store.log.base_file import write_base
-from elastable.embedding_store.log.file_log import FileLog
+from elastable.embedding_store.log.changes import ClearTable, encode_change
+from elastable.embedding_store.log.file_log import BackgroundSync, FileLog
 from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, crc32_of, header_of, next_intact
 from elastable.embedding_store.log.inspection import inspect_log
 from elastable.embedding_store.log.segment import segment_name
@@ -163,6 +164,21 @@ def test_a_renamed_segment_is_refused(tmp_path: Path) -> None:
         FileLog(tmp_path)
 
 
+@pytest.mark.parametrize("segment_bytes", [100, 1 << 20], ids=["an old segment", "the newest"])
+def test_an_entry_of_another_log_is_refused_where_it_lies(tmp_path: Path, segment_bytes: int) -> None:
+    """It is whole and has the right number: only the entry behind it, which names the one before, tells."""
+    for name, second in (("ours", b"2"), ("theirs", b"!")):
+        with FileLog(tmp_path / name, segment_bytes=segment_bytes) as log:
+            for sequence, payload in enumerate([b"1", second, b"3", b"4"], 1):
+                log.append(sequence, sequence, [payload])
+    ours, theirs = (segments_of(tmp_path / name)[0] for name in ("ours", "theirs"))
+    content, entry = ours.read_bytes(), HEADER_BYTES + 1
+    assert len(content) >= 3 * entry
+    ours.write_bytes(content[:entry] + theirs.read_bytes()[entry : 2 * entry] + content[2 * entry :])
+    with pytest.raises(StoreBroken, match=rf"{ours.name} is corrupt: entry 3 comes after 2"):
+        FileLog(tmp_path / "ours")
+
+
 @settings(max_examples=150, deadline=None)
 @given(place=st.integers(0, 1 << 30), bits=st.integers(1, 255))
 def test_no_flipped_bit_is_read_as_an_entry(tmp_path_factory: pytest.TempPathFactory, place: int, bits: int) -> None:
@@ -225,6 +241,31 @@ def test_after_an_fsync_that_failed_nothing_is_appended(tmp_path: Path, monkeypa
         # The system may have dropped the pages: a second fsync would succeed and mean nothing.
         with pytest.raises(StoreBroken, match="fsync failed: Input/output error"):
             log.append(3, 3, [b"three"])
+
+
+def test_a_log_whose_only_file_was_truncated_away_has_nothing_to_bring_to_the_disk() -> None:
+    asked, failures = threading.Event(), list[str]()
+
+    def no_file() -> int:
+        asked.set()
+        return -1
+
+    syncing = BackgroundSync(0.001, no_file, failures.append)
+    syncing.appended(1)
+    assert asked.wait(60)
+    syncing.close()
+    assert not failures
+
+
+def test_a_log_is_inspected_as_it_lies(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no log"):
+        inspect_log(tmp_path)
+    with FileLog(tmp_path) as log:
+        for entry in (1, 2):
+            log.append(entry, entry * 7, encode_change(ClearTable("t")))
+        report = inspect_log(tmp_path)
+    assert (report.base, report.first, report.last, report.version) == (None, 1, 2, 14)
+    assert report.changes == {"ClearTable": 2}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="blocks are reserved on Linux")

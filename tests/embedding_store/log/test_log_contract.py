@@ -86,6 +86,9 @@ def test_asking_for_trimmed_entries_is_an_error(places: Iterator[str]) -> None:
         log.trim(4)
         with pytest.raises(BadInput, match="begins with entry 4: those after 2 were trimmed"):
             read(log, after=2)
+        with pytest.raises(BadInput, match="begins with entry 4: it cannot be truncated after entry 2"):
+            log.truncate(2)
+        assert log.last == len(appended)
         log.trim(100)
         assert read(log, after=len(appended) - 1) == appended[-1:], "the newest one knows where the next begins"
 

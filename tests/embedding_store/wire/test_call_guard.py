@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store import MemoryStore, RemoteSource
 from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Role
+from elastable.embedding_store.wire.access.credentials import Credentials, Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.server import call_room
@@ -30,6 +30,7 @@ from elastable.embedding_store.wire.server.call_room import CallLimits, CallRate
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.server.handlers import Later
 from elastable.embedding_store.wire.service.store_service import store_service
+from tests.certificates import TOKEN
 from tests.contracts.store_samples import create_tables, fixed, int64
 from tests.raw_http2 import begun, call, connected
 from tests.waiting import until
@@ -39,9 +40,12 @@ WAIT_S = 180.0
 HEALTH = "/grpc.health.v1.Health/Check"
 
 
-def served(held: ExitStack, limits: CallLimits = LIMITS, *more: Service) -> tuple[MemoryStore, str]:
+def served(
+    held: ExitStack, limits: CallLimits = LIMITS, *more: Service, token: str | None = None
+) -> tuple[MemoryStore, str]:
     store = create_tables(held.enter_context(MemoryStore(1)), fixed())
-    server = GrpcServer("127.0.0.1:0", [store_service(store), *more], limits, anonymous=Role.ADMINISTRATOR)
+    services, known = [store_service(store), *more], Credentials(token=token)
+    server = GrpcServer("127.0.0.1:0", services, limits, known, anonymous=Role.ADMINISTRATOR)
     return store, held.enter_context(server).address
 
 
@@ -187,7 +191,7 @@ def test_health_is_reported_while_all_else_is_full_and_sessions_leave_room(held:
     held.callback(leave.set)
     stays = channel(held, address).unary_unary("/test.Hold/Stay", None, None)
     sessions = []
-    for _ in range(limits.sessions_of_a_host):
+    for _ in range(limits.sessions_of_one):
         sessions.append(stays.future(b"", timeout=WAIT_S))
         assert inside.acquire(timeout=WAIT_S)
     refused(stays, "40 sessions from ipv4:127.0.0.1 are under way here")
@@ -204,7 +208,9 @@ def test_health_is_reported_while_all_else_is_full_and_sessions_leave_room(held:
 
 
 @contextmanager
-def waiting_calls(held: ExitStack, limits: CallLimits, sessions: bool) -> Iterator[tuple[str, list[Future[bytes]]]]:
+def waiting_calls(
+    held: ExitStack, limits: CallLimits, sessions: bool, token: str | None = None
+) -> Iterator[tuple[str, list[Future[bytes]]]]:
     """A server whose calls `/test.Hold/Stay` wait for these futures; its address."""
     there = list[Future[bytes]]()
 
@@ -214,7 +220,7 @@ def waiting_calls(held: ExitStack, limits: CallLimits, sessions: bool) -> Iterat
 
     names = frozenset({"Stay"}), frozenset[str]()
     service = Service("test.Hold", {"Stay": unary(stay)}, lambda: None, *(names if sessions else names[::-1]))
-    yield served(held, limits, service)[1], there
+    yield served(held, limits, service, token=token)[1], there
     for future in there:
         settle(future, b"held")
 
@@ -237,6 +243,21 @@ def test_one_connection_has_some_of_all_sessions(held: ExitStack) -> None:
             until(lambda call=call, before=before: call() and len(there) > before + 3)  # type: ignore[misc]
 
 
+def test_one_identity_has_some_of_all_sessions_wherever_it_calls_from(held: ExitStack) -> None:
+    with waiting_calls(held, CallLimits(threads=16, sessions=8), sessions=True, token=TOKEN) as (address, there):
+        clients = [held.enter_context(connected(address, begun(), f"127.0.0.{host}")) for host in (2, 3)]
+        for number, client in enumerate(3 * clients):
+            client.sendall(call(2 * number + 1, "/test.Hold/Stay", token=TOKEN))
+        until(lambda: len(there) == 6)
+        stay = channel(held, address).unary_unary("/test.Hold/Stay", None, None)
+        with pytest.raises(grpc.RpcError, match="6 sessions of the administrator's token are under way here"):
+            stay(b"", timeout=WAIT_S, metadata=(("authorization", f"Bearer {TOKEN}"),))
+        other = stay.future(b"", timeout=WAIT_S)  # of somebody else
+        until(lambda: len(there) == 7)
+        there[6].set_result(b"held")
+        assert other.result() == b"held"
+
+
 def test_waiting_calls_of_one_host_leave_room_to_others(held: ExitStack) -> None:
     with waiting_calls(held, CallLimits(threads=16, parked=4), sessions=False) as (address, there):
         calls = [stays(held, address)() for _ in range(3)]
@@ -249,9 +270,10 @@ def test_waiting_calls_of_one_host_leave_room_to_others(held: ExitStack) -> None
         assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["one message", "streamed"])
 @pytest.mark.parametrize("of_a_client", [1 << 20, 1 << 30])
 def test_answers_that_nobody_reads_are_bounded_and_end(
-    held: ExitStack, of_a_client: int, monkeypatch: pytest.MonkeyPatch
+    held: ExitStack, of_a_client: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returned = threading.Event()
     monkeypatch.setattr(call_room, "return_freed_memory", returned.set)
@@ -259,11 +281,12 @@ def test_answers_that_nobody_reads_are_bounded_and_end(
 
     def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
         made["answers"] += 1
-        context.add_callback(lambda: made.update(over=1))
+        context.add_callback(lambda: made.update(["over", str(context.code())]))  # type: ignore[attr-defined]
         return reply
 
+    handler = grpc.unary_stream_rpc_method_handler(lambda *of: iter([answer(*of)])) if streamed else unary(answer)
     limits = CallLimits(upload_bytes=4 << 20, upload_bytes_of_a_client=of_a_client, unread_s=3.0)
-    _, address = served(held, limits, Service("test.Hold", {"Work": unary(answer)}))
+    _, address = served(held, limits, Service("test.Hold", {"Work": handler}))
     most = min(limits.most_upload_bytes, of_a_client) // len(reply)
     with connected(address, begun(window=0)) as client, until_read(client) as said:
         for stream in range(1, 81, 2):
@@ -271,12 +294,13 @@ def test_answers_that_nobody_reads_are_bounded_and_end(
         until(lambda: made["answers"] == 40, WAIT_S)
         until(lambda: made["over"] >= 40 - most, WAIT_S)  # refused: their answers are dropped
         assert made["over"] == 40 - most or time.monotonic() - said[0] > limits.unread_s
-        ask = channel(held, address).unary_unary("/test.Hold/Work", None, None)
+        assert made[str(grpc.StatusCode.RESOURCE_EXHAUSTED)]
+        ask = channel(held, address).unary_stream("/test.Hold/Work", None, None)
         if of_a_client == 1 << 20:
-            assert ask(b"", timeout=WAIT_S) == reply  # another client
+            assert list(ask(b"", timeout=WAIT_S)) == [reply]  # another client
         until(lambda: made["over"] >= 40, WAIT_S)
         assert returned.wait(WAIT_S)
-        assert ask(b"", timeout=WAIT_S) == reply
+        assert list(ask(b"", timeout=WAIT_S)) == [reply]
 
 
 @contextmanager

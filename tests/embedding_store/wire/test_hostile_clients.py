@@ -35,8 +35,8 @@ def push(ids: list[int], values: list[float], sequence: int = 1, table: str = "t
     return lambda stub: stub.PushRows(iter([frame]), timeout=60)
 
 
-def block(ids: list[int], weight: float, slot: float = 1.0) -> store_pb2.RowBlockFrame:
-    header = store_pb2.RowBlockHeader(table="t", count=len(ids), dim=2, slot_width=2)
+def block(ids: list[int], weight: float, slot: float = 1.0, trained: bool = False) -> store_pb2.RowBlockFrame:
+    header = store_pb2.RowBlockHeader(table="t", count=len(ids), dim=2, slot_width=2, trained=trained)
     values = np.full(2 * len(ids), weight, "<f4").tobytes() + np.full(2 * len(ids), slot, "<f4").tobytes()
     return store_pb2.RowBlockFrame(header=header, body=np.array(ids, "<i8").tobytes() + values)
 
@@ -66,11 +66,20 @@ REFUSED: dict[str, tuple[Send, str]] = {
     "a sequence far ahead": (push([1], [1], 2**52), "BadInput: push 4503599627370496 of 'hostile', whose last"),
     "a weight": (put(block([1], NAN)), "NotFinite: table 't': the weight of id 1"),
     "a slot": (put(block([1], 1, NAN)), "NotFinite: table 't': the slot 'accumulator' of id 1"),
+    "a weight that training is said to have made": (
+        put(block([1], -float("inf"), trained=True)),
+        "NotFinite: table 't': the weight of id 1",
+    ),
+    "a slot that training is said to have made": (
+        put(block([1], 1, -1, trained=True)),
+        "BadInput: table 't': the slot 'accumulator' of id 1 .* is -1.0",
+    ),
     "an id that is put twice": (put(block([1, 1], 1)), "BadIds: table 't': id 1 appears at positions 0 and 1"),
     "one in two blocks": (put(block([1], 1), block([1], 2)), "BadInput: Put: one block"),
     "a good block and a bad one": (put(block([1], 1), block([2], NAN)), "BadInput: Put: one block"),
     "no block": (put(), "BadInput: Put: one block"),
     "an optimizer": (create(optimizer=store_pb2.Optimizer(name="u")), "BadSpec: unknown optimizer 'u'"),
+    "no optimizer": (create(optimizer=store_pb2.Optimizer()), "BadSpec: table 'new': its optimizer has no name"),
     "a hyperparameter": (sgd(hyperparameters={"u": 1.0}), "BadSpec: optimizer 'sgd': unknown hyperparameter 'u'"),
     "a hyperparameter's value": (
         sgd(hyperparameters={"learning_rate": NAN}),

@@ -11,7 +11,16 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Commit, IndexedSlices, MemoryStore, RemoteStore, RowBlock, TableUpdate, errors
+from elastable.embedding_store import (
+    Commit,
+    EmbeddingStore,
+    IndexedSlices,
+    MemoryStore,
+    RemoteStore,
+    RowBlock,
+    TableUpdate,
+    errors,
+)
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.wire.access.credentials import Role
@@ -53,6 +62,11 @@ class TestRemoteStore(StoreContract):
     @pytest.fixture
     def make_store(self, held: ExitStack) -> MakeStore:
         return lambda: open_store(f"grpc://{serve(held)[1].address}")
+
+    def test_put_keeps_what_training_made(self, store: EmbeddingStore) -> None:
+        """Which a parameter server does not: it believes no client."""
+        with pytest.raises(errors.NotFinite, match="weight of id 1"):
+            super().test_put_keeps_what_training_made(store)
 
 
 def losing(service: Service, *methods: str) -> Service:

@@ -140,11 +140,11 @@ def test_room_is_waited_for_while_kernels_are_compiled(monkeypatch: pytest.Monke
         return time.monotonic()
 
     def another() -> None:
-        with room.taken(9 << 20):
+        with room.taken(9 << 20, "one"):
             had.set()
 
     monkeypatch.setattr(reply_frames, "compile_seconds", compiling_all_the_time)
-    with room.taken(9 << 20):
+    with room.taken(9 << 20, "one"):
         waits = threading.Thread(target=another)
         waits.start()
         assert all(asked.acquire(timeout=60) for _ in range(5))  # its time was up four times
@@ -152,5 +152,9 @@ def test_room_is_waited_for_while_kernels_are_compiled(monkeypatch: pytest.Monke
     assert had.wait(60)
     waits.join()
     monkeypatch.setattr(reply_frames, "compile_seconds", lambda: 0.0)
-    with room.taken(9 << 20), pytest.raises(DeadlineExceeded, match="are still being sent"), room.taken(9 << 20):
+    with (
+        room.taken(9 << 20, "one"),
+        pytest.raises(DeadlineExceeded, match="are still being sent"),
+        room.taken(9 << 20, "one"),
+    ):
         pass

@@ -13,13 +13,15 @@ from elastable.embedding_store.errors import (
     ElastableError,
     FutureVersion,
     JobFailed,
+    PermissionDenied,
     StoreFailed,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
-from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering, status_code
+from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering, status_code, translated
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
@@ -44,6 +46,9 @@ class Failing:
             yield b"first"
             raise self.error
 
+    def foreign(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(grpc.StatusCode[request.decode()], "says a proxy")
+
     def slow(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         left = threading.Event()
         context.add_callback(left.set)
@@ -61,6 +66,7 @@ def connection(failing: Failing) -> Iterator[ServerConnection]:
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(failing.unary),
         "Stream": grpc.unary_stream_rpc_method_handler(failing.stream),
+        "Foreign": grpc.unary_unary_rpc_method_handler(failing.foreign),
         "Slow": grpc.unary_unary_rpc_method_handler(failing.slow),
     }
     with GrpcServer("127.0.0.1:0", [Service(STATUS, handlers)], anonymous=Role.ADMINISTRATOR) as server:
@@ -152,6 +158,27 @@ def test_every_class_has_a_code_of_its_own_or_its_base() -> None:
 def test_a_call_that_is_not_served_is_unsupported(connection: ServerConnection) -> None:
     with pytest.raises(Unsupported, match="does not serve"):
         call(connection, "Missing")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        ("PERMISSION_DENIED", PermissionDenied, "refuses: says a proxy"),
+        ("UNAUTHENTICATED", Unauthenticated, "does not accept this client: says a proxy"),
+        ("DATA_LOSS", StoreFailed, "failed: says a proxy"),
+    ],
+)
+def test_a_status_of_another_program_on_the_way_is_named(
+    connection: ServerConnection, code: str, kind: type[ElastableError], said: str
+) -> None:
+    foreign = connection.channel.unary_unary(f"/{STATUS}/Foreign", None, None)
+    with pytest.raises(ElastableError, match=f"^{connection.address} {said}") as caught:
+        connection.call(lambda timeout: foreign(code.encode(), timeout=timeout))
+    assert type(caught.value) is kind
+
+
+def test_what_is_no_call_is_a_failure_of_the_server() -> None:
+    assert str(translated(grpc.RpcError("odd"), "a:1", 1.0)) == "a:1 failed: odd"
 
 
 @pytest.mark.parametrize(("wait_s", "named"), [(0.0, r"0\.1 s"), (0.2, r"0\.1 s after the 0\.2 s that it was asked")])

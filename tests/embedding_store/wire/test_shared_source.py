@@ -4,10 +4,11 @@ import errno
 import gc
 import os
 import re
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from elastable.embedding_store.tables.lookups import Bags, lookup_request
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import shared_store
+from elastable.embedding_store.wire.shared.attachment import NOTIFICATIONS, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
-from elastable.embedding_store.wire.shared.shared_source import Attachment, SharedSource
+from elastable.embedding_store.wire.shared.shared_source import Attachment, Detached, SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, SharedSlab
 from tests.certificates import Authority
 from tests.contracts.store_contract import StoreContract
@@ -190,6 +192,31 @@ def test_without_descriptors_tables_are_read_over_grpc(held: ExitStack) -> None:
     ids = {"cities": int64(1), "people": int64(2)}
     same_rows(source.lookup(ids), store.lookup(ids))
     assert source.attached
+
+
+def test_rows_of_an_owner_that_hung_up_are_not_read(held: ExitStack) -> None:
+    """Its memory stays mapped, and nothing in there says that nobody changes it any more."""
+    store = held.enter_context(SharedMemoryStore(1))
+    listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    listener.bind(f"\0elastable-test-{os.getpid()}")
+    listener.listen(1)
+    real = held.enter_context(connected(store.attachments.name))
+    real.send(store.attachments.token + NOTIFICATIONS)
+    _, boards = receive_packet(real)
+
+    def owner() -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(64)
+            socket.send_fds(connection, [b"{}"], boards)
+
+    thread = threading.Thread(target=owner)
+    thread.start()
+    attachment = held.enter_context(closing(Attachment(f"elastable-test-{os.getpid()}", bytes(16))))
+    thread.join()
+    with pytest.raises(Detached):
+        attachment.version()
+    for board in boards:
+        os.close(board)
 
 
 def test_what_is_in_use_moves_to_huge_pages_and_stays_what_it_is() -> None:

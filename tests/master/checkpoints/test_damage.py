@@ -249,12 +249,15 @@ def base_at(name: str) -> Damage:
         (changed(lambda fields: fields["tables"]["fixed"]["spec"].update(name=7)), "cannot be read"),
         (changed(lambda fields: fields.update(base=[1])), "cannot be read"),
         (changed(lambda fields: fields.update(files=3)), "cannot be read"),
+        (changed(lambda fields: fields.update(job=0.5)), "its job is 0.5"),
+        (changed(lambda fields: fields.update(progress=[])), r"its progress is \[\]"),
     ],
 )
 def test_no_path_of_a_manifest_leads_out_of_its_folder(place: Path, damage: Damage, message: str) -> None:
     damage(place)
-    with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(place)
+    for given in (place, place.parent):  # the checkpoint, and the folder of all of them
+        with pytest.raises(CheckpointError, match=message):
+            open_checkpoint(given)
 
 
 @pytest.mark.parametrize("path", ["../rows", "/etc/hostname", "other.safetensors"])

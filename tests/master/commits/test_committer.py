@@ -13,16 +13,18 @@ from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpe
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
-from elastable.embedding_store.shards.server_contract import PushedCommit, Slices, TableClip
+from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, Slices, TableClip
 from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, square_of
+from elastable.embedding_store.support.clocks import CLOCK
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.accumulate import row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
-from elastable.master.commits.row_gradients import OwnRowGradients
+from elastable.master.commits.row_gradients import OwnRowGradients, PushesLost, RowGradients
 from elastable.master.model.keras_optimizer import clipping_of
 from elastable.master.tasks.progress import Progress
+from tests.embedding_store.shards.served_shards import begin_job, served
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 PUSH = Push(SyncPushId(0, 0), 1, slices={"t": Slices(np.array([5]), np.ones((1, 1), np.float32))})
@@ -136,6 +138,34 @@ def test_the_time_of_a_version_is_decided_once_by_the_master() -> None:
     times = store.table_state("timed").touch_times
     assert times is not None
     assert times[:, 2].tolist() == [1_000_000, 1_000_750, 1_001_500]
+
+
+def test_the_time_of_a_version_is_that_of_the_clock_that_does_not_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CLOCK, "_reported", 0.0)
+    monkeypatch.setattr(CLOCK, "_began", CLOCK._began - 1e6)  # the system's was set ahead by as much since
+    store = Shaky()
+    store.create_table(replace(SPEC, name="timed", eviction=EvictionSpec(ttl=60.0)))
+    Committer(store, DensePart(), JobSpec(job="j"), 10.0).commit(1, [], lambda _: Progress(0))
+    times = store.table_state("timed").touch_times
+    assert times is not None
+    assert abs(times[0, 2] / 1000 - CLOCK.now()) < 1e5
+
+
+def test_pushes_that_a_store_server_has_lost_are_named_and_nothing_is_committed() -> None:
+    """Real servers, of which nobody pushed to one: `commit` says what is missing, and so does what measures."""
+    with served(2) as (_, servers):
+        servers.create_table(SPEC)
+        begin_job(servers, "j")
+        sums = row_sums(0, [PUSH], "mean", ())
+        rows = RowGradients(servers, sums, ("t",), 60.0)
+        for lost in (rows.finite, lambda: rows.commit(PushedCommit(sums, 0, {"t": 1.0}))):
+            with pytest.raises(PushesLost) as caught:
+                lost()
+            assert caught.value.numbers == (0,)
+        assert servers.version() == 0
+        servers.push_rows(RowPush("j", 0, 0, (PUSH.slices,)))
+        made = Committer(servers, DensePart(), JobSpec(job="j"), 60.0).commit(1, [PUSH], lambda _: Progress(1))
+        assert (servers.version(), tuple(made.changed)) == (1, ("t",))
 
 
 class OneNumber(DensePart):

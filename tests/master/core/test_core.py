@@ -14,8 +14,10 @@ from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master import api
+from elastable.master.core import job_master
 from elastable.master.core.hooks import Hooks
 from elastable.master.master_options import MasterOptions
+from elastable.master.push_check import check_push
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, StopAt, drive, gradient, job_of, small_model
 from tests.untyped import Keyword
@@ -244,6 +246,24 @@ def test_a_push_counts_once() -> None:
         assert (late.outcome, late.version) == (api.PushOutcome.STALE, 1)
         assert late.reason == "version 0 is committed; the current version is 1"
         assert job.master.status().workers[0].micro_batches == 2
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_push_that_comes_twice_at_once_counts_once(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """The second while the tensors of the first are checked, without the lock."""
+    with Running(Bench(job_of(mode=mode))) as job:
+        task, first = job.tasks(1)[0], list[api.PushReply]()
+        push = job.push(task, None if mode == "sync" else api.AsyncPushId("me", 1, task.micro_batch))
+
+        def checking(*of: object) -> None:
+            monkeypatch.setattr(job_master, "check_push", check_push)
+            first.append(job.master.report_gradient(push))
+            check_push(*of)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(job_master, "check_push", checking)
+        assert job.master.report_gradient(push).outcome is api.PushOutcome.DUPLICATE
+        assert first[0].outcome is api.PushOutcome.ACCEPTED
+        assert job.master.status().workers[0].micro_batches == 1
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
