@@ -150,6 +150,27 @@ class FollowedTable(MemoryTable):
         return out
 
 
+def _table(replayed: ReplayedTables, name: str) -> FollowedTable:
+    table = replayed.tables.get(name)
+    if not isinstance(table, FollowedTable):
+        raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(replayed.tables)) or 'none'})")
+    return table
+
+
+def _require_version(wanted: int | None, now: int, place: object) -> None:
+    if wanted is not None and wanted != now:
+        error = StaleVersion if wanted < now else FutureVersion
+        raise error(f"version {wanted} of {place}: readers that follow its log read version {now} now")
+
+
+def _require_later(newest: int, now: int, place: object) -> None:
+    if newest < now:
+        raise StoreBroken(
+            f"{place} is at version {newest}, and was at version {now}: it has lost what it held, or another job began "
+            "there"
+        )
+
+
 _MOST_CHANGES = 1 << 16  # rows in memory from which on the last flush is asked for
 _POLL_S = 0.02
 
@@ -254,7 +275,7 @@ class StoreReader(BaseSource):
                 if self._follow:
                     self._refresh()
                 if loads == self._loads:
-                    self._require_version(version)
+                    _require_version(version, self._replayed.version, self._tier.place)
                     return {name: self._table(name).complete(checked[name], *read[name]) for name in ids}
             if time.monotonic() > give_up:
                 raise DeadlineExceeded(
@@ -371,20 +392,11 @@ class StoreReader(BaseSource):
             return 0
         return next(iter(self._log.entries(after=last - 1))).version
 
-    def _require_version(self, wanted: int | None) -> None:
-        now = self._replayed.version
-        if wanted is not None and wanted != now:
-            error = StaleVersion if wanted < now else FutureVersion
-            raise error(f"version {wanted} of {self._tier.place}: readers that follow its log read version {now} now")
-
     def _tables(self) -> dict[str, FollowedTable]:
         return {name: table for name, table in self._replayed.tables.items() if isinstance(table, FollowedTable)}
 
     def _table(self, name: str) -> FollowedTable:
-        tables = self._tables()
-        if name not in tables:
-            raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(tables)) or 'none'})")
-        table = tables[name]
+        table = _table(self._replayed, name)
         if table.moves and not self._follow:
             raise Unsupported(
                 f"table {name!r}: its rows follow every step (lazy=False), which flushed rows do not show; look them "
@@ -428,11 +440,7 @@ class HeldReader(StoreReader):
         if self._log.first > self._applied + 1 or self._log.last < self._applied:
             begun = self._flushed()
             now, newest = self._replayed.version, max(begun[0].version, self._newest())
-            if newest < now:
-                raise StoreBroken(
-                    f"{self._tier.place} is at version {newest}, and was at version {now}: it has lost what it held, "
-                    "or another job began there"
-                )
+            _require_later(newest, now, self._tier.place)
             with self._lock:
                 self._begin_with(*begun)
         else:
@@ -510,15 +518,10 @@ class HeldLog(BaseSource):
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """Rows at its version. Raises `StaleVersion` or `FutureVersion` where another one is given."""
         with self._lock:
-            now, tables = self._replayed.version, self._replayed.tables
-            if version not in (None, now):
-                error = StaleVersion if version is not None and version < now else FutureVersion
-                raise error(f"version {version} of {self._folder}: this reader is at version {now}")
+            _require_version(version, self._replayed.version, self._folder)
             found = {}
             for name, some in ids.items():
-                table = tables.get(name)
-                if not isinstance(table, FollowedTable):
-                    raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(tables)) or 'none'})")
+                table = _table(self._replayed, name)
                 found[name] = table.complete(require_ids(table.spec, some), None, None)
             return found
 
@@ -538,16 +541,13 @@ class HeldLog(BaseSource):
             try:
                 self._follow(self._replayed, self._tail)
             except (BadInput, StoreBroken):  # trimmed: the base includes them; or taken back
-                begun, now = self._begun(), self._replayed.version
-                if begun[0].version < now:
-                    begun[1].close()
-                    raise StoreBroken(
-                        f"{self._folder} is at version {begun[0].version}, and was at version {now}: it has lost what "
-                        "it held, or another job began there"
-                    ) from None
-                self._tail.close()
-                with self._lock:
-                    self._replayed, self._tail = begun
+                replayed, tail = self._begun()
+                try:
+                    _require_later(replayed.version, self._replayed.version, self._folder)
+                    with self._lock:
+                        self._replayed, self._tail, tail = replayed, tail, self._tail
+                finally:
+                    tail.close()  # whichever is not read from
             return self._replayed.version
 
     def newest(self) -> int:

@@ -118,7 +118,7 @@ def _is_whole(answer: bytes) -> bool:
     head, found, body = answer.partition(b"\r\n\r\n")
     if found and not head.startswith(b"HTTP/1.1 200"):
         raise SystemExit(answer.decode())
-    return bool(found) and len(body) == int(head.lower().partition(b"content-length:")[2].split()[0])
+    return bool(found) and len(body) == int(head.lower().partition(b"\ncontent-length:")[2].split()[0])
 
 
 def _of_child(process: Popen[str]) -> Sequence[float]:

@@ -14,6 +14,7 @@ from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
+from elastable.master.backend.contract import backend
 from elastable.models.predictor import Predictor
 
 MOST_WAITING = 32
@@ -53,6 +54,8 @@ class Batches(Closing):
         self._most_records = most_records if predictor.warm() else 1
         if self._most_records < most_records:
             _log.warning("model %s: records of different requests are not predicted together", predictor.name)
+        # JAX compiles the step for each number of records: for powers of two, these are few.
+        self._powers = self._most_records > 1 and backend().name == "jax"
         self._waiting: deque[_Request] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -108,12 +111,17 @@ class Batches(Closing):
                 left -= request.records
                 yield request
 
+    def _joined(self, requests: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
+        if len(requests) == 1 and not self._powers:
+            return requests[0]
+        x = {name: np.concatenate([each[name] for each in requests]) for name in requests[0]}
+        records = len(next(iter(x.values())))
+        more = (1 << (records - 1).bit_length()) - records if self._powers else 0
+        return {name: np.concatenate((array, array[-1:].repeat(more, axis=0))) for name, array in x.items()}
+
     def _answer(self, batch: Sequence[_Request]) -> None:
         try:
-            x = batch[0].x
-            if len(batch) > 1:
-                x = {name: np.concatenate([request.x[name] for request in batch]) for name in x}
-            found, version = self._predictor.predict(x)
+            found, version = self._predictor.predict(self._joined([request.x for request in batch]))
         except ElastableError as error:
             if len(batch) > 1:  # whose fault it is, each finds by itself
                 for request in batch:

@@ -124,8 +124,6 @@ class PredictionService(Closing):
                     found = await answer(request)
             except BadInput as error:
                 found = _refused(400, str(error))
-            except CheckpointError as error:
-                found = _refused(404, str(error))
             except CallRefused as error:
                 found = _refused(429, str(error), {"Retry-After": "1"})
             except HTTPException as error:
@@ -172,8 +170,11 @@ class PredictionService(Closing):
         if request.headers.get("content-type") != "application/json":  # what a page of another site may not send
             raise HTTPException(415, "Content-Type must be application/json")
         version = held_version(await _body(request))
-        to_thread = asyncio.to_thread
-        await (to_thread(self.predictor.free) if version is None else to_thread(self.predictor.hold, version))
+        it, to_thread = self.predictor, asyncio.to_thread
+        try:
+            await (to_thread(it.free) if version is None else to_thread(it.hold, version))
+        except CheckpointError as error:
+            raise HTTPException(404, str(error)) from error
         return JSONResponse({"version": self.predictor.version, "held": self.predictor.held is not None})
 
     async def _server(self, request: Request) -> Response:

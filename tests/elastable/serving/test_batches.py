@@ -14,6 +14,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.models.predictor import Predictor
+from elastable.serving import batches
 from elastable.serving.batches import Batches, Prediction
 from tests.servers import Server
 
@@ -51,15 +52,15 @@ def together(
         sizes.append(len(np.asarray(x["ids"])))
         return plain(x)
 
-    with Batches(predictor, most) as batches, pytest.MonkeyPatch.context() as patch:
+    with Batches(predictor, most) as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(predictor, "predict", counted)
         with predictor._one:
-            first = batches.predict({"ids": IDS[:1]})
+            first = made.predict({"ids": IDS[:1]})
             end = time.monotonic() + LIMIT_S
             while not first.running():
                 assert time.monotonic() < end
                 time.sleep(0.005)
-            found = [batches.predict({"ids": ids}) for ids in requests]
+            found = [made.predict({"ids": ids}) for ids in requests]
         for one in found:
             one.exception(LIMIT_S)
     return found, sizes[1:]
@@ -82,13 +83,24 @@ def test_a_batch_is_bounded(predictors: dict[str, Predictor]) -> None:
     assert together(predictors["apart"], [IDS[:1]] * 3, most=1)[1] == [1, 1, 1]
 
 
+def test_on_jax_batches_have_few_sizes(predictors: dict[str, Predictor], monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = type("Jax", (), {"name": "jax"})
+    monkeypatch.setattr(batches, "backend", lambda: jax)
+    requests = [IDS[:1], IDS[1:4], IDS[4:5], IDS[8:20]]
+    found, sizes = together(predictors["apart"], requests)
+    assert sizes == [32]
+    for ids, one in zip(requests, found, strict=True):
+        wanted, _ = predictors["apart"].predict({"ids": ids})
+        np.testing.assert_allclose(one.result()[0]["click"], wanted["click"], rtol=1e-5, atol=1e-6)
+
+
 def test_a_bad_request_fails_alone(predictors: dict[str, Predictor]) -> None:
     found, sizes = together(predictors["apart"], [IDS[:1], IDS[:1] + 40, IDS[:2]])
     assert sizes == [4, 1, 1, 2]
     assert isinstance(found[1].exception(), IdOutOfRange)
     assert len(found[2].result()[0]["click"]) == 2
-    with Batches(predictors["apart"], 8) as batches, pytest.raises(BadInput, match="at least 1"):
-        batches.predict({"ids": IDS[:0]})
+    with Batches(predictors["apart"], 8) as made, pytest.raises(BadInput, match="at least 1"):
+        made.predict({"ids": IDS[:0]})
 
 
 def test_dtypes_are_not_joined_to_one_that_holds_neither(predictors: dict[str, Predictor]) -> None:
