@@ -43,7 +43,7 @@ from elastable.worker.keras.same_optimizer import kept_traces
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
-from elastable.worker.readers.streams.event_reader import EventReader, epoch_records
+from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.batch_checks import batch_spec
@@ -253,7 +253,9 @@ def _job(parts: Assembly, data: FitData, settings: FitArguments) -> JobSpec:
         average=average,
         epochs=settings.epochs,
         seed=settings.seeds.order,
-        train_records=epoch_records(data.train, together * data.batch_size),
+        train_records=data.train.steps_per_epoch * together * data.batch_size
+        if isinstance(data.train, EventReader)
+        else len(data.train),
         stream=data.train.streams,
         parts=data.train.parts,
         validation_records=0 if data.validation is None else len(data.validation),

@@ -34,7 +34,7 @@ from elastable.models.configuration import config_of
 from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader
-from elastable.worker.readers.streams.event_reader import EventReader, epoch_records
+from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.batch_checks import batch_spec
 from elastable.worker.user_model.build import (
@@ -151,7 +151,7 @@ def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assem
         model_file=str(file.path),
         model_sha256=file.sha256,
         on_worker=parts.on_worker,
-        train_records=epoch_records(train, grads_to_wait * size),
+        train_records=train.steps_per_epoch * grads_to_wait * size if isinstance(train, EventReader) else len(train),
         stream=train.streams,
         epochs=options.epochs or (0 if train.streams else 1),
         parts=train.parts,

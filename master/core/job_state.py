@@ -24,7 +24,8 @@ from elastable.master.commits.accumulate import Accumulated, add_metrics
 from elastable.master.commits.push_protocol import AsyncPushes, PushProtocol, SyncPushes, Ticket, Verdict
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.stream_schedule import StreamSchedule, schedule_of
+from elastable.master.tasks.schedule import Schedule
+from elastable.master.tasks.stream_schedule import StreamSchedule
 from elastable.master.tasks.worker_records import Refusals, Throughput, WorkerRecords
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class JobState:
     """A job between its first version and its last; `now` is a monotonic clock, in seconds."""
 
     def __init__(self, job: JobSpec, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
-        self.schedule = schedule_of(job, start)
+        self.schedule = StreamSchedule(job, start.stream, start.version) if job.stream else Schedule(job)
         self.pushes = _PROTOCOLS[job.mode](self.schedule, options, start, now)
         self.board = self.pushes.board
         self.version = start.version

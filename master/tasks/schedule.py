@@ -27,6 +27,8 @@ class Schedule:
     Attributes:
         by_epoch: Whether groups are epochs; if not, workers may fetch the micro-batches of one before it is open.
         versions_total: The version that the job ends with; 0: that is not known.
+        group_count: The first group that the job does not have, as far as it is planned.
+        complete: Whether all of it is planned.
 
     Raises:
         BadInput: the job has no training records.
@@ -50,18 +52,9 @@ class Schedule:
         self.steps_per_epoch = min(job.steps_per_epoch or self.versions_per_pass, self.versions_per_pass)
         self._epochs_per_pass = -(-self.versions_per_pass // self.steps_per_epoch)
         self.versions_total = self.first_version(job.epochs) if job.epochs else 0
+        self.group_count, self.complete = job.epochs if self.by_epoch else self.versions_total, True
         self._evaluated_together = job.evaluation_batch_size or job.micro_batch_size
         self.evaluation_tasks = -(-job.validation_records // self._evaluated_together)
-
-    @property
-    def group_count(self) -> int:
-        """The first group that the job does not have, as far as it is planned."""
-        return self.job.epochs if self.by_epoch else self.versions_total
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of it is planned."""
-        return True
 
     def finished(self, version: int) -> bool:
         """Whether no version comes after this one."""

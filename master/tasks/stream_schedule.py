@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.api import JobSpec, Span, Task, TaskKind, Waiting
-from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 
 Cut = tuple[tuple[Span, ...], ...]
@@ -39,7 +38,7 @@ class StreamSchedule(Schedule):
     planned, the cuts are those of every other run.
 
     Attributes:
-        position: How far the stream is planned.
+        point: How far the stream is planned.
         until: Partition -> position behind which nothing is trained; None: there is no end yet.
         ended: Whether nothing waits before `until`: no further version is planned.
         bad_events: How many events of committed versions could not be read.
@@ -50,7 +49,8 @@ class StreamSchedule(Schedule):
 
     def __init__(self, job: JobSpec, kept: DocumentFields | None = None, version: int | None = None) -> None:
         super().__init__(job)
-        self.stop = job.versions_before if version is None else version
+        self.group_count = job.versions_before if version is None else version
+        self.complete = self.finished(self.group_count)
         self._cuts: dict[int, Cut] = {}
         self._points: dict[int, StreamPoint] = {}
         self.point, self.ended, self.bad_events = StreamPoint(), False, 0
@@ -73,10 +73,13 @@ class StreamSchedule(Schedule):
     def kept(self, version: int) -> dict[str, object]:
         """What a job that resumes at `version` needs: its positions, and the cuts of later versions that are known."""
         point = self._points.get(version, self.point)
-        cuts = [[[asdict(span) for span in spans] for spans in self._cuts[each]] for each in range(version, self.stop)]
+        cuts = [
+            [[asdict(span) for span in spans] for spans in self._cuts[each]]
+            for each in range(version, self.group_count)
+        ]
         return {
             "positions": dict(point.positions), "last": point.last, "cuts": cuts,
-            "until": None if self.until is None or (self.ended and version == self.stop) else dict(self.until),
+            "until": None if self.until is None or (self.ended and version == self.group_count) else dict(self.until),
             "bad_events": self.bad_events + sum(count for each, count in self._passed.items() if each <= version),
         }  # fmt: skip
 
@@ -85,14 +88,6 @@ class StreamSchedule(Schedule):
         return self._points.get(version, self.point).positions
 
     # The schedule, as far as it is planned
-
-    @property
-    def group_count(self) -> int:
-        return self.stop
-
-    @property
-    def complete(self) -> bool:
-        return self.ended or self.stop == self.versions_total > 0
 
     def micro_batches(self, version: int) -> range:
         numbers = super().micro_batches(version)
@@ -105,14 +100,14 @@ class StreamSchedule(Schedule):
 
     def events_from(self, version: int) -> int:
         """Events of the versions that are planned and not made yet, where this one is current."""
-        cuts = (self._cuts[each] for each in range(version, self.stop))
+        cuts = (self._cuts[each] for each in range(version, self.group_count))
         return sum(span.events for cut in cuts for spans in cut for span in spans)
 
     # Planning
 
     def wanted(self, version: int, ahead: int) -> int:
         """Events of each partition to look for; 0: none, as `ahead` versions from the current one on are planned."""
-        if self.complete or self.stop >= version + ahead:
+        if self.complete or self.group_count >= version + ahead:
             return 0
         return self.group * self.job.micro_batch_size
 
@@ -127,7 +122,7 @@ class StreamSchedule(Schedule):
         Returns:
             Whether the plan has changed.
         """
-        before, whole = self.stop, self.group * self.job.micro_batch_size
+        before, whole = self.group_count, self.group * self.job.micro_batch_size
         more = any(each.more for each in waiting.values())
         rest = {name: list(waiting[name].stops) for name in sorted(waiting, key=_by_number)}
         there = {**{name: each.start for name, each in waiting.items()}, **self.point.positions}
@@ -136,13 +131,14 @@ class StreamSchedule(Schedule):
         while not self.complete and (left := sum(map(len, rest.values()))):
             if left < whole and not last_ones and (more or not self._lingered(now, linger_s)):
                 break
-            if self.stop > before and any(len(rest[name]) < whole and waiting[name].more for name in rest):
+            if self.group_count > before and any(len(rest[name]) < whole and waiting[name].more for name in rest):
                 break  # of a partition with more events than are listed: they are asked for first
             self._add(self._cut(rest, there))
             self._short_since = None
         else:
             self.ended = self.ended or last_ones
-        return self.stop > before or self.ended
+            self.complete = self.complete or self.ended
+        return self.group_count > before or self.ended
 
     def _lingered(self, now: float, linger_s: float) -> bool:
         if self._short_since is None:
@@ -167,12 +163,13 @@ class StreamSchedule(Schedule):
         return tuple(cut)
 
     def _add(self, cut: Cut) -> None:
-        self._points[self.stop] = self.point
-        self._cuts[self.stop] = cut
+        self._points[self.group_count] = self.point
+        self._cuts[self.group_count] = cut
         spans = [span for spans in cut for span in spans]
         positions = {**self.point.positions, **{span.partition: span.stop for span in spans}}
         self.point = StreamPoint(positions, spans[-1].partition)
-        self.stop += 1
+        self.group_count += 1
+        self.complete = self.finished(self.group_count)
 
     def forget(self, version: int) -> None:
         """Versions before this one are committed: their cuts are needed no more."""
@@ -200,10 +197,3 @@ def _after(names: Sequence[str], last: str) -> list[str]:
     """All names, those after `last` first."""
     place = next((place for place, name in enumerate(names) if _by_number(name) > _by_number(last)), 0)
     return [*names[place:], *names[:place]]
-
-
-def schedule_of(job: JobSpec, progress: Progress | None = None) -> Schedule:
-    """The schedule of a job, which goes on from there."""
-    if not job.stream:
-        return Schedule(job)
-    return StreamSchedule(job, *((progress.stream, progress.version) if progress is not None else ()))

@@ -15,12 +15,12 @@ from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
 from elastable.embedding_store.support.retry import retry
-from elastable.master.api import BadEvent, DenseSnapshot, JobSpec, Task, TaskKind, Tensor
+from elastable.master.api import BadEvent, DenseSnapshot, JobSpec, Span, Task, TaskKind, Tensor
 from elastable.master.backend.contract import backend
 from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.same_optimizer import kept_traces
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
-from elastable.worker.readers.batch.reader import Reader, source_of
+from elastable.worker.readers.batch.reader import Batch, Reader, source_of
 from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.step.array_step import ArrayIdPlan
 from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
@@ -126,11 +126,14 @@ class MicroBatchComputer:
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
-        if task.spans:
-            return self._prepare_events(task)
         reader, records = self._part(task), task.stop - task.start
-        rows = None
-        if reader.batches is None:
+        rows, bad = None, ()
+        if task.spans:
+            source = f"events from {task.spans[0].partition} {task.spans[0].start} on"
+            taken, bad = self._read(task.spans)
+            if taken is None:
+                return Prepared(task, (), IdSets({}, ()), 0, bad)
+        elif reader.batches is None:
             source, rows = source_of(reader), self._order(task).take(task.start, task.stop)
             taken = reader.take(rows)
         else:
@@ -138,31 +141,18 @@ class MicroBatchComputer:
             source = f"batch {number} of pass {task.epoch - self._job.parts_before}, counted from 0,"
             taken = reader.batch(number)
         batch = as_tensors(taken, source, self._model, rows)
-        if reader.batches is not None:
+        if rows is None:
             records = int(records_in(batch))
-        return self._prepared(task, batch, records, source, rows)
-
-    def _prepared(
-        self, task: Task, batch: TensorBatch, records: int, source: str, rows: Int64 | None = None,
-        bad_events: tuple[BadEvent, ...] = (),
-    ) -> Prepared:  # fmt: skip
         require_like(self._likes[task.kind], batch, records, source)
         plan = self._traced.plans[task.kind]
         ids = make_id_sets(plan.tables, plan.ids(batch, rows), self._specs)
-        return Prepared(task, batch, ids, records, bad_events)
+        return Prepared(task, batch, ids, records, bad)
 
-    def _prepare_events(self, task: Task) -> Prepared:
+    def _read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
+        """Events of a stream, which may be away for a while."""
         reader = self._readers[TaskKind.TRAIN]
         assert isinstance(reader, EventReader), "a task of a stream is for a reader of one"
-        taken, bad = retry(
-            lambda: reader.read(task.spans), "reading events", self._traced.rows.deadline_s, on=(Unavailable,)
-        )
-        if taken is None:
-            return Prepared(task, (), IdSets({}, ()), 0, bad)
-        first = task.spans[0]
-        source = f"events from {first.partition} {first.start} on"
-        batch = as_tensors(taken, source, self._model)
-        return self._prepared(task, batch, int(records_in(batch)), source, bad_events=bad)
+        return retry(lambda: reader.read(spans), "reading events", self._traced.rows.deadline_s, on=(Unavailable,))
 
     def _part(self, task: Task) -> Reader:
         """The records that the task's positions count."""

@@ -123,3 +123,40 @@ def test_what_comes_too_slowly_is_trained_after_the_linger_and_sigterm_ends_the_
         event_job.send(client, range(2, 100))
     succeeded(*words, "--until", "end", env=counting)
     assert trained_once(store, range(100))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_while_events_come_lose_none_and_train_none_twice(redis_url: str, tmp_path: Path, seed: int) -> None:
+    """Of masters and workers; versions that were cut and not committed are cut in another way by the next master."""
+    random, port, store = np.random.default_rng(seed), free_port(), f"{redis_url}?namespace=rows"
+    counting = {"EVENTS": redis_url, "COUNT": "1"}
+    words = ("--store", store, "--listen", f"127.0.0.1:{port}", "--resume", "--linger", "0.05", "--average", "sum")
+    master = ("master", JOB, *SIZES, *words, "--run-dir", tmp_path / "runs")
+    work = ("worker", JOB, "--master", f"127.0.0.1:{port}")
+    started = 0
+
+    def start(held: ExitStack, *command: str | Path) -> Running:
+        nonlocal started
+        started += 1
+        return held.enter_context(elastable(tmp_path, *command, env=counting, name=f"process-{started}"))
+
+    with ExitStack() as held, redis.Redis.from_url(redis_url) as client:
+        event_job.send(client, range(20))
+        running = {"master": start(held, *master), "one": start(held, *work), "other": start(held, *work)}
+        for kill in range(1, 9):
+            event_job.send(client, range(20 * kill, 20 * kill + 10))
+            wait_until(lambda: has_row(store, 20 * kill), "an event trained", running["master"])  # noqa: B023
+            event_job.send(client, range(20 * kill + 10, 20 * kill + 20))
+            name = str(random.choice([*running]))
+            running[name].kill()
+            running[name] = start(held, *(master if name == "master" else work))
+        running["master"].kill()
+        last = start(held, *master, "--until", "end")
+        assert last.wait() == 0, last.err
+    assert trained_once(store, range(180))
+
+
+def has_row(store: str, number: int) -> bool:
+    with open_store(store) as rows:
+        return bool(rows.lookup({"trained": np.array([number])})["trained"][0, 0])

@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import BadInput, BadSpec, CheckpointError
 from elastable.master.api import JobSpec, Waiting
 from elastable.master.master_options import Until
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.stream_schedule import Cut, StreamSchedule, schedule_of
+from elastable.master.tasks.stream_schedule import Cut, StreamSchedule
 
 
 def job_of(size: int = 3, group: int = 2, epochs: int = 0, steps: int = 4, mode: str = "sync") -> JobSpec:
@@ -38,9 +38,9 @@ def planned(schedule: StreamSchedule, counts: Mapping[str, int], ahead: int = 16
     while not schedule.complete:
         most = schedule.wanted(version, ahead)
         assert schedule.plan(waiting(counts, schedule.point.positions, most), 0.0, 1e9)
-        for each in range(version, schedule.stop):
+        for each in range(version, schedule.group_count):
             cuts.append(tuple(task.spans for task in schedule.tasks(each)))
-        version = schedule.stop
+        version = schedule.group_count
     return cuts
 
 
@@ -72,11 +72,10 @@ def test_a_job_that_resumes_has_the_same_cuts(counts: dict[str, int], size: int,
     cuts = planned(whole, counts)
     version = data.draw(st.integers(0, len(cuts)))
     kept = json.loads(Progress(version, stream=whole.kept(version)).to_json())["stream"]
-    resumed = schedule_of(job_of(size), Progress(version, stream=kept))
-    assert isinstance(resumed, StreamSchedule)
-    known = [tuple(task.spans for task in resumed.tasks(each)) for each in range(version, resumed.stop)]
+    resumed = StreamSchedule(job_of(size), kept, version)
+    known = [tuple(task.spans for task in resumed.tasks(each)) for each in range(version, resumed.group_count)]
     assert known == cuts[version:]
-    assert known + planned(resumed, counts, version=resumed.stop) == cuts[version:]
+    assert known + planned(resumed, counts, version=resumed.group_count) == cuts[version:]
 
 
 def test_partitions_take_turns_and_a_small_one_is_not_left_behind() -> None:
@@ -95,7 +94,7 @@ def test_too_few_events_wait_for_others_and_then_make_a_smaller_version() -> Non
     assert [task.stop for task in schedule.tasks(0)] == [3, 1]
     assert schedule.plan(waiting({"a": 10}, {"a": "4"}, 6), now=15.0, linger_s=5.0)
     assert not schedule.complete
-    numbers = [task.micro_batch for version in range(schedule.stop) for task in schedule.tasks(version)]
+    numbers = [task.micro_batch for version in range(schedule.group_count) for task in schedule.tasks(version)]
     assert numbers == [0, 1, 2, 3]
     schedule = StreamSchedule(job_of(3, 2))
     assert schedule.plan(waiting({"a": 2}, {}, 6), now=1.0, linger_s=0.0)

@@ -1,3 +1,3 @@
 """Files of records: CSV and Parquet."""
 
-__all__ = ["arrow_columns", "csv_reader", "parquet_reader"]
+__all__ = ["arrow_columns", "csv_reader", "data_files", "parquet_reader"]

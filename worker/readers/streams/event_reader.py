@@ -282,8 +282,3 @@ def _alike(kind: pa.DataType, first: pa.DataType) -> bool:
     if pa.types.is_null(kind) or pa.types.is_null(first):
         return True
     return all(test(kind) == test(first) for test in (pa.types.is_list, pa.types.is_string, pa.types.is_binary))
-
-
-def epoch_records(reader: Reader, of_version: int) -> int:
-    """Records of an epoch: of a stream as many as its versions have, of `of_version` records each."""
-    return reader.steps_per_epoch * of_version if isinstance(reader, EventReader) else len(reader)
