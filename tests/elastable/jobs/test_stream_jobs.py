@@ -159,4 +159,4 @@ def test_kills_while_events_come_lose_none_and_train_none_twice(redis_url: str, 
 
 def has_row(store: str, number: int) -> bool:
     with open_store(store) as rows:
-        return bool(rows.lookup({"trained": np.array([number])})["trained"][0, 0])
+        return "trained" in rows.specs() and bool(rows.lookup({"trained": np.array([number])})["trained"][0, 0])

@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.json as pa_json
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import MOST_BAD_EVENTS, BadEvent, Span, Waiting
 from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, map_arrays
-from elastable.worker.readers.batch.ragged import Leaf, taken
+from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, taken
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
 from elastable.worker.readers.formats.arrow_columns import (
     BITS,
@@ -172,13 +173,15 @@ class PayloadReader(EventReader):
 
     def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
         self._learn()
+        payloads = [(span.partition, *event) for span in spans for event in self.payloads(span)]
+        if self._decode is _of_json and payloads and (parsed := self._parsed([each for *_, each in payloads])):
+            return parsed, ()
         events, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
-        for span in spans:
-            for position, payload in self.payloads(span):
-                try:
-                    events.append((span.partition, position, self._record(payload)))
-                except Exception as error:  # noqa: BLE001 - a function of the user's
-                    bad.append(_bad_event(span.partition, position, error))
+        for partition, position, payload in payloads:
+            try:
+                events.append((partition, position, self._record(payload)))
+            except Exception as error:  # noqa: BLE001 - a function of the user's
+                bad.append(_bad_event(partition, position, error))
         batch = None
         try:
             batch = self._batch([event for _, _, event in events]) if events else None
@@ -198,8 +201,30 @@ class PayloadReader(EventReader):
             )
         return batch, tuple(bad)
 
+    def _parsed(self, payloads: Sequence[Any]) -> Batch | None:
+        """All events at once, by Arrow, where nothing about any of them is unusual; None: look at each."""
+        kinds = {name: first if column.named else column.kind for name, (first, column) in self._columns.items()}
+        try:
+            lines = [self._bytes(payload).strip() for payload in payloads]
+            if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
+                return None  # so each is at least one row, and as many rows as events are one each
+            text = b"\n".join(lines)
+            table = pa_json.read_json(
+                pa.BufferReader(text),
+                pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+                pa_json.ParseOptions(pa.schema(kinds), unexpected_field_behavior="ignore"),
+            )
+            if table.num_rows != len(lines) or any(column.null_count for column in table.columns):
+                return None
+            return self._arranged(dict(zip(table.column_names, table.columns, strict=True)))
+        except (BadInput, pa.ArrowException, OverflowError):
+            return None
+
+    def _bytes(self, payload: Any) -> bytes:
+        return cast("bytes", payload)
+
     def _record(self, payload: Any) -> Mapping[str, Any]:
-        found = self._decode(payload)
+        found = self._decode(self._bytes(payload))
         if not isinstance(found, Mapping):
             raise BadInput(f"a {type(found).__name__}, and no object of columns")
         if missing := [name for name in self._columns if name not in found]:
@@ -207,15 +232,32 @@ class PayloadReader(EventReader):
         return found
 
     def _batch(self, records: Sequence[Mapping[str, Any]]) -> Batch:
-        arrays: dict[str, Leaf] = {}
+        values: dict[str, pa.Array] = {}
         for name, (first, column) in self._columns.items():
+            given = [record[name] for record in records]
             try:
-                values = pa.array([record[name] for record in records])
+                if pa.types.is_floating(column.kind) and not column.named:
+                    given = [float(value) if type(value) is int else value for value in given]
+                values[name] = pa.array(given)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise BadInput(f"column {name!r}: {error}") from error
-            if not _alike(values.type, first):
-                raise BadInput(f"column {name!r} is {values.type}, and {first} in the first event")
-            arrays[name] = to_array(values, column, At(name, lambda record: "the event"))
+            if not _alike(values[name].type, first):
+                raise BadInput(f"column {name!r} is {values[name].type}, and {first} in the first event")
+        return self._arranged(values)
+
+    def _arranged(self, values: Mapping[str, pa.Array | pa.ChunkedArray]) -> Batch:
+        """Columns as a batch."""
+        arrays: dict[str, Leaf] = {}
+        for name, (_, column) in self._columns.items():
+            with np.errstate(over="ignore"):
+                leaf = arrays[name] = to_array(values[name], column, At(name, lambda record: "the event"))
+            while isinstance(leaf, RaggedArray):
+                leaf = leaf.values
+            if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                # Of one event the gradient would be, and the job would stop there, again and again.
+                raise BadInput(
+                    f"column {name!r}: null, NaN or Inf; fill_null={{{name!r}: value}} replaces null and NaN"
+                )
         features = {name: arrays[name] for name in self._features()}
         return batch_arrays((features, *(arrays[name] for name in self._choice.targets)))
 

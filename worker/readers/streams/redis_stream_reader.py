@@ -100,10 +100,10 @@ class RedisStreamReader(PayloadReader):
             )
         return [(entry.decode(), dict(zip(fields[::2], fields[1::2], strict=True))) for entry, fields in entries]
 
-    def _record(self, payload: Mapping[bytes, bytes]) -> Mapping[str, object]:
+    def _bytes(self, payload: Mapping[bytes, bytes]) -> bytes:
         if self._field not in payload:
             raise BadInput(f"the entry has no field {self._field.decode()!r}; field= names the one of the event")
-        return super()._record(payload[self._field])
+        return payload[self._field]
 
     def _state(self, key: str) -> tuple[int, int] | None:
         """How many entries were ever added, and how many of them are gone; None: there is no stream."""

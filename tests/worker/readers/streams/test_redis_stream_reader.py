@@ -6,16 +6,19 @@ import re
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import numpy as np
 import pyarrow as pa
 import pytest
 import redis
+from hypothesis import strategies as st
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput, Unavailable
-from elastable.master.api import Span
+from elastable.master.api import Span, Waiting
+from elastable.worker.readers.batch.pytrees import named_parts
 from elastable.worker.readers.batch.reader import ModelInputs
-from elastable.worker.readers.streams.event_reader import EventReader
+from elastable.worker.readers.streams.event_reader import EventReader, PayloadReader
 from tests.untyped import Keyword
 
 INPUTS = ModelInputs({"user": "int64", "price": "float32", "words": "string"}, own_step=False)
@@ -111,6 +114,8 @@ BAD = {
     "a list in place of a value": (event([1]), "column 'user'"),
     "a value in place of a list": (event(words="a"), "column 'words'"),
     "nested": (event(words=[["a"]]), "column 'words'"),
+    "a price that is null": (event(price=None), "column 'price': null, NaN or Inf"),
+    "a price beyond float32": (event(price=1e39), "column 'price': null, NaN or Inf"),
     "not UTF-8": (b'{"user": "\xff"}', "UnicodeDecodeError"),
 }
 
@@ -130,6 +135,50 @@ def test_events_that_do_not_fit_are_passed_over_with_the_reason(redis_url: str, 
     assert "has no field 'event'" in reasons[other]
     only_bad = [Span("clicks", f"{ids[0]}/1", f"{ids[1]}/2", 1)]
     assert reader.read(only_bad)[0] is None
+
+
+NUMBERS = st.integers(-(2**64), 2**64) | st.integers(-9, 9) | st.floats()
+VALUES = st.none() | st.booleans() | NUMBERS | st.text(max_size=3) | st.just([1])
+TEXTS = st.lists(st.text(max_size=2), max_size=2)
+EVENTS = st.builds(event, st.integers(-(2**63), 2**63 - 1), NUMBERS, TEXTS, NUMBERS) | st.builds(
+    event, VALUES, VALUES, TEXTS | VALUES, VALUES
+)
+ODD = st.sampled_from([b"", b" ", b"{}", b"{", b'{"user": 1}{"user": 2}', b'{"user":\n1}', b"[]", b'"{}"', b"\xff"])
+PAYLOADS = st.lists(EVENTS.map(lambda each: json.dumps(each).encode()) | ODD, max_size=4)
+
+
+class Given(PayloadReader):
+    """Events that are given."""
+
+    def __init__(self, events: object, payloads: list[bytes]) -> None:
+        super().__init__("given", 1, events, None, "clicked", None, None, None, None)  # type: ignore[arg-type]
+        self._payloads = [json.dumps(event()).encode(), *payloads]
+
+    def ahead(self, positions: object, most: int, until: object) -> dict[str, Waiting]:
+        return {"all": Waiting("0", ["1"])}
+
+    def ends(self, before: float | None = None) -> dict[str, str]:
+        return {}
+
+    def payloads(self, span: Span) -> list[tuple[str, bytes]]:
+        return [(str(place), each) for place, each in enumerate(self._payloads)]
+
+
+@hypothesis.given(PAYLOADS)
+def test_events_parsed_together_are_those_parsed_one_by_one(payloads: list[bytes]) -> None:
+    together, apart = (Given(events, payloads).for_inputs(INPUTS) for events in ("json", json.loads))
+    assert isinstance(together, EventReader)
+    assert isinstance(apart, EventReader)
+    (one, bad), (other, as_bad) = (reader.read([Span("all", "0", "9", 9)]) for reader in (together, apart))
+    assert bad == as_bad
+    assert one is not None
+    assert other is not None
+    for (name, leaf), (_, expected) in zip(named_parts(one), named_parts(other), strict=True):
+        if isinstance(leaf, np.ndarray):
+            np.testing.assert_array_equal(leaf, expected, name, strict=True)
+        else:
+            np.testing.assert_array_equal(leaf.values, expected.values)
+            np.testing.assert_array_equal(leaf.splits, expected.splits)
 
 
 def test_a_micro_batch_of_bad_events_alone_says_what_the_stream_holds(redis_url: str, client: redis.Redis) -> None:
