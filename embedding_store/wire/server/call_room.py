@@ -238,6 +238,9 @@ class CallRoom:
     def sending(self, call: Call, size: int, seconds: float) -> Iterator[None]:
         """Around the sending of one message of an answer of several, for which its client has `seconds` to make room.
 
+        Args:
+            size: Bytes that count as unread meanwhile.
+
         Raises:
             CallRefused: as `answered`.
         """
@@ -246,9 +249,10 @@ class CallRoom:
             with self.waiting(call, seconds):
                 yield
         finally:
+            given_up = size > 0 and not call.context.is_active()
             with self._lock:
                 self._count_unread(call.client, -size)
-                self._given_up |= not call.context.is_active()
+                self._given_up |= given_up
 
     def _take_unread(self, client: str, size: int) -> None:
         limits = self._limits
