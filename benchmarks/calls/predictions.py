@@ -24,7 +24,7 @@ from benchmarks.click_job.sizes import DIM, FEATURES
 from benchmarks.harness import Row, compare, interleaved, publish
 from benchmarks.processes import child, line_of, own_memory, redis_server
 
-_ROUNDS, _SECONDS, _ROWS, _HELD_ROWS = 3, 2.0, 100_000, 1_000_000
+_ROUNDS, _SECONDS, _ROWS, _HELD_ROWS = 7, 2.0, 100_000, 1_000_000
 _SELF = "benchmarks.calls.predictions"
 
 
