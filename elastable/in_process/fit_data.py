@@ -135,11 +135,11 @@ def fit_data(given: FitArguments) -> FitData:
 
 def _require_no_passes(reader: Reader, given: FitArguments) -> None:
     """Raises `BadInput` for an argument that has no meaning for a stream of events."""
-    for name in ("validation_split", "class_weight", "steps_per_epoch"):
+    for name in ("validation_split", "class_weight", "steps_per_epoch", "initial_epoch"):
         if value := getattr(given, name):
             raise BadInput(
-                f"{name}={value!r} with {type(reader).__name__}: a stream of events has no last records; give "
-                "validation_data, weight=, and steps_per_epoch= of the reader"
+                f"{name}={value!r} with {type(reader).__name__}: of a stream of events there are no last records and "
+                "no passes; give validation_data, weight= and steps_per_epoch= of the reader, or continue_from="
             )
 
 

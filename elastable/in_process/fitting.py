@@ -17,6 +17,7 @@ from elastable.assembly import Assembly
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.final_weights import finalize_averages
 from elastable.embedding_store.composite.locations import LocationSettings
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, Unsupported
@@ -198,12 +199,14 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
         job = replace(job, offload_above=above, backend=backend().name, model_config=config)
     kept = kept_traces(model) if parts.steps is None else {}
     dense: DenseModel = kept["dense"] if "dense" in kept else parts.dense()
+    stream: DocumentFields = {}
     if origin is not None:
         with opened_origin(origin, store if origin == settings.store else None) as opened:
             beginning = continue_job(opened, parts, store, dense, settings.leave_out, moved=moved)
-        job, version = replace(job, **beginning.before), beginning.progress.version
+        job, version, stream = replace(job, **beginning.before), beginning.progress.version, beginning.progress.stream
     schedule = Schedule(job)
-    start = Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
+    records = schedule.records_before(version)
+    start = Progress(version, evaluated=True, records=records, stream=stream) if version else Progress()
     dense.begin()
     metrics: ModelMetrics = kept["metrics"] if "metrics" in kept else ModelMetrics(model)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.

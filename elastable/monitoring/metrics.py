@@ -21,6 +21,7 @@ from elastable.output.noted import CheckpointLog
 from elastable.process.version import distribution_version
 
 if TYPE_CHECKING:
+    from elastable.master.api import StreamStatus
     from elastable.master.core.job_master import Master
     from elastable.worker.runtime.worker_measures import WorkerMeasures
 
@@ -130,11 +131,8 @@ def job_source(master: "Master") -> Iterator[Sample]:
     working = sum(1 for worker in status.workers if worker.leases)
     states = {"working": working, "idle": len(status.workers) - working, "gone": len(status.gone)}
     yield from _by_label(_WORKERS, states)
-    if (stream := status.stream) is not None:
-        yield _LAG_EVENTS(stream.lag_events)
-        yield _LAG_S(stream.lag_s)
-        yield _BAD_EVENTS(stream.bad_events)
-        yield _AWAY(bool(stream.away))
+    if status.stream is not None:
+        yield from stream_source(status.stream)
     yield _LEASES(sum(worker.leases for worker in status.workers))
     yield _JOINED(measures.joined.value)
     yield _LEFT(measures.left.value)
@@ -144,6 +142,14 @@ def job_source(master: "Master") -> Iterator[Sample]:
     yield from _by_label(_FAILURES, failures)
     yield from _by_label(_PUSHES, measures.pushes.by_name())
     yield from _by_label(_REFUSED_PUSHES, measures.refused.by_name())
+
+
+def stream_source(stream: "StreamStatus") -> Iterator[Sample]:
+    """Of the stream of events that a job trains on."""
+    yield _LAG_EVENTS(stream.lag_events)
+    yield _LAG_S(stream.lag_s)
+    yield _BAD_EVENTS(stream.bad_events)
+    yield _AWAY(bool(stream.away))
 
 
 def _by_label(metric: Metric, values: Mapping[str, float] | Mapping[str, Histogram]) -> Iterator[Sample]:

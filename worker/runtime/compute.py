@@ -127,7 +127,8 @@ class MicroBatchComputer:
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
         reader, records = self._part(task), task.stop - task.start
-        rows, bad = None, ()
+        rows: Int64 | None = None
+        bad: tuple[BadEvent, ...] = ()
         if task.spans:
             source = f"events from {task.spans[0].partition} {task.spans[0].start} on"
             taken, bad = self._read(task.spans)

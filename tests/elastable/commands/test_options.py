@@ -112,7 +112,7 @@ def test_no_command_defines_an_option_by_hand() -> None:
     assert by_hand == {"elastable/commands/command_line.py", "elastable/command.py"}
 
 
-_OTHERS = {"workers": "7", "on": "ray://host:7", "master": "file:///of/addresses"}
+_OTHERS = {"until": "end", "workers": "7", "on": "ray://host:7", "master": "file:///of/addresses"}
 
 
 def _other_value(field: OptionField) -> object:

@@ -2,11 +2,13 @@
 
 import json
 import threading
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import redis
+from confluent_kafka import Producer
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput
@@ -61,6 +63,30 @@ def test_the_numbers_are_those_of_the_same_records_in_arrays(url: str) -> None:
     assert len(fitted(reader_of(url), epochs=2)[1]) == 2
 
 
+def test_a_fit_that_continues_another_goes_on_behind_its_last_event(url: str, tmp_path: Path) -> None:
+    whole, _ = fitted(reader_of(url), epochs=9, until="end")
+    log = f"memory?log={tmp_path / 'log'}"
+    fitted(reader_of(url), epochs=1, store=log)
+    second, losses = fitted(reader_of(url), epochs=9, until="end", store=log, continue_from=log)
+    assert len(losses) == 2
+    for one, other in zip(weights(second), weights(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_events_of_kafka_have_the_same_numbers(url: str) -> None:
+    producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
+    (broker,) = producer.list_topics(timeout=30).brokers.values()
+    for user in USERS.tolist():
+        producer.produce("clicks", json.dumps({"user": user, "clicked": user % 2}), partition=2)
+    assert producer.flush(30) == 0
+    where, quiet = f"{broker.host}:{broker.port}", {"log_level": 0}
+    reader = et.KafkaReader("clicks", where, steps_per_epoch=3, label="clicked", config=quiet)
+    from_kafka, _ = fitted(reader, epochs=50, until="end")
+    from_redis, _ = fitted(reader_of(url), epochs=50, until="end")
+    for one, other in zip(weights(from_kafka), weights(from_redis), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 class Cut(keras.callbacks.Callback):
     """After the first version the server is away, until the job has noticed."""
 
@@ -108,6 +134,7 @@ def test_bad_events_are_passed_over_up_to_a_bound(url: str) -> None:
     [
         ({"validation_split": 0.1}, "validation_split=0.1 with RedisStreamReader"),
         ({"steps_per_epoch": 3}, "steps_per_epoch=3 with RedisStreamReader"),
+        ({"initial_epoch": 1, "epochs": 2}, "initial_epoch=1 with RedisStreamReader"),
         ({"class_weight": {0: 1.0}}, "class_weight=.* with RedisStreamReader"),
         ({"until": "tomorrow"}, "--until tomorrow: write end"),
     ],

@@ -98,7 +98,7 @@ def trained_once(store: str, numbers: range) -> bool:
 def test_what_comes_too_slowly_is_trained_after_the_linger_and_sigterm_ends_the_job(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """And the job that resumes it trains what comes then, in a stream that is new."""
+    """Also in a stream that comes while the job runs; the job that resumes it trains what comes then."""
     store = f"{redis_url}?namespace=rows"
     slow = ("--linger", "0.2", "--average", "sum", "--run-dir", tmp_path / "runs")
     words = ("train", JOB, "--workers", "2", *SIZES, "--store", store, "--resume", *slow)
@@ -112,7 +112,7 @@ def test_what_comes_too_slowly_is_trained_after_the_linger_and_sigterm_ends_the_
         client.xadd("clicks", {"event": json.dumps({"number": 0, "far": 1e6})})
         with elastable(tmp_path, *words, env=counting) as job:
             wait_until(lambda: trained(job) == 1, "the first event trained", job)
-            client.xadd("clicks", {"event": json.dumps({"number": 1, "far": 1e6})})
+            client.xadd("more", {"event": json.dumps({"number": 1, "far": 1e6})})  # a partition that is new
             wait_until(lambda: trained(job) == 2, "the second event trained", job)
             with MasterClient(job.address(), 60) as master:
                 stream = master.status().stream

@@ -20,7 +20,7 @@ from elastable.embedding_store.errors import ElastableError, Unavailable
 from elastable.embedding_store.measures import Counts, Durations
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.retry import retry
-from elastable.master.api import AsyncPushId, Push, WorkerIdentity
+from elastable.master.api import AsyncPushId, Push, StreamStatus, WorkerIdentity
 from elastable.master.rpc.client import MasterClient
 from elastable.monitoring.endpoints import registry_of
 from elastable.monitoring.metrics import (
@@ -32,6 +32,7 @@ from elastable.monitoring.metrics import (
     process_source,
     servers_source,
     shard_lookups_source,
+    stream_source,
 )
 from tests.elastable.conftest import JOB
 from tests.elastable.monitoring.http_client import get
@@ -197,6 +198,9 @@ def test_every_metric_is_there(watched: Watched, server: Scrape, store_server: S
     asked.add("v2", "200")
     took.add("v2", 0.1)
     found |= {sample.metric.name for sample in prediction_source(asked, took, 0, 1, 2)}
+    of_stream = {sample.metric.name: sample.value for sample in stream_source(StreamStatus(7, 0.5, 3, "no broker"))}
+    assert list(of_stream.values()) == [7, 0.5, 3, True]
+    found |= of_stream.keys()
     # Nothing was tried again, or something was: that is a matter of chance.
     assert set(METRICS) == found | {"elastable_retries_total"}
 
