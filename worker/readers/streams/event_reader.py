@@ -12,7 +12,7 @@ import pyarrow.json as pa_json
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.master.api import MOST_BAD_EVENTS, BadEvent, Span, Waiting
+from elastable.master.api import MOST_BAD_EVENTS, BadEvent, EventSource, Span
 from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, map_arrays
 from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, taken
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
@@ -52,11 +52,11 @@ def _of_arrow(payload: bytes) -> Mapping[str, Any]:
 _FORMATS: Mapping[str, Decode] = {"json": _of_json, "arrow": _of_arrow}
 
 
-class EventReader(Reader):
+class EventReader(Reader, EventSource):
     """Events of a stream that goes on, for training: each is trained once, in an order that positions decide.
 
-    It is a stream as a master asks it (`elastable.master.api.EventSource`), whose spans workers read. It is as long as
-    its sample, which says what its records are like.
+    A master asks it for what waits, and workers read spans. It is as long as its sample, which says what its records
+    are like.
 
     Attributes:
         steps_per_epoch: Versions in an epoch.
@@ -76,16 +76,8 @@ class EventReader(Reader):
     def __len__(self) -> int:
         return 1
 
-    @abstractmethod
-    def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
-        """As of `EventSource`."""
-
-    @abstractmethod
-    def ends(self, before: float | None = None) -> Mapping[str, str]:
-        """As of `EventSource`."""
-
     def committed(self, positions: Mapping[str, str]) -> None:
-        """As of `EventSource`."""
+        """Nothing."""
 
     @abstractmethod
     def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
@@ -138,12 +130,12 @@ class PayloadReader(EventReader):
         name: str,
         steps_per_epoch: int,
         events: str | Decode,
-        features: Sequence[str] | None,
-        label: str | None,
-        weight: str | None,
-        column_types: Mapping[str, str] | None,
-        fill_null: Mapping[str, object] | None,
-        fill_null_list: Mapping[str, Sequence[object]] | None,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+        weight: str | None = None,
+        column_types: Mapping[str, str] | None = None,
+        fill_null: Mapping[str, object] | None = None,
+        fill_null_list: Mapping[str, Sequence[object]] | None = None,
     ) -> None:
         super().__init__(name, steps_per_epoch)
         if not callable(events) and events not in _FORMATS:

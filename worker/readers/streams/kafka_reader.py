@@ -39,7 +39,8 @@ class KafkaReader(PayloadReader):
         topic: A topic, or several.
         servers: `host:port`, or several with commas: some of the brokers.
         steps_per_epoch: Versions in an epoch.
-        events, features, label, weight, column_types, fill_null, fill_null_list: As of `PayloadReader`.
+        events: "json", "arrow" or a function, as of `PayloadReader`.
+        columns: `features`, `label`, `weight`, `column_types`, `fill_null`, `fill_null_list`, as of `PayloadReader`.
         group: Whose committed offsets follow.
         config: Further settings of librdkafka, such as those of TLS and SASL.
 
@@ -57,17 +58,11 @@ class KafkaReader(PayloadReader):
         events: str | Decode = "json",
         group: str = "elastable",
         config: Mapping[str, Any] | None = None,
-        features: Sequence[str] | None = None,
-        label: str | None = None,
-        weight: str | None = None,
-        column_types: Mapping[str, str] | None = None,
-        fill_null: Mapping[str, object] | None = None,
-        fill_null_list: Mapping[str, Sequence[object]] | None = None,
+        **columns: Any,
     ) -> None:
         topics = [topic] if isinstance(topic, str) else list(topic)
         name = f"et.KafkaReader({', '.join(map(repr, topics))})"
-        columns = features, label, weight, column_types, fill_null, fill_null_list
-        super().__init__(name, steps_per_epoch, events, *columns)
+        super().__init__(name, steps_per_epoch, events, **columns)
         if not topics or not all(isinstance(each, str) and each for each in topics):
             raise BadInput(f"{name}: give a topic, or a list of them")
         with needs("et.KafkaReader", "kafka"):

@@ -4,6 +4,7 @@ import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.tiers.redis.connection import Deadline
@@ -28,7 +29,8 @@ class RedisStreamReader(PayloadReader):
         url: `redis://host:port`, as of a store; servers may be a Cluster, or watched by Sentinels.
         key: The key of a stream, or several; those that are not there yet may come.
         steps_per_epoch: Versions in an epoch.
-        events, features, label, weight, column_types, fill_null, fill_null_list: As of `PayloadReader`.
+        events: "json", "arrow" or a function, as of `PayloadReader`.
+        columns: `features`, `label`, `weight`, `column_types`, `fill_null`, `fill_null_list`, as of `PayloadReader`.
         field: The field of an entry that holds the event.
 
     Raises:
@@ -43,17 +45,11 @@ class RedisStreamReader(PayloadReader):
         *,
         events: str | Decode = "json",
         field: str = "event",
-        features: Sequence[str] | None = None,
-        label: str | None = None,
-        weight: str | None = None,
-        column_types: Mapping[str, str] | None = None,
-        fill_null: Mapping[str, object] | None = None,
-        fill_null_list: Mapping[str, Sequence[object]] | None = None,
+        **columns: Any,
     ) -> None:
         self._keys = [key] if isinstance(key, str) else list(key)
         name = f"et.RedisStreamReader({', '.join(map(repr, self._keys))})"
-        columns = features, label, weight, column_types, fill_null, fill_null_list
-        super().__init__(name, steps_per_epoch, events, *columns)
+        super().__init__(name, steps_per_epoch, events, **columns)
         if not self._keys or not all(isinstance(each, str) and each for each in self._keys):
             raise BadInput(f"{name}: give the key of a stream, or a list of them")
         self._url, self._field = RedisUrl.parse(url), field.encode()
