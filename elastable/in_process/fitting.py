@@ -90,38 +90,34 @@ def fit(
 ) -> keras.callbacks.History:
     """Trains a compiled Keras model whose embedding tables live in a store, in this process.
 
-    The arguments up to `validation_freq` are those of `model.fit`, in its order and with its meaning; docs/keras.md has
-    a row for each. `model.fit` itself does the same, with `lazy=None` and the defaults of all others.
+    The arguments up to `validation_freq` are those of `model.fit` (docs/keras.md), which does the same, `lazy=None`.
 
-    Afterwards the model's layers read from the store: `predict`, `evaluate` and `save` work as usual. A second call
-    continues from the first: to the bit, `epochs=4` is `epochs=2` followed by `epochs=4, initial_epoch=2`.
+    Afterwards the model's layers read from the store. A second call continues from the first, to the bit.
 
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
-        x: Data for `model.fit`, or a Reader. A stream without an end needs `steps_per_epoch` (`EndlessReader`). Without
-            `y` also a tuple (x, y) or (x, y, sample_weight), or a dict with these keys.
+        x: Data for `model.fit`, or a Reader; without `y` also a tuple (x, y) or (x, y, sample_weight), or a dict with
+            these keys. A stream without an end needs `steps_per_epoch` (`EndlessReader`).
         batch_size: Records in a micro-batch; None: a stream's own, else 32. A stream that ends is read once, cut anew.
         grads_to_wait: Micro-batches of one update; None: the optimizer's gradient_accumulation_steps, else 1.
         average: "mean": the numbers of plain Keras on one batch of all their records, or a refusal; "records": weighted
             by their records; "batches": equally, as with Keras' gradient_accumulation_steps; "sum": added.
         evaluate_every: Versions between further evaluations, within epochs; 0: none.
         linger, until, max_bad_events: Of a stream of events, as of `elastable train` (docs/data.md).
-        seed: Of initial rows, the record order and dropout, as of `elastable train --seed`; dense variables are drawn
-            before, with the model. None: as in plain Keras, by layers' seeds and `keras.utils.set_random_seed`.
-        store: Where the tables live: a URL such as "redis://localhost:6379" or "file:///folder", a store, or None: in
-            this process's memory. With `locations` it may be several: "memory", "file" or "redis" -> URL or store.
+        seed: Of initial rows, the record order and dropout, as of `elastable train --seed`. None: as in plain Keras, by
+            layers' seeds and `keras.utils.set_random_seed`.
+        store: Where the tables live: a URL such as "redis://localhost:6379", a store, or None: in this process's
+            memory. With `locations` it may be several: "memory", "file" or "redis" -> URL or store.
         locations: Which tables live where; None: all in the (first) store.
         offload_embeddings_above: Plain Keras embeddings of more elements move to the store, with their values; 0: none.
-        lazy: Whether a step moves only the rows that its batch touches; False: momentum and decay move all rows, with
-            the numbers of plain Keras (docs/fit.md); None: False for tables with `input_dim`, as `model.fit` does. A
-            layer's own `lazy` takes precedence.
+        lazy: Whether a step moves only the rows that its batch touches, where the layer does not say; False: momentum
+            and decay move all rows, as in plain Keras (docs/fit.md); None: False for tables with `input_dim`.
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
         continue_from: Begin as another job ended, on new data: a checkpoint, a run directory, or the URL of a store
             with a log, also of `store` itself (docs/checkpoints.md). leave_out: Of it what the model no longer has.
 
     Returns:
-        `keras.callbacks.History`, with `val_...` entries for the validation data; its attribute `evaluations` is a list
-        with a dict for each evaluation within an epoch: `version` and `val_...`.
+        `History`, as of Keras; its attribute `evaluations` has a dict for each evaluation within an epoch.
 
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
@@ -131,13 +127,12 @@ def fit(
     return _run_here(model, FitArguments(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
-        validation_steps=validation_steps, validation_batch_size=validation_batch_size,
-        validation_freq=_frequency(validation_freq), grads_to_wait=grads_to_wait, epochs=epochs,
+        validation_steps=validation_steps, validation_batch_size=validation_batch_size, average=average,
+        validation_freq=_frequency(validation_freq), grads_to_wait=grads_to_wait, epochs=epochs, lazy=lazy, until=until,
         initial_epoch=initial_epoch, shuffle=_shuffles(shuffle), callbacks=callbacks, verbose=_verbosity(verbose),
-        seeds=fit_seeds(seed, model, initial_epoch), average=average, evaluate_every=evaluate_every, store=store,
-        linger=linger, until=until, max_bad_events=max_bad_events,
-        locations=locations, offload_embeddings_above=offload_embeddings_above, lazy=lazy, not_finite=not_finite,
-        continue_from=continue_from, leave_out=tuple(leave_out),
+        seeds=fit_seeds(seed, model, initial_epoch), evaluate_every=evaluate_every, store=store, locations=locations,
+        linger=linger, max_bad_events=max_bad_events, offload_embeddings_above=offload_embeddings_above,
+        not_finite=not_finite, continue_from=continue_from, leave_out=tuple(leave_out),
     ))  # fmt: skip
 
 
