@@ -452,7 +452,7 @@ class LayerInputs(WrongInputs):
 
 
 _OPTIONS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "epochs": ((1, 7), (0, -1, 1.5, "2", True, None, float("nan"))),
+    "epochs": ((None, 1, 7), (0, -1, 1.5, "2", True, float("nan"))),
     "micro_batch_size": ((1, 256), (0, -1, 2.5, None)),
     "grads_to_wait": ((None, 1, 9), (0, -3, 1.5)),
     "mode": (("sync", "async"), ("Sync", "", None, 3)),

@@ -44,6 +44,11 @@ class TestPartitioned(StoreContract):
     def make_store(self, request: pytest.FixtureRequest) -> MakeStore:
         return KINDS[request.param](request)
 
+    @pytest.mark.parametrize("make_store", [kind for kind in KINDS if "remote" not in kind], indirect=True)
+    def test_put_keeps_what_training_made(self, store: EmbeddingStore) -> None:
+        """Which a parameter server does not: it believes no client."""
+        super().test_put_keeps_what_training_made(store)
+
 
 def over(shard: Callable[[], EmbeddingStore], shards: int) -> MakeStore:
     return lambda: PartitionedStore([shard() for _ in range(shards)])
