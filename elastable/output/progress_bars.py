@@ -70,7 +70,8 @@ class JobProgress(Progress):
         self._show_refusals(status)
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(status.metrics.items())[:3])
         fields: Document = {
-            "epoch": _part_of(status.epoch + 1, status.epochs),
+            # A stream has no end; behind the last epoch there is none.
+            "epoch": f"{min(status.epoch + 1, status.epochs)}/{status.epochs}" if status.epochs else status.epoch + 1,
             "metrics": f"{metrics}  [yellow]{status.state}[/yellow]" if status.state != "training" else metrics,
             "version": f"{status.version:,}" + (f"/{status.versions_total:,}" if status.versions_total else ""),
             "workers": len(status.workers),
@@ -104,17 +105,13 @@ class JobProgress(Progress):
     def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
         """A lasting line for an epoch that is over."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-        self.console.print(f"epoch {_part_of(epoch + 1, epochs)}  {line}", highlight=False, soft_wrap=True)
+        of = f"/{epochs}" if epochs else ""  # a stream has no end
+        self.console.print(f"epoch {epoch + 1}{of}  {line}", highlight=False, soft_wrap=True)
 
     def evaluation(self, version: int, logs: Mapping[str, float]) -> None:
         """A lasting line for a version that was evaluated during training."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
         self.console.print(f"version {version:,}  {line}", highlight=False, soft_wrap=True)
-
-
-def _part_of(epoch: int, epochs: int) -> str:
-    """The epoch that is trained, and of how many, where there is an end."""
-    return f"{min(epoch, epochs)}/{epochs}" if epochs else str(epoch)
 
 
 def summary_table(result: DocumentFields, metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from numba.core import event
 
@@ -84,5 +85,5 @@ class Clock:
         return now
 
 
-CLOCK = Clock(lambda: time.time(), lambda: time.clock_gettime(_PASSING))
+CLOCK = Clock(time.time, partial(time.clock_gettime, _PASSING))
 """Of this process."""

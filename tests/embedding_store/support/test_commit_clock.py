@@ -9,7 +9,7 @@ import pytest
 
 from elastable.embedding_store import EmbeddingStore, EvictionSpec, MemoryStore, TableSpec
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.support.clocks import Clock
+from elastable.embedding_store.support.clocks import CLOCK, Clock
 from tests.contracts.store_samples import commit, int64, rows_by_id, update
 
 TIMED = TableSpec("timed", 4, eviction=EvictionSpec(ttl=60.0))
@@ -19,8 +19,7 @@ YEAR_S = 365 * 86_400.0
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the system's clock ahead by so many seconds of the true time."""
-    true = time.time
-    return lambda seconds: monkeypatch.setattr(time, "time", lambda: true() + seconds)
+    return lambda seconds: monkeypatch.setattr(CLOCK, "_system", lambda: time.time() + seconds)
 
 
 def touched(store: EmbeddingStore, *ids: int) -> None:

@@ -44,7 +44,7 @@ def test_a_password_is_taken_as_it_is_and_never_shows() -> None:
         ("redis://me:secret@h:1?deadline=nan", "deadline"),
         ("redis://me:secret@h:1?deadline=soon", "deadline.*'soon'"),
         ("redis://me:secret@h:1?namespace=a:b", "namespace"),
-        ("redis://me:secret@h:1?retries=4", "'retries'.*namespace, partitions.*service, budget, .*accept_version$"),
+        ("redis://me:secret@h:1?retries=4", "'retries'.*namespace, partitions.*service, budget, .*acknowledged_in$"),
         ("redis://me:secret@h:1?namspace=x", "'namspace' is unknown; .*; did you mean namespace[?]$"),
         ("redis://me:secret@h:1?budgt=1GiB", "'budgt' is unknown; .*; did you mean budget[?]$"),
         ("redis://me:secret@h:1?budget=1GiB", "'budget' of a Redis URL is of a store of rows"),
