@@ -27,7 +27,7 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.open_store import open_follower, open_store
-from elastable.embedding_store.store_reader import HeldLog, HeldReader
+from elastable.embedding_store.store_reader import FollowedTable, HeldLog, HeldReader
 from elastable.models import predictor
 from elastable.models.configuration import config_of, model_of
 from elastable.models.predictor import Predictor
@@ -399,6 +399,42 @@ def test_an_entry_that_is_being_written_is_waited_for(logged: tuple[Path, Embedd
     (copied / segment.name).write_bytes(content)
     assert reader.advance() == 2
     reader.close()
+
+
+def test_another_log_in_its_place_is_noticed(logged: tuple[Path, EmbeddingStore], tmp_path: Path) -> None:
+    log, store = logged
+    for version in (1, 2):
+        write(store, version)
+    copied = tmp_path / "copied"
+    shutil.copytree(log, copied)
+    with HeldLog(copied) as reader:
+        shutil.rmtree(copied)
+        with open_store(f"memory?log={copied}") as other:
+            other.create_table(et.TableSpec("rows", 4, seed=7))
+            write(other, 1)
+            with pytest.raises(StoreBroken, match="is at version 1, and was at version 2"):
+                reader.advance()
+            for version in (2, 3):
+                write(other, version)
+            assert (reader.version(), reader.advance()) == (2, 3)
+            ids = np.arange(5)
+            np.testing.assert_array_equal(reader.lookup({"rows": ids})["rows"], other.lookup({"rows": ids})["rows"])
+
+
+def test_what_was_applied_in_part_is_not_gone_on_with(
+    logged: tuple[Path, EmbeddingStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, store = logged
+    ids = np.arange(4)
+    with HeldLog(log) as reader:
+        write(store, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(FollowedTable, "put_images", lambda *_: [][0])
+            with pytest.raises(IndexError):
+                reader.advance()
+        write(store, 2)
+        assert reader.advance() == 2
+        np.testing.assert_array_equal(reader.lookup({"rows": ids})["rows"], store.lookup({"rows": ids})["rows"])
 
 
 def test_a_corrupt_log_in_files_is_refused_by_name(logged: tuple[Path, EmbeddingStore], tmp_path: Path) -> None:
