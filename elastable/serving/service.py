@@ -109,10 +109,13 @@ class PredictionService(Closing):
             try:
                 self.predictor.advance()
                 self.behind, wait_s = None, self.predictor.look_s
-            except ElastableError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the server says so, and tries again
+                named = isinstance(error, ElastableError)
+                why = str(error) if named else f"{type(error).__name__}: {error}"
                 if self.behind is None:
-                    _log.warning("version %d is answered from until this ends: %s", self.predictor.version, error)
-                self.behind, wait_s = str(error), _FOLLOW_AGAIN_S
+                    version = self.predictor.version
+                    _log.warning("version %d is answered from until this ends: %s", version, why, exc_info=not named)
+                self.behind, wait_s = why, _FOLLOW_AGAIN_S
 
     def _counted(self, protocol: str, answer: _Answer) -> _Answer:
         """Counts the answers, and tells what is wrong with a request."""
@@ -165,7 +168,8 @@ class PredictionService(Closing):
 
     async def _hold(self, request: Request) -> Response:
         """Holds a version, or with `null` goes on to newer ones; both for callers who may write."""
-        if request.scope[ROLE] < Role.WORKER:
+        role = request.scope[ROLE]
+        if role is None or role < Role.WORKER:
             raise HTTPException(403, "a version is held and freed with the workers' token, or the administrator's")
         if request.headers.get("content-type") != "application/json":  # what a page of another site may not send
             raise HTTPException(415, "Content-Type must be application/json")
