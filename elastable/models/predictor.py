@@ -33,6 +33,8 @@ from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST
+from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.commits.version_record import VersionRecord
 from elastable.master.model.dense import dense_part
 from elastable.models.configuration import model_of, same_model
@@ -67,7 +69,7 @@ class _Versions(Protocol):
 
     rows: HeldReader | HeldLog | EmbeddingStore
     job: DocumentFields
-    look_s: float  # between two looks for a newer one
+    look_s: float | None  # between two looks for a newer one; None: there never is one
 
     def current(self, taken: int) -> AbstractContextManager[tuple[int, Mapping[str, Tensor] | None]]:
         """The version that `rows` are of within the block, and its dense part; None: it is version `taken`."""
@@ -83,10 +85,9 @@ class _Versions(Protocol):
 class _Saved:
     """The version of a checkpoint, or the newest one of a run."""
 
-    look_s = 1.0
-
     def __init__(self, place: str | Path, version: int | None = None) -> None:
         self._place, self._saved = place, open_checkpoint(place, version)
+        self.look_s = None if MANIFEST in files_at(str(place)).names() else 1.0
         self.rows: HeldReader | HeldLog | EmbeddingStore = MemoryStore()
         try:
             restore_tables(self._saved, self.rows)
@@ -118,7 +119,7 @@ class _Saved:
 class _Followed:
     """The versions of a store that a job writes."""
 
-    look_s = 0.02
+    look_s: float | None = 0.02
 
     def __init__(self, url: str, deadline_s: float | None) -> None:
         self._place = redacted(url)
@@ -233,9 +234,9 @@ class Predictor(Closing):
         return self._version
 
     @property
-    def look_s(self) -> float:
-        """Seconds between two calls of `advance` that find a version soon and cost little."""
-        return self._versions.look_s
+    def look_s(self) -> float | None:
+        """Seconds between two calls of `advance` that find a version soon and cost little; None: there never is one."""
+        return self._newest.look_s
 
     def advance(self) -> int:
         """Goes on to the newest version of the source, unless one is held; returns the version. Raises as the class."""

@@ -54,9 +54,17 @@ class PredictionService(Closing):
         requests: Counts of answers by protocol and status.
         seconds: From the whole request to its answer, of those that were computed.
         behind: Why the newest version is not known; None: it is.
+
+    Raises:
+        BadInput: to follow a single checkpoint, after which nothing comes.
     """
 
     def __init__(self, predictor: Predictor, follow: bool, batch_records: int) -> None:
+        if follow and predictor.look_s is None:
+            raise BadInput(
+                f"--follow: version {predictor.version} is a single checkpoint, and nothing follows it; name its run, "
+                "or the folder that it is in"
+            )
         self.predictor, self.requests, self.seconds = predictor, Counts(), Durations()
         self.behind: str | None = None
         self.batches = Batches(predictor, batch_records)
