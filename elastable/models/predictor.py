@@ -49,6 +49,8 @@ from elastable.worker.step.steps import make_infer_step, make_plan
 from elastable.worker.user_model.build import as_tensors, make_model
 from elastable.worker.user_model.model_file import load_model_file
 
+_LONGEST_REASON = 300  # characters of an error of a backend
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSignature:
@@ -315,6 +317,7 @@ class Predictor(Closing):
 
         Raises:
             BadInput, BadIds, IdOutOfRange: a name, dtype, shape or value that the model does not take.
+            ModelError: the model fails for another reason.
         """
         arrays = self.checked(x)
         records = len(next(iter(arrays.values())))
@@ -322,7 +325,13 @@ class Predictor(Closing):
         require_like(self._spec, batch, records, "the inputs")
         with self._one, self._at_version():
             ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._versions.rows.specs())
-            found = self._step(batch, self._versions.rows.lookup(ids.unique), ids)
+            rows = self._versions.rows.lookup(ids.unique)
+            try:
+                found = self._step(batch, rows, ids)
+            except ElastableError:
+                raise
+            except Exception as error:
+                raise self._failed(arrays, error) from error
             named = {each.name: np.asarray(value) for each, value in zip(self.outputs, found, strict=True)}
             for name, value in named.items():
                 if value.ndim == 0 or len(value) != records:
@@ -330,6 +339,14 @@ class Predictor(Closing):
                         f"output {name!r} is {list(value.shape)} for {records} records: it has none of each"
                     )
             return named, self._version
+
+    def _failed(self, arrays: Mapping[str, Array], error: Exception) -> ElastableError:
+        """What a model raised, named: a value that one of its layers does not take, or a failure of its own."""
+        bad = (ValueError, IndexError, *((tf.errors.InvalidArgumentError,) if backend().has_graphs else ()))
+        given = ", ".join(f"{name!r} {list(array.shape)}" for name, array in arrays.items())
+        reason = " ".join(str(error).split())[-_LONGEST_REASON:]  # the end says which value it was
+        message = f"model {self.name!r} cannot compute inputs {given}: {type(error).__name__}: {reason}"
+        return BadInput(message) if isinstance(error, bad) else ModelError(message)
 
     def checked(self, x: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The inputs as arrays `[records, ...]`, as `predict` takes them; which values are ids is seen there.
