@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import elastable as et
 from elastable.command import app
-from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.errors import CheckpointError, ElastableError
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.models.predictor import Predictor
@@ -363,6 +363,7 @@ def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_served_is_refused_at_once(tmp_path: Path) -> None:
-    done = run_elastable("serve-model", tmp_path)
-    assert done.code not in (0, 1)
-    assert "no checkpoint" in " ".join((done.out + done.err).split())
+    words = ["serve-model", str(tmp_path), "--http", "127.0.0.1:0"]
+    done = CliRunner().invoke(app, words, obj=lambda level, form: None)
+    assert isinstance(done.exception, CheckpointError)
+    assert "no checkpoint" in str(done.exception)
