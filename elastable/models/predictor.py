@@ -225,6 +225,12 @@ class Predictor(Closing):
             )
             self._one, self._moving, self._version = threading.Lock(), threading.Lock(), -1
             self.outputs = _outputs(self._model)
+            for each in (*self.inputs, *self.outputs):
+                if each.dtype != "string" and np.dtype(each.dtype).kind not in "biuf":
+                    raise Unsupported(
+                        f"{each.name!r} of model {self.name!r}, {[None, *each.shape]}, is of {each.dtype}, which NumPy "
+                        "has not: give the layer dtype='float32'"
+                    )
             self._read(self._versions)
             if version is not None:
                 self.hold(version)

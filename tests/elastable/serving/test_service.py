@@ -72,7 +72,7 @@ def answered(
 
 @pytest.fixture(scope="module")
 def clicks(valkey_node: Server) -> Iterator[tuple[HttpServer, PredictionService, keras.Model]]:
-    """Version 4 of a model, which stays, also where a test empties the store."""
+    """Version 4 of a model, which stays."""
     url = f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
     model = trained(url)
     with served(url) as (server, counted):
@@ -80,9 +80,9 @@ def clicks(valkey_node: Server) -> Iterator[tuple[HttpServer, PredictionService,
 
 
 @pytest.fixture
-def url(valkey_url: str) -> str:
-    """Of a store that nobody in this process has had open."""
-    return f"{valkey_url}?namespace={uuid.uuid4().hex}"
+def url(valkey_node: Server) -> str:
+    """Of a store that nobody in this process has had open; what others have in the server stays."""
+    return f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
 
 
 def post(server: HttpServer, path: str, body: object, headers: dict[str, str] | None = None) -> Answer:
