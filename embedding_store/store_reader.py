@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -488,6 +488,7 @@ class HeldLog(BaseSource):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock, self._moving = threading.RLock(), threading.Lock()
+        self._anew = False
         self._replayed, self._tail = self._begun()
 
     def _begun(self) -> tuple[ReplayedTables, LogTail]:
@@ -538,14 +539,17 @@ class HeldLog(BaseSource):
             StoreBroken, StoreFailed: it cannot be read; the version is one that was there.
         """
         with self._moving:
-            try:
-                self._follow(self._replayed, self._tail)
-            except (BadInput, StoreBroken):  # trimmed: the base includes them; or taken back
+            if not self._anew:
+                self._anew = True  # until all is applied: what was applied in part is not gone on with
+                with suppress(BadInput, StoreBroken):  # trimmed: the base includes them; taken back, or of another log
+                    self._follow(self._replayed, self._tail)
+                    self._anew = False
+            if self._anew:
                 replayed, tail = self._begun()
                 try:
                     _require_later(replayed.version, self._replayed.version, self._folder)
                     with self._lock:
-                        self._replayed, self._tail, tail = replayed, tail, self._tail
+                        self._replayed, self._tail, tail, self._anew = replayed, tail, self._tail, False
                 finally:
                     tail.close()  # whichever is not read from
             return self._replayed.version

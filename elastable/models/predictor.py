@@ -33,6 +33,8 @@ from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST
+from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.commits.version_record import VersionRecord
 from elastable.master.model.dense import dense_part
 from elastable.models.configuration import model_of, same_model
@@ -46,6 +48,8 @@ from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.steps import make_infer_step, make_plan
 from elastable.worker.user_model.build import as_tensors, make_model
 from elastable.worker.user_model.model_file import load_model_file
+
+_LONGEST_REASON = 300  # characters of an error of a backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class _Versions(Protocol):
 
     rows: HeldReader | HeldLog | EmbeddingStore
     job: DocumentFields
-    look_s: float  # between two looks for a newer one
+    look_s: float | None  # between two looks for a newer one; None: there never is one
 
     def current(self, taken: int) -> AbstractContextManager[tuple[int, Mapping[str, Tensor] | None]]:
         """The version that `rows` are of within the block, and its dense part; None: it is version `taken`."""
@@ -83,10 +87,9 @@ class _Versions(Protocol):
 class _Saved:
     """The version of a checkpoint, or the newest one of a run."""
 
-    look_s = 1.0
-
     def __init__(self, place: str | Path, version: int | None = None) -> None:
         self._place, self._saved = place, open_checkpoint(place, version)
+        self.look_s = None if MANIFEST in files_at(str(place)).names() else 1.0
         self.rows: HeldReader | HeldLog | EmbeddingStore = MemoryStore()
         try:
             restore_tables(self._saved, self.rows)
@@ -118,7 +121,7 @@ class _Saved:
 class _Followed:
     """The versions of a store that a job writes."""
 
-    look_s = 0.02
+    look_s: float | None = 0.02
 
     def __init__(self, url: str, deadline_s: float | None) -> None:
         self._place = redacted(url)
@@ -222,6 +225,12 @@ class Predictor(Closing):
             )
             self._one, self._moving, self._version = threading.Lock(), threading.Lock(), -1
             self.outputs = _outputs(self._model)
+            for each in (*self.inputs, *self.outputs):
+                if each.dtype != "string" and np.dtype(each.dtype).kind not in "biuf":
+                    raise Unsupported(
+                        f"{each.name!r} of model {self.name!r}, {[None, *each.shape]}, is of {each.dtype}, which NumPy "
+                        "has not: give the layer dtype='float32'"
+                    )
             self._read(self._versions)
             if version is not None:
                 self.hold(version)
@@ -233,9 +242,9 @@ class Predictor(Closing):
         return self._version
 
     @property
-    def look_s(self) -> float:
-        """Seconds between two calls of `advance` that find a version soon and cost little."""
-        return self._versions.look_s
+    def look_s(self) -> float | None:
+        """Seconds between two calls of `advance` that find a version soon and cost little; None: there never is one."""
+        return self._newest.look_s
 
     def advance(self) -> int:
         """Goes on to the newest version of the source, unless one is held; returns the version. Raises as the class."""
@@ -314,6 +323,7 @@ class Predictor(Closing):
 
         Raises:
             BadInput, BadIds, IdOutOfRange: a name, dtype, shape or value that the model does not take.
+            ModelError: the model fails for another reason.
         """
         arrays = self.checked(x)
         records = len(next(iter(arrays.values())))
@@ -321,7 +331,13 @@ class Predictor(Closing):
         require_like(self._spec, batch, records, "the inputs")
         with self._one, self._at_version():
             ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._versions.rows.specs())
-            found = self._step(batch, self._versions.rows.lookup(ids.unique), ids)
+            rows = self._versions.rows.lookup(ids.unique)
+            try:
+                found = self._step(batch, rows, ids)
+            except ElastableError:
+                raise
+            except Exception as error:
+                raise self._failed(arrays, error) from error
             named = {each.name: np.asarray(value) for each, value in zip(self.outputs, found, strict=True)}
             for name, value in named.items():
                 if value.ndim == 0 or len(value) != records:
@@ -329,6 +345,14 @@ class Predictor(Closing):
                         f"output {name!r} is {list(value.shape)} for {records} records: it has none of each"
                     )
             return named, self._version
+
+    def _failed(self, arrays: Mapping[str, Array], error: Exception) -> ElastableError:
+        """What a model raised, named: a value that one of its layers does not take, or a failure of its own."""
+        bad = (ValueError, IndexError, *((tf.errors.InvalidArgumentError,) if backend().has_graphs else ()))
+        given = ", ".join(f"{name!r} {list(array.shape)}" for name, array in arrays.items())
+        reason = " ".join(str(error).split())[-_LONGEST_REASON:]  # the end says which value it was
+        message = f"model {self.name!r} cannot compute inputs {given}: {type(error).__name__}: {reason}"
+        return BadInput(message) if isinstance(error, bad) else ModelError(message)
 
     def checked(self, x: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The inputs as arrays `[records, ...]`, as `predict` takes them; which values are ids is seen there.

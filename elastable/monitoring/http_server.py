@@ -161,7 +161,7 @@ ALLOWED = "elastable.allowed"
 """Key of an ASGI scope: whether the caller may see more than that the process lives."""
 
 ROLE = "elastable.role"
-"""Key of an ASGI scope: the caller's `Role`, that of its token; without tokens everybody is a worker."""
+"""Key of an ASGI scope: the `Role` of the caller's token, None without it; where nobody needs one, a worker's."""
 
 _PROBES = ("/healthz", "/readyz")
 _HEADERS = {
@@ -206,7 +206,7 @@ class Access:
         shown = _shown_token(headers.get("authorization", ""))
         known = [role for token, role in self._tokens.items() if hmac.compare_digest(shown, token)]  # all, in one time
         scope[ALLOWED] = not self._tokens or bool(known)
-        scope[ROLE] = max(known, default=Role.WORKER)
+        scope[ROLE] = max(known, default=None if self._tokens else Role.WORKER)
         if scope["client"] is not None:
             host, port = scope["client"]
             self._connections.heard(f"ip:{host}:{port}", Standing.KNOWN if scope[ALLOWED] else Standing.SILENT)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
 from elastable.master.backend.contract import backend
 from elastable.models.predictor import Predictor
@@ -122,16 +121,12 @@ class Batches(Closing):
     def _answer(self, batch: Sequence[_Request]) -> None:
         try:
             found, version = self._predictor.predict(self._joined([request.x for request in batch]))
-        except ElastableError as error:
+        except BaseException as error:  # noqa: BLE001 - whoever waits is told
             if len(batch) > 1:  # whose fault it is, each finds by itself
                 for request in batch:
                     self._answer([request])
             else:
                 batch[0].answer.set_exception(error)
-            return
-        except BaseException as error:  # noqa: BLE001 - whoever waits is told
-            for request in batch:
-                request.answer.set_exception(error)
             return
         begin = 0
         for request in batch:

@@ -5,6 +5,7 @@ The first with its binary tensors, as Triton's clients send them. Shapes and siz
 
 import json
 import math
+import reprlib
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _DATATYPES = {
     "string": "BYTES",
 }  # fmt: skip
 _DTYPES = {said: dtype for dtype, said in _DATATYPES.items()}
+_MOST_DIMENSIONS = 32  # that all of NumPy takes
+_LARGEST_SIZE = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +218,8 @@ def _tensor(given: object, name: str, rest: memoryview) -> tuple[Array, memoryvi
     where = f"input {name!r}"
     assert isinstance(given, dict)
     datatype, shape = _text(given, "datatype", where), given.get("shape")
-    if not isinstance(shape, list) or any(type(size) is not int for size in shape):
-        raise BadInput(f"{where}: shape {shape!r}; it must be a list of integers from 0 on")
+    if not isinstance(shape, list):
+        raise BadInput(f"{where}: shape {reprlib.repr(shape)}; it must be a list of integers from 0 on")
     count = _count(datatype, shape, where)
     size = _parameters(given).get("binary_data_size")
     if size is None:
@@ -234,15 +237,21 @@ def _count(datatype: str, shape: Sequence[int], where: str) -> int:
     """The values of a tensor whose datatype and shape may be so."""
     if datatype not in _DTYPES:
         raise BadInput(f"{where}: datatype {datatype!r}; known are {', '.join(_DTYPES)}")
-    if any(size < 0 for size in shape):
-        raise BadInput(f"{where}: shape {shape!r}; it must be a list of integers from 0 on")
+    if len(shape) > _MOST_DIMENSIONS or any(type(size) is not int or not 0 <= size <= _LARGEST_SIZE for size in shape):
+        raise BadInput(
+            f"{where}: shape {reprlib.repr(shape)} of {len(shape)} sizes; it must be a list of at most "
+            f"{_MOST_DIMENSIONS} integers from 0 to {_LARGEST_SIZE}"
+        )
     return math.prod(shape)
 
 
 def _shaped(array: Array, shape: Sequence[int], where: str) -> Array:
     if array.size != math.prod(shape):
         raise BadInput(f"{where} has {array.size} values; its shape {shape} has {math.prod(shape)}")
-    return array.reshape(shape)
+    try:
+        return array.reshape(shape)
+    except ValueError as error:  # sizes beside a 0 may be too large together
+        raise BadInput(f"{where}: shape {shape}: {error}") from error
 
 
 def _from_bytes(given: memoryview, datatype: str, count: int, where: str) -> Array:
@@ -285,6 +294,8 @@ def _array(values: object, dtype: str, name: str) -> Array:
     """
     try:
         array = np.array(values, object)
+        if array.ndim > _MOST_DIMENSIONS:
+            raise ValueError(f"lists {array.ndim} deep or deeper; at most {_MOST_DIMENSIONS} are read")
         kinds = {type(each) for each in array.flat}
         if kinds <= {bool}:
             return array.astype(np.bool_)

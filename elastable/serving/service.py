@@ -54,9 +54,17 @@ class PredictionService(Closing):
         requests: Counts of answers by protocol and status.
         seconds: From the whole request to its answer, of those that were computed.
         behind: Why the newest version is not known; None: it is.
+
+    Raises:
+        BadInput: to follow a single checkpoint, after which nothing comes.
     """
 
     def __init__(self, predictor: Predictor, follow: bool, batch_records: int) -> None:
+        if follow and predictor.look_s is None:
+            raise BadInput(
+                f"--follow: version {predictor.version} is a single checkpoint, and nothing follows it; name its run, "
+                "or the folder that it is in"
+            )
         self.predictor, self.requests, self.seconds = predictor, Counts(), Durations()
         self.behind: str | None = None
         self.batches = Batches(predictor, batch_records)
@@ -109,10 +117,13 @@ class PredictionService(Closing):
             try:
                 self.predictor.advance()
                 self.behind, wait_s = None, self.predictor.look_s
-            except ElastableError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the server says so, and tries again
+                named = isinstance(error, ElastableError)
+                why = str(error) if named else f"{type(error).__name__}: {error}"
                 if self.behind is None:
-                    _log.warning("version %d is answered from until this ends: %s", self.predictor.version, error)
-                self.behind, wait_s = str(error), _FOLLOW_AGAIN_S
+                    version = self.predictor.version
+                    _log.warning("version %d is answered from until this ends: %s", version, why, exc_info=not named)
+                self.behind, wait_s = why, _FOLLOW_AGAIN_S
 
     def _counted(self, protocol: str, answer: _Answer) -> _Answer:
         """Counts the answers, and tells what is wrong with a request."""
@@ -165,7 +176,8 @@ class PredictionService(Closing):
 
     async def _hold(self, request: Request) -> Response:
         """Holds a version, or with `null` goes on to newer ones; both for callers who may write."""
-        if request.scope[ROLE] < Role.WORKER:
+        role = request.scope[ROLE]
+        if role is None or role < Role.WORKER:
             raise HTTPException(403, "a version is held and freed with the workers' token, or the administrator's")
         if request.headers.get("content-type") != "application/json":  # what a page of another site may not send
             raise HTTPException(415, "Content-Type must be application/json")

@@ -159,7 +159,7 @@ class LogTail(Closing):
 
         Raises:
             BadInput: some of them were trimmed.
-            StoreBroken: they are corrupt, or those that were read were taken back.
+            StoreBroken: they are corrupt, or those that were read were taken back, or are of another log.
             StoreFailed: the folder cannot be read.
         """
         while True:
@@ -168,6 +168,8 @@ class LogTail(Closing):
                 self._reader = self._opened(firsts, self.last)
             if (reader := self._reader) is None:
                 return
+            if reader.replaced or max(firsts, default=0) < (segment_first(reader.path.name) or 0):
+                raise StoreBroken(f"{self._folder} holds another log than the one that entry {self.last} was read of")
             for entry in reader.entries():
                 if entry.sequence > self.last:
                     self.last = entry.sequence

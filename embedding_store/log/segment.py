@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -122,6 +123,13 @@ class SegmentReader(Closing):
     def size(self) -> int:
         """The file's length in bytes, now."""
         return os.fstat(self._fd).st_size
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another file has its path now; one that was removed is not replaced."""
+        with store_failures(self.path, "cannot be read"), suppress(FileNotFoundError):
+            return not os.path.samestat(os.fstat(self._fd), self.path.lstat())
+        return False
 
     def refuse_corruption(self) -> None:
         """Does nothing where only a torn entry, or nothing, is behind `offset`.

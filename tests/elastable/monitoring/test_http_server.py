@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.access.credentials import Credentials, Role
 from elastable.embedding_store.wire.server.connections import LISTENERS, Bound, Bounds, Standing
 from elastable.monitoring import http_server
 from elastable.monitoring.endpoints import Endpoints
-from elastable.monitoring.http_server import HttpServer
+from elastable.monitoring.http_server import ROLE, HttpServer
 from elastable.monitoring.metrics import Source, process_source
 from elastable.monitoring.page.views import Watched
 from tests.certificates import TOKEN, Authority
@@ -111,6 +113,21 @@ def test_nothing_is_shown_without_the_token_but_yes_and_no() -> None:
         for shown in (f"Bearer {TOKEN}", f"bearer {TOKEN}", f"Basic {secret}"):
             assert get(f"{server.url}metrics", {"Authorization": shown}).status == 200, shown
         assert "a reason" in get(f"{server.url}readyz", {"Authorization": f"Bearer {TOKEN}"}).text
+
+
+def test_whoever_shows_no_token_has_no_role() -> None:
+    roles = list[Role | None]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        roles.append(scope[ROLE])
+        await PlainTextResponse("")(scope, receive, send)
+
+    with HttpServer(HERE, app, Credentials(reader_token=TOKEN)) as server:
+        get(f"{server.url}readyz")
+        get(f"{server.url}readyz", {"Authorization": f"Bearer {TOKEN}"})
+    with HttpServer(HERE, app, Credentials()) as server:
+        get(f"{server.url}readyz")
+    assert roles == [None, Role.READER, Role.WORKER]
 
 
 def test_beyond_this_host_it_is_open_only_where_that_is_said() -> None:

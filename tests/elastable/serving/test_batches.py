@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import elastable as et
-from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.embedding_store.errors import BadInput, ElastableError, IdOutOfRange, ModelError
 from elastable.models.predictor import Predictor
 from elastable.serving import batches
 from elastable.serving.batches import Batches, Prediction
@@ -24,13 +24,16 @@ IDS = np.random.default_rng(0).integers(0, 40, (64, 3))
 
 @pytest.fixture(scope="module")
 def predictors(valkey_node: Server) -> Iterator[dict[str, Predictor]]:
-    """Of a model whose records are apart, and of one that centres its outputs over the batch."""
+    """Of a model whose records are apart, of one that centres its outputs over the batch, of one with Keras' rows."""
     with ExitStack() as held:
         made = {}
-        for name in ("apart", "centred"):
+        for name in ("apart", "centred", "own"):
             url = f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
             ids = keras.Input((None,), dtype="int64", name="ids")
-            hidden = keras.layers.Dense(4, "relu")(et.Embedding(40, 4, combiner="mean", name="any")(ids))
+            rows = et.Embedding(None if name == "own" else 40, 4, combiner="mean", name="any")(ids)
+            if name == "own":  # whose range the backend alone checks
+                rows = rows + keras.ops.mean(keras.layers.Embedding(40, 4, name="own")(ids), axis=1)
+            hidden = keras.layers.Dense(4, "relu")(rows)
             out = keras.layers.Dense(1, name="click")(hidden)
             if name == "centred":
                 out = out - keras.ops.mean(out, axis=0, keepdims=True)
@@ -101,6 +104,26 @@ def test_a_bad_request_fails_alone(predictors: dict[str, Predictor]) -> None:
     assert len(found[2].result()[0]["click"]) == 2
     with Batches(predictors["apart"], 8) as made, pytest.raises(BadInput, match="at least 1"):
         made.predict({"ids": IDS[:0]})
+
+
+def test_a_value_that_the_backend_refuses_fails_alone_and_is_named(predictors: dict[str, Predictor]) -> None:
+    found, sizes = together(predictors["own"], [IDS[:1], IDS[:1] * 0 + 99, IDS[:2]])
+    assert sizes == [4, 1, 1, 2]
+    assert [len(found[place].result()[0]["click"]) for place in (0, 2)] == [1, 2]
+    with pytest.raises(BadInput, match=r"model 'own' cannot compute inputs 'ids' \[1, 3\]: .*99 is not in \[0, 40\)"):
+        found[1].result()
+
+
+@pytest.mark.parametrize(("error", "kind"), [(MemoryError("no room"), ModelError), (ValueError("not that"), BadInput)])
+def test_what_a_model_raises_has_a_name(
+    predictors: dict[str, Predictor], monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[ElastableError]
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(predictors["apart"], "_step", fails)
+    with pytest.raises(kind, match=f"inputs 'ids' .2, 3.: {type(error).__name__}: {error}"):
+        predictors["apart"].predict({"ids": IDS[:2]})
 
 
 def test_dtypes_are_not_joined_to_one_that_holds_neither(predictors: dict[str, Predictor]) -> None:

@@ -72,7 +72,16 @@ def test_strings_in_bytes_are_read() -> None:
         (*infer(tensor()), "neither data nor"),
         (*infer(tensor(datatype="INT65", data=[1, 2])), "datatype 'INT65'"),
         (*infer(tensor(shape=[1, -2], data=[1, 2])), "shape"),
-        (*infer(tensor(shape=[1, 2**62], data=[1, 2])), "2 values"),
+        (*infer(tensor(shape=[1, 2**30], data=[1, 2])), "2 values"),
+        (
+            *infer(tensor(shape=[1, 2**31], data=[1, 2])),
+            r"'ids': shape \[1, 2147483648\].* integers from 0 to 2147483647",
+        ),
+        (*infer(tensor(shape=[0, 10**30], data=[])), "'ids': shape .*000\\] of 2 sizes; it must be"),
+        (*infer(tensor(shape=[1] * 33, data=[1])), "shape .* of 33 sizes; it must be a list of at most 32"),
+        (*infer(tensor(shape=[0, *[2**31 - 1] * 9], data=[])), "'ids': shape .* too big"),
+        (*infer(tensor(shape=[9] * 200_000, data=[1])), "of 200000 sizes"),
+        (*infer(tensor(shape=[10**4000] * 2, data=[1])), "of 2 sizes"),
         (*infer(tensor(shape=[True, 2], data=[1, 2])), "shape"),
         (*infer(tensor(shape=[3], data=[1, 2])), "2 values; its shape"),
         (*infer(tensor(data=[[1], [1, 2]])), "'ids'"),
@@ -158,6 +167,8 @@ def test_records_or_columns() -> None:
         (b'{"instances": [{"ids": 1}, 2]}', "every record"),
         (b'{"instances": [[1, 2]]}', "the model has 2 inputs"),
         (b'{"inputs": {"ids": [[1], [1, 2]]}}', "'ids'"),
+        (b'{"inputs": {"ids": ' + b"[" * 33 + b"1" + b"]" * 33 + b"}}", "'ids': lists 33 deep or deeper; at most 32"),
+        (b'{"inputs": {"ids": ' + b"[" * 100 + b"1" + b"]" * 100 + b"}}", "'ids': lists 64 deep or deeper"),
     ],
 )
 def test_malformed_records_are_refused(body: bytes, said: str) -> None:

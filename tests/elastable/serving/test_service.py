@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import elastable as et
 from elastable.command import app
-from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.errors import CheckpointError, ElastableError
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.models.predictor import Predictor
@@ -35,7 +35,7 @@ from elastable.serving.service import LARGEST_BODY, PredictionService
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, Answer, get
 from tests.elastable.processes import elastable, run_elastable, wait_until
-from tests.servers import running_server
+from tests.servers import Server, running_server
 
 CLICKS = Path(__file__).parents[1] / "click_job.py"
 IDS = np.random.default_rng(0).integers(0, 40, (64, 3))
@@ -53,8 +53,15 @@ def trained(url: str) -> keras.Model:
 
 @contextmanager
 def served(url: str, follow: bool = False, **tokens: Any) -> Iterator[tuple[HttpServer, PredictionService]]:
+    with Predictor(url) as predictor, answered(predictor, follow, **tokens) as found:
+        yield found
+
+
+@contextmanager
+def answered(
+    predictor: Predictor, follow: bool = False, **tokens: Any
+) -> Iterator[tuple[HttpServer, PredictionService]]:
     with ExitStack() as held:
-        predictor = held.enter_context(Predictor(url))
         found = held.enter_context(PredictionService(predictor, follow, 512))
         endpoints = held.enter_context(closing(Endpoints(Watched({}, found.not_ready), found.routes)))
         yield (
@@ -63,10 +70,19 @@ def served(url: str, follow: bool = False, **tokens: Any) -> Iterator[tuple[Http
         )
 
 
+@pytest.fixture(scope="module")
+def clicks(valkey_node: Server) -> Iterator[tuple[HttpServer, PredictionService, keras.Model]]:
+    """Version 4 of a model, which stays."""
+    url = f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
+    model = trained(url)
+    with served(url) as (server, counted):
+        yield server, counted, model
+
+
 @pytest.fixture
-def url(valkey_url: str) -> str:
-    """Of a store that nobody in this process has had open."""
-    return f"{valkey_url}?namespace={uuid.uuid4().hex}"
+def url(valkey_node: Server) -> str:
+    """Of a store that nobody in this process has had open; what others have in the server stays."""
+    return f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
 
 
 def post(server: HttpServer, path: str, body: object, headers: dict[str, str] | None = None) -> Answer:
@@ -74,9 +90,9 @@ def post(server: HttpServer, path: str, body: object, headers: dict[str, str] | 
     return get(f"{server.url}{path}", headers, "POST", body=sent)
 
 
-def test_tritons_client_talks_to_it(url: str) -> None:
-    model = trained(url)
-    with served(url) as (server, _), triton.InferenceServerClient(str(server.address)) as client:
+def test_tritons_client_talks_to_it(clicks: tuple[HttpServer, PredictionService, keras.Model]) -> None:
+    server, _, model = clicks
+    with triton.InferenceServerClient(str(server.address)) as client:
         assert client.is_server_live()
         assert client.is_server_ready()
         assert client.is_model_ready("clicks")
@@ -103,22 +119,22 @@ def test_tritons_client_talks_to_it(url: str) -> None:
             client.infer("clicks", [given])
 
 
-def test_it_is_asked_as_tensorflow_serving(url: str) -> None:
-    model = trained(url)
+def test_it_is_asked_as_tensorflow_serving(clicks: tuple[HttpServer, PredictionService, keras.Model]) -> None:
+    server, counted, model = clicks
     wanted = model.predict(IDS[:2], verbose=0)
-    with served(url) as (server, counted):
-        status = json.loads(get(f"{server.url}v1/models/clicks").text)["model_version_status"]
-        assert [(each["version"], each["state"]) for each in status] == [("4", "AVAILABLE")]
-        for body, key in (
-            ({"instances": IDS[:2].tolist()}, "predictions"),
-            ({"instances": [{"ids": each} for each in IDS[:2].tolist()]}, "predictions"),
-            ({"inputs": IDS[:2].tolist()}, "outputs"),
-            ({"signature_name": "serving_default", "inputs": {"ids": IDS[:2].tolist()}}, "outputs"),
-        ):
-            answer = post(server, "v1/models/clicks:predict", body)
-            assert (answer.status, answer.headers["elastable-model-version"]) == (200, "4")
-            np.testing.assert_allclose(json.loads(answer.text)[key], wanted, rtol=1e-5, atol=1e-6)
-        assert counted.requests.totals() == {("v1", "200"): 4}
+    before = counted.requests.totals().get(("v1", "200"), 0)
+    status = json.loads(get(f"{server.url}v1/models/clicks").text)["model_version_status"]
+    assert [(each["version"], each["state"]) for each in status] == [("4", "AVAILABLE")]
+    for body, key in (
+        ({"instances": IDS[:2].tolist()}, "predictions"),
+        ({"instances": [{"ids": each} for each in IDS[:2].tolist()]}, "predictions"),
+        ({"inputs": IDS[:2].tolist()}, "outputs"),
+        ({"signature_name": "serving_default", "inputs": {"ids": IDS[:2].tolist()}}, "outputs"),
+    ):
+        answer = post(server, "v1/models/clicks:predict", body)
+        assert (answer.status, answer.headers["elastable-model-version"]) == (200, "4")
+        np.testing.assert_allclose(json.loads(answer.text)[key], wanted, rtol=1e-5, atol=1e-6)
+    assert counted.requests.totals()["v1", "200"] == before + 4
 
 
 @pytest.mark.parametrize(
@@ -134,41 +150,41 @@ def test_it_is_asked_as_tensorflow_serving(url: str) -> None:
         ("v1/models/clicks:predict", b" " * (LARGEST_BODY + 1), 413, f"at most {LARGEST_BODY} bytes"),
     ],
 )
-def test_bad_requests_are_answered_by_what_they_are(url: str, path: str, body: object, status: int, said: str) -> None:
-    trained(url)
-    with served(url) as (server, _):
-        answer = post(server, path, body)
-        assert answer.status == status
-        assert said in answer.text
-        assert get(f"{server.url}v1/models/clicks:predict", method="PUT").status == 405
-        assert post(server, "v1/models/clicks:predict", {"instances": IDS.tolist()}).status == 200
+def test_bad_requests_are_answered_by_what_they_are(
+    clicks: tuple[HttpServer, PredictionService, keras.Model], path: str, body: object, status: int, said: str
+) -> None:
+    server, _, _ = clicks
+    answer = post(server, path, body)
+    assert answer.status == status
+    assert said in answer.text
+    assert get(f"{server.url}v1/models/clicks:predict", method="PUT").status == 405
+    assert post(server, "v1/models/clicks:predict", {"instances": IDS.tolist()}).status == 200
 
 
-def test_nobody_waits_in_a_queue_without_end(url: str) -> None:
-    trained(url)
-    with served(url) as (server, counted):
-        body = {"instances": IDS[:1].tolist()}
-        with counted.predictor._one:  # nothing is computed meanwhile
-            first = counted.batches.predict({"ids": IDS[:1]})
-            wait(first.running)
-            others = [counted.batches.predict({"ids": IDS[:1]}) for _ in range(MOST_WAITING)]
-            refused = post(server, "v1/models/clicks:predict", body)
-            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-        assert all(one.result(LIMIT_S)[1] == 4 for one in (first, *others))
-        assert post(server, "v1/models/clicks:predict", body).status == 200
+def test_nobody_waits_in_a_queue_without_end(clicks: tuple[HttpServer, PredictionService, keras.Model]) -> None:
+    server, counted, _ = clicks
+    body = {"instances": IDS[:1].tolist()}
+    with counted.predictor._one:  # nothing is computed meanwhile
+        first = counted.batches.predict({"ids": IDS[:1]})
+        wait(first.running)
+        others = [counted.batches.predict({"ids": IDS[:1]}) for _ in range(MOST_WAITING)]
+        refused = post(server, "v1/models/clicks:predict", body)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert all(one.result(LIMIT_S)[1] == 4 for one in (first, *others))
+    assert post(server, "v1/models/clicks:predict", body).status == 200
 
 
-def test_a_request_that_drips_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_drips_is_ended(
+    clicks: tuple[HttpServer, PredictionService, keras.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service, "_BODY_S", 0.2)
-    trained(url)
-    with served(url) as (server, _), socket.create_connection(("127.0.0.1", server.address.port), LIMIT_S) as drip:
+    with socket.create_connection(("127.0.0.1", clicks[0].address.port), LIMIT_S) as drip:
         drip.sendall(b"POST /v1/models/clicks:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         assert drip.recv(1 << 12).startswith(b"HTTP/1.1 408 ")
 
 
-def test_tokens_are_asked_for(url: str) -> None:
-    trained(url)
-    with served(url, token=TOKEN) as (server, _):
+def test_tokens_are_asked_for(clicks: tuple[HttpServer, PredictionService, keras.Model]) -> None:
+    with answered(clicks[1].predictor, token=TOKEN) as (server, _):
         body = {"instances": IDS[:1].tolist()}
         assert post(server, "v1/models/clicks:predict", body).status == 401
         assert post(server, "v1/models/clicks:predict", body, {"Authorization": f"Bearer {TOKEN}"}).status == 200
@@ -281,9 +297,8 @@ def test_a_version_is_held_by_whoever_may_write(url: str, tmp_path: Path, monkey
         assert "hold needs --version N, or --newest" in str(hold("--version", "4", "--newest").exception)
 
 
-def test_readers_hold_nothing(url: str) -> None:
-    trained(url)
-    with served(url, reader_token=TOKEN) as (server, counted):
+def test_readers_hold_nothing(clicks: tuple[HttpServer, PredictionService, keras.Model]) -> None:
+    with answered(clicks[1].predictor, reader_token=TOKEN) as (server, counted):
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
         assert post(server, "hold", {"version": 4}, headers).status == 403
         assert counted.predictor.held is None
@@ -300,6 +315,20 @@ def test_another_job_in_the_store_is_not_taken_for_the_next_version(url: str) ->
             et.fit(other, IDS, np.zeros((64, 3, 4)), store=store, batch_size=8, verbose=0)
         with pytest.raises(ElastableError, match="job"):
             found.advance()
+
+
+def test_a_follower_that_fails_says_so_and_tries_again(
+    clicks: tuple[HttpServer, PredictionService, keras.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_FOLLOW_AGAIN_S", 0.05)
+    versions = list[int]()
+    monkeypatch.setattr(clicks[1].predictor, "advance", lambda: versions[0])
+    with answered(clicks[1].predictor, follow=True) as (server, counted):
+        wait(lambda: counted.behind == "IndexError: list index out of range")
+        assert get(f"{server.url}readyz").status == 503
+        versions.append(4)
+        wait(lambda: counted.behind is None)
+        assert get(f"{server.url}readyz").status == 200
 
 
 def wait(condition: Callable[[], object]) -> None:
@@ -334,6 +363,7 @@ def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_served_is_refused_at_once(tmp_path: Path) -> None:
-    done = run_elastable("serve-model", tmp_path)
-    assert done.code not in (0, 1)
-    assert "no checkpoint" in " ".join((done.out + done.err).split())
+    words = ["serve-model", str(tmp_path), "--http", "127.0.0.1:0"]
+    done = CliRunner().invoke(app, words, obj=lambda level, form: None)
+    assert isinstance(done.exception, CheckpointError)
+    assert "no checkpoint" in str(done.exception)
