@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from elastable.embedding_store.errors import BadInput, Unavailable
@@ -54,7 +54,7 @@ class StreamPlanner:
         schedule.option = options.until
         self._logged, self._version, self._changing, self._extended = logged, version, changing, extended
         self._noted = self._looked = -_EVERY_S
-        self._away_since, self._away = 0.0, ""
+        self._away_since, self._away, self._identified = 0.0, "", False
         self._over = threading.Event()
         self._lag_events, self._since = 0, float("inf")
 
@@ -102,6 +102,18 @@ class StreamPlanner:
         self._away_since, self._away = 0.0, ""
         return planned
 
+    def _identify(self, known: Collection[str]) -> None:
+        """Raises `BadInput` where positions of `known` partitions are of another stream, of the run before."""
+        before, now = self._schedule.identity, self._source.identity()
+        if known and before not in ("", now):
+            raise BadInput(
+                f"the job goes on behind events of {before} in {min(known)}, and its reader is of {now or 'another'}: "
+                "read from that one, or begin with the rows alone (--warm-start)"
+            )
+        with self._changing():
+            self._schedule.identity = now
+        self._identified = True
+
     def _plan(self) -> bool:
         until = self._bound()
         with self._changing():
@@ -111,6 +123,8 @@ class StreamPlanner:
         if not most and now - self._looked < _EVERY_S:
             return False
         self._looked, waiting = now, self._source.ahead(positions, max(1, most), until)
+        if not self._identified:
+            self._identify(positions.keys() & waiting.keys())
         self._since = min((each.since for each in waiting.values() if each.since is not None), default=self._since)
         with self._changing():
             self._schedule.until = until

@@ -41,6 +41,7 @@ class StreamSchedule(Schedule):
         point: How far the stream is planned.
         until: Partition -> position behind which nothing is trained; None: there is no end yet.
         option: What `until` was found by: `MasterOptions.until`.
+        identity: `EventSource.identity` of the stream; empty: not asked yet.
         ended: Whether nothing waits before `until`: no further version is planned.
         bad_events: How many events of committed versions could not be read.
 
@@ -57,6 +58,7 @@ class StreamSchedule(Schedule):
         self.point, self.ended, self.bad_events = StreamPoint(), False, 0
         self.until: Mapping[str, str] | None = None
         self.option: str | None = None
+        self.identity = ""
         self._passed: dict[int, int] = {}  # version -> its events that could not be read
         self._short_since: float | None = None  # since when there have been events, too few for a version
         if kept:
@@ -68,7 +70,7 @@ class StreamSchedule(Schedule):
             if kept["until"] is not None:
                 self.option, until = kept["until"]
                 self.until = _texts(until)
-            self.bad_events = int(kept["bad_events"])
+            self.bad_events, self.identity = int(kept["bad_events"]), str(kept["identity"])
             for cut in kept["cuts"]:
                 self._add(tuple(tuple(Span(**span) for span in spans) for spans in cut))
         except MALFORMED as error:
@@ -83,7 +85,7 @@ class StreamSchedule(Schedule):
         ]
         over = self.until is None or (self.ended and version == self.group_count)
         return {
-            "positions": dict(point.positions), "last": point.last, "cuts": cuts,
+            "identity": self.identity, "positions": dict(point.positions), "last": point.last, "cuts": cuts,
             "until": None if over else [self.option, dict(self.until or {})],
             "bad_events": self.bad_events + sum(count for each, count in self._passed.items() if each <= version),
         }  # fmt: skip

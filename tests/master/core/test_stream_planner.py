@@ -14,7 +14,7 @@ from elastable.master.core.job_state import JobState
 from elastable.master.core.stream_planner import StreamPlanner
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.stream_schedule import StreamSchedule
+from elastable.master.tasks.stream_schedule import StreamPoint, StreamSchedule
 
 JOB = JobSpec(micro_batch_size=2, grads_to_wait=1, epochs=0, train_records=20, stream=True)
 
@@ -22,7 +22,8 @@ JOB = JobSpec(micro_batch_size=2, grads_to_wait=1, epochs=0, train_records=20, s
 class Source:
     """A stream with one partition of ten events."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: str = "") -> None:
+        self.name = identity
         self.told = queue.Queue[Mapping[str, str]]()
 
     def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
@@ -31,6 +32,9 @@ class Source:
 
     def ends(self, before: float | None = None) -> Mapping[str, str]:
         return {"a": "10"}
+
+    def identity(self) -> str:
+        return self.name
 
     def committed(self, positions: Mapping[str, str]) -> None:
         self.told.put(positions)
@@ -81,3 +85,20 @@ def test_a_job_that_resumes_ends_where_it_was_to_end(until: str | None) -> None:
     with pytest.raises(BadInput, match=r"ends at --until a=6, and (no --until|--until a=8) is given: give that one"):
         planner_of(state_of(kept), Source(), until)
     planner_of(state_of(kept), Source(), "a=6")
+
+
+@pytest.mark.parametrize("identity", ["cluster 2", ""])
+def test_positions_of_another_stream_are_refused(identity: str) -> None:
+    first, failed = state_of(Progress()), queue.Queue[BaseException]()
+    assert isinstance(first.schedule, StreamSchedule)
+    first.schedule.identity, first.schedule.point = "cluster 1", StreamPoint({"a": "4"}, "a")
+    kept = first.schedule.kept(0)
+    state = state_of(Progress(0, stream=kept))
+    with planner_of(state, Source(identity)).running(failed.put):
+        error = failed.get(timeout=60)
+    assert isinstance(error, BadInput)
+    assert str(error).startswith("the job goes on behind events of cluster 1 in a, and its reader is of ")
+    for positions, name in (({"a": "4"}, "cluster 1"), ({"b": "4"}, identity)):
+        source = Source(name)
+        with planner_of(state_of(Progress(0, stream={**kept, "positions": positions})), source).running(failed.put):
+            assert source.told.get(timeout=60)

@@ -122,7 +122,11 @@ def test_epochs_end_a_job_and_versions_of_bad_events_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "kept", [{"positions": 3}, {"positions": {}, "last": "", "until": None, "bad_events": 0, "cuts": [[[{"a": 1}]]]}]
+    "kept",
+    [
+        {"positions": 3},
+        {"identity": "", "positions": {}, "last": "", "until": None, "bad_events": 0, "cuts": [[[{"a": 1}]]]},
+    ],
 )
 def test_a_malformed_place_is_refused(kept: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="is no place in a stream"):

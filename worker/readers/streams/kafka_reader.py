@@ -112,6 +112,10 @@ class KafkaReader(PayloadReader):
         found = self._log.offsets(names, last=True) if before is None else self._log.before(names, before)
         return {name: str(offset) for name, offset in found.items()}
 
+    def identity(self) -> str:
+        """The id of the Kafka cluster."""
+        return self._log.cluster()
+
     def committed(self, positions: Mapping[str, str]) -> None:
         self._log.commit({name: _offset(position, self._name) for name, position in positions.items()})
 
@@ -179,6 +183,10 @@ class _Topics:
                     known += [f"{topic}/{number}" for number in sorted(found.partitions)]
                 self._known, self._looked = known, time.monotonic()
             return list(self._known)
+
+    def cluster(self) -> str:
+        with self._calling() as consumer:
+            return f"Kafka cluster {consumer.list_topics(self._topics[0], timeout=_CALL_S).cluster_id}"
 
     def offsets(self, names: Sequence[str], last: bool) -> dict[str, int]:
         """Of each partition the first offset that is there, or the one after the last."""

@@ -94,6 +94,7 @@ def test_an_end_is_one_of_now_of_a_time_or_of_positions(broker: Broker) -> None:
     reader = reader_of(broker, "ends")
     ends = reader.ends()
     assert (ends["ends/0"], ends["ends/1"]) == ("3", "0")
+    assert reader.identity().startswith("Kafka cluster mockCluster")
     broker.send("ends", event(3))
     assert len(reader.ahead({}, 9, ends)["ends/0"].stops) == 3
     assert len(reader.ahead({}, 9, {"ends/0": "2"})["ends/0"].stops) == 2
