@@ -77,6 +77,9 @@ class EventSource(Protocol):
     def ends(self, before: float | None = None) -> Mapping[str, str]:
         """Partition -> position of its last event now, or of the last one that came before a Unix time."""
 
+    def identity(self) -> str:
+        """What tells apart streams whose partitions have the same names, as far as positions do not; empty: nothing."""
+
     def committed(self, positions: Mapping[str, str]) -> None:
         """A version that contains everything up to these positions is committed: for tools that watch the stream."""
 

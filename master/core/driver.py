@@ -93,7 +93,7 @@ class Driver:
         self._waits = waits
         self._changed = changed
         self._measures = measures
-        self._opened = time.monotonic()
+        self._opened, self._noted_bad = time.monotonic(), 0  # the last version whose bad events are noted
         # Workers of a synchronous job may compute the next version while this one is logged: if it never is, what they
         # computed counts nowhere. In an asynchronous job a push that was confirmed would be lost.
         ahead = not state.pushes.replies_after_commit
@@ -221,7 +221,9 @@ class Driver:
 
     def _pass_over(self, bad: Sequence[BadEvent]) -> None:
         """Notes events of the next version that could not be read. Raises `BadInput` for one too many."""
-        self._hooks.on_bad_events(self._state.version + 1, bad)
+        if self._noted_bad <= self._state.version:  # else pushes were lost, and computed again
+            self._hooks.on_bad_events(self._state.version + 1, bad)
+            self._noted_bad = self._state.version + 1
         count, most = self._state.pass_over(len(bad)), self._options.max_bad_events
         if count > most:
             first = bad[0]

@@ -105,7 +105,7 @@ class Master(ServedMaster):
             assert events is not None, "a job on a stream reads one"
             self._planner = StreamPlanner(
                 schedule, self._state.board, events, self._options, lambda: self._state.version,
-                self._waits.changing, self._planned,
+                lambda: self._state.logged, self._waits.changing, self._planned,
             )  # fmt: skip
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 

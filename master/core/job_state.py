@@ -217,10 +217,15 @@ class JobState:
             self.epoch_metrics = add_metrics(self.epoch_metrics, [made.metrics])
         ended = self.pushes.commit()
         if isinstance(self.schedule, StreamSchedule):
-            self.schedule.forget(self.version)
+            self.schedule.forget(self.version - 1)  # the store may still log this one
         for ticket in tickets:
             ticket.committed = True
         return ended
+
+    @property
+    def logged(self) -> int:
+        """The version that the store has logged."""
+        return self.version - (self.unlogged() == self.version)
 
     def pass_over(self, events: int) -> int:
         """Counts events of the next version that could not be read; how many there were in all."""
@@ -272,18 +277,18 @@ class JobState:
 
     def status(self) -> JobStatus:
         """How far the job is, without metrics and the store's address."""
-        job, unlogged, workers = self.schedule.job, self.unlogged() == self.version, []
+        job, logged, workers = self.schedule.job, self.logged, []
         for incarnation, (worker, _) in self.workers.present.items():
             workers.append(self.workers.status(worker, self.board.held_by(incarnation)))
         return JobStatus(
             job=job.job,
             state=self.phase,
             mode=job.mode,
-            version=self.version - unlogged,
+            version=logged,
             versions_total=self.schedule.versions_total,
             epoch=min(self.epoch, job.epochs - 1) if job.epochs else self.epoch,
             epochs=job.epochs,
-            records_trained=self._records_before if unlogged else self.records,
+            records_trained=self._records_before if logged < self.version else self.records,
             metrics={},
             workers=tuple(workers),
             store="",

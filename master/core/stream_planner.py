@@ -3,10 +3,10 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
-from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.master.api import EventSource, StreamStatus
 from elastable.master.master_options import MasterOptions, Until
 from elastable.master.tasks.stream_schedule import StreamSchedule
@@ -26,6 +26,10 @@ class StreamPlanner:
     Args:
         changing: Around every look at the schedule and every change of it: the master's lock.
         extended: Called within it when there is more to do, or nothing any more.
+        version, logged: The current version, and the one that the store has logged: of that the stream is told.
+
+    Raises:
+        BadInput: an earlier run of the job ends elsewhere.
     """
 
     def __init__(
@@ -35,14 +39,22 @@ class StreamPlanner:
         source: EventSource,
         options: MasterOptions,
         version: Callable[[], int],
+        logged: Callable[[], int],
         changing: Callable[[], AbstractContextManager[None]],
         extended: Callable[[], None],
     ) -> None:
         self._schedule, self._board, self._source = schedule, board, source
         self._options, self._until = options, Until.parse(options.until)
-        self._version, self._changing, self._extended = version, changing, extended
+        if schedule.until is not None and schedule.option != options.until:
+            given = "no --until" if options.until is None else f"--until {options.until}"
+            raise BadInput(
+                f"the job that is resumed ends at --until {schedule.option}, and {given} is given: give that one; or "
+                "let it end, and begin another with another end that continues from it (--continue-from)"
+            )
+        schedule.option = options.until
+        self._logged, self._version, self._changing, self._extended = logged, version, changing, extended
         self._noted = self._looked = -_EVERY_S
-        self._away_since, self._away = 0.0, ""
+        self._away_since, self._away, self._identified = 0.0, "", False
         self._over = threading.Event()
         self._lag_events, self._since = 0, float("inf")
 
@@ -90,6 +102,18 @@ class StreamPlanner:
         self._away_since, self._away = 0.0, ""
         return planned
 
+    def _identify(self, known: Collection[str]) -> None:
+        """Raises `BadInput` where positions of `known` partitions are of another stream, of the run before."""
+        before, now = self._schedule.identity, self._source.identity()
+        if known and before not in ("", now):
+            raise BadInput(
+                f"the job goes on behind events of {before} in {min(known)}, and its reader is of {now or 'another'}: "
+                "read from that one, or begin with the rows alone (--warm-start)"
+            )
+        with self._changing():
+            self._schedule.identity = now
+        self._identified = True
+
     def _plan(self) -> bool:
         until = self._bound()
         with self._changing():
@@ -99,6 +123,8 @@ class StreamPlanner:
         if not most and now - self._looked < _EVERY_S:
             return False
         self._looked, waiting = now, self._source.ahead(positions, max(1, most), until)
+        if not self._identified:
+            self._identify(positions.keys() & waiting.keys())
         self._since = min((each.since for each in waiting.values() if each.since is not None), default=self._since)
         with self._changing():
             self._schedule.until = until
@@ -125,5 +151,5 @@ class StreamPlanner:
             return
         self._noted = time.monotonic()
         with self._changing():
-            positions = dict(self._schedule.positions(self._version()))
+            positions = dict(self._schedule.positions(self._logged()))
         self._source.committed(positions)

@@ -40,6 +40,8 @@ class StreamSchedule(Schedule):
     Attributes:
         point: How far the stream is planned.
         until: Partition -> position behind which nothing is trained; None: there is no end yet.
+        option: What `until` was found by: `MasterOptions.until`.
+        identity: `EventSource.identity` of the stream; empty: not asked yet.
         ended: Whether nothing waits before `until`: no further version is planned.
         bad_events: How many events of committed versions could not be read.
 
@@ -55,6 +57,8 @@ class StreamSchedule(Schedule):
         self._points: dict[int, StreamPoint] = {}
         self.point, self.ended, self.bad_events = StreamPoint(), False, 0
         self.until: Mapping[str, str] | None = None
+        self.option: str | None = None
+        self.identity = ""
         self._passed: dict[int, int] = {}  # version -> its events that could not be read
         self._short_since: float | None = None  # since when there have been events, too few for a version
         if kept:
@@ -63,8 +67,10 @@ class StreamSchedule(Schedule):
     def _restore(self, kept: DocumentFields) -> None:
         try:
             self.point = StreamPoint(_texts(kept["positions"]), str(kept["last"]))
-            self.until = None if kept["until"] is None else _texts(kept["until"])
-            self.bad_events = int(kept["bad_events"])
+            if kept["until"] is not None:
+                self.option, until = kept["until"]
+                self.until = _texts(until)
+            self.bad_events, self.identity = int(kept["bad_events"]), str(kept["identity"])
             for cut in kept["cuts"]:
                 self._add(tuple(tuple(Span(**span) for span in spans) for spans in cut))
         except MALFORMED as error:
@@ -77,9 +83,10 @@ class StreamSchedule(Schedule):
             [[asdict(span) for span in spans] for spans in self._cuts[each]]
             for each in range(version, self.group_count)
         ]
+        over = self.until is None or (self.ended and version == self.group_count)
         return {
-            "positions": dict(point.positions), "last": point.last, "cuts": cuts,
-            "until": None if self.until is None or (self.ended and version == self.group_count) else dict(self.until),
+            "identity": self.identity, "positions": dict(point.positions), "last": point.last, "cuts": cuts,
+            "until": None if over else [self.option, dict(self.until or {})],
             "bad_events": self.bad_events + sum(count for each, count in self._passed.items() if each <= version),
         }  # fmt: skip
 
@@ -189,8 +196,8 @@ def _texts(mapping: Mapping[object, object]) -> dict[str, str]:
 
 
 def _by_number(name: str) -> tuple[object, ...]:
-    """Sorts names by the numbers in them: partition 10 comes after 9."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
+    """Sorts names by the numbers in them: partition 10 comes after 9; no two are equal."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)), name
 
 
 def _after(names: Sequence[str], last: str) -> list[str]:

@@ -195,7 +195,7 @@ def continue_job(
             origin.progress.version,
         )
     _log.info("continues job %s from %s, version %d", job, origin.address, origin.progress.version)
-    # The same stream goes on behind its last event; of another one, partitions have other names.
+    # The same stream goes on behind its last event; another with partitions of the same names is refused.
     stream = {**origin.progress.stream, "cuts": [], "until": None, "bad_events": 0} if origin.progress.stream else {}
     progress = Progress(origin.progress.version, evaluated=True, stream=stream)
     return Beginning(progress, before=before)

@@ -12,6 +12,9 @@ from confluent_kafka import Producer
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput
+from elastable.jobs.job_hooks import JobHooks
+from elastable.master.commits.committer import Committer
+from elastable.master.commits.row_gradients import PushesLost
 from elastable.master.core import stream_planner
 from tests.ports import free_port
 from tests.tcp_proxy import TcpProxy, tcp_proxy
@@ -117,6 +120,23 @@ def test_a_server_that_is_away_is_waited_for(url: str, monkeypatch: pytest.Monke
     assert noticed.is_set()
     for one, other in zip(weights(disturbed), weights(undisturbed), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_bad_events_of_pushes_that_were_lost_are_noted_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, noted, commit = [PushesLost([0])], list[int](), Committer.commit
+
+    def commit_again(*given: Keyword) -> object:
+        if lost:
+            raise lost.pop()
+        return commit(*given)
+
+    monkeypatch.setattr(Committer, "commit", commit_again)
+    monkeypatch.setattr(JobHooks, "on_bad_events", lambda _, version, events: noted.append(version))
+    with redis.Redis.from_url(redis_url) as client:
+        for payload in ("{", *[json.dumps({"user": 1, "clicked": 0})] * 31, "{"):
+            client.xadd("clicks", {"event": payload})
+    trained, _ = fitted(reader_of(redis_url), epochs=9, until="end")
+    assert (int(trained.optimizer.iterations), noted, lost) == (3, [1, 3], [])
 
 
 def test_bad_events_are_passed_over_up_to_a_bound(url: str) -> None:

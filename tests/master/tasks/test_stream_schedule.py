@@ -84,6 +84,8 @@ def test_partitions_take_turns_and_a_small_one_is_not_left_behind() -> None:
     assert turns == [
         [("9", 2)], [("10", 1), ("11", 1)], [("9", 2)], [("11", 2)], [("9", 2)], [("11", 1), ("9", 1)], [("9", 1)],
     ]  # fmt: skip
+    alike = planned(StreamSchedule(job_of(1, 1)), {"a1": 2, "a01": 2})
+    assert [cut[0][0].partition for cut in alike] == ["a01", "a1", "a01", "a1"]
 
 
 def test_too_few_events_wait_for_others_and_then_make_a_smaller_version() -> None:
@@ -120,7 +122,11 @@ def test_epochs_end_a_job_and_versions_of_bad_events_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "kept", [{"positions": 3}, {"positions": {}, "last": "", "until": None, "bad_events": 0, "cuts": [[[{"a": 1}]]]}]
+    "kept",
+    [
+        {"positions": 3},
+        {"identity": "", "positions": {}, "last": "", "until": None, "bad_events": 0, "cuts": [[[{"a": 1}]]]},
+    ],
 )
 def test_a_malformed_place_is_refused(kept: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="is no place in a stream"):

@@ -76,6 +76,10 @@ class EventReader(Reader, EventSource):
     def __len__(self) -> int:
         return 1
 
+    def identity(self) -> str:
+        """Nothing."""
+        return ""
+
     def committed(self, positions: Mapping[str, str]) -> None:
         """Nothing."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -22,6 +23,7 @@ from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.readers.streams.event_reader import EventReader
 
 _OPEN = 4  # readers of files that are kept
+_POSITION = re.compile(r"([0-9]{1,19})(?:/([0-9]{1,19}))?")
 _PARQUET = (".parquet", ".parq", ".pq")
 
 
@@ -29,9 +31,10 @@ class FolderReader(EventReader):
     """Parquet or CSV files that appear in a folder, such as one an hour, in the order of their paths.
 
     A file is complete when it is there: write it under a name that the pattern does not match, and rename it. Files are
-    partitions, positions are numbers of records. A file that comes late is trained when it comes; files may be deleted
-    once they are trained. There are no bad events: a file or record that cannot be read ends the job, by name. The
-    position of every file is in every version: prefer few large files.
+    partitions; positions are numbers of records, with those of the whole file: `32/50`. A file that comes late is
+    trained when it comes; files may be deleted once they are trained. One that the job has seen, or is to end in, and
+    that is deleted or changed before it is trained ends the job. There are no bad events: a file or record that cannot
+    be read ends the job, by name. The position of every file is in every version: prefer few large files.
 
     Args:
         path: A folder, of this machine or behind a URL.
@@ -60,7 +63,7 @@ class FolderReader(EventReader):
         self._kind = ParquetReader if pattern.endswith(_PARQUET) else CsvReader
         self._filesystem, self._options, self._inputs = filesystem, options, ModelInputs()
         self._readers: OrderedDict[str, Reader] = OrderedDict()
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, tuple[object, int]] = {}  # name -> time and size of the file, and its records
 
     def for_inputs(self, inputs: ModelInputs) -> Reader:
         other = copy(self)
@@ -69,18 +72,35 @@ class FolderReader(EventReader):
 
     def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
         found: dict[str, Waiting] = {}
-        listed, last = 0, ""
-        for name, file in self._files().items():
-            start, end = self._record(positions.get(name, "0")), self._count(name)
-            if until is not None:
-                end = min(end, self._record(until.get(name, "0")))
+        files, (listed, last) = self._files(), (0, "")
+        for name in {**positions, **(until or {})}:
+            done, seen = self._parsed(positions.get(name, "0"))
+            whole = seen or 0 if until is None else self._record(until.get(name, "0"))
+            if name not in files and done < whole:
+                raise BadInput(
+                    f"{self._name}: there is no file {name!r}, of which the records from {done} to {whole} are not "
+                    "trained; bring it back, or begin a new job (names are whole paths: the first file is "
+                    f"{next(iter(files), '')!r})"
+                )
+        for name, file in files.items():
+            start, seen = self._parsed(positions.get(name, "0"))
+            if start and start == seen:
+                continue
+            end = count = self._count(file)
+            if seen not in (None, count):
+                raise BadInput(
+                    f"{self._name}: {name!r} has {count} records, and had {seen} when {start} of them were planned: "
+                    "files are not changed once they are there; bring it back as it was, or begin a new job"
+                )
+            if until is not None and (end := self._record(until.get(name, "0"))) > count:
+                raise BadInput(f"{self._name}: {name!r} has {count} records: no job on it can end at record {end}")
             if start >= end:
                 continue
             if listed >= most:  # those after it are asked for once it is planned
                 found[last] = replace(found[last], more=True, lag=found[last].lag + end - start)
                 continue
-            stops = [str(record) for record in range(start + 1, min(end, start + most) + 1)]
-            found[name] = Waiting(str(start), stops, start + most < end, end - start, _changed(file))
+            stops = [f"{record}/{count}" for record in range(start + 1, min(end, start + most) + 1)]
+            found[name] = Waiting(f"{start}/{count}", stops, start + most < end, end - start, _changed(file))
             listed, last = listed + len(stops), name
         return found
 
@@ -88,7 +108,7 @@ class FolderReader(EventReader):
         found = {}
         for name, file in self._files().items():
             if before is None or (_changed(file) or 0.0) < before:
-                found[name] = str(self._count(name))
+                found[name] = str(self._count(file))
         return found
 
     def take(self, indices: Int64) -> Batch:
@@ -121,15 +141,22 @@ class FolderReader(EventReader):
         self._readers.move_to_end(name)
         return self._readers[name]
 
-    def _count(self, name: str) -> int:
-        if name not in self._counts:
-            self._counts[name] = len(self._kind(name, filesystem=self._filesystem, **self._options))
-        return self._counts[name]
+    def _count(self, file: DataFile) -> int:
+        info = file.filesystem.get_file_info(file.path)
+        known, stamp = self._counts.get(file.name), (info.mtime_ns, info.size)
+        if known is None or known[0] != stamp:
+            known = stamp, len(self._kind(file.name, filesystem=self._filesystem, **self._options))
+            self._counts[file.name] = known
+        return known[1]
+
+    def _parsed(self, position: str) -> tuple[int, int | None]:
+        """The number of records, and how many the file had, where the position says so."""
+        if not (found := _POSITION.fullmatch(position)):
+            raise BadInput(f"{self._name}: position {position[:60]!r}: write a number of records, such as 4711")
+        return int(found[1]), None if found[2] is None else int(found[2])
 
     def _record(self, position: str) -> int:
-        if not position.isdecimal() or len(position) > 19:
-            raise BadInput(f"{self._name}: position {position[:60]!r}: write a number of records, such as 4711")
-        return int(position)
+        return self._parsed(position)[0]
 
 
 def _changed(file: DataFile) -> float | None:

@@ -24,7 +24,10 @@ _TOPICS_EVERY_S = 1.0
 _AGES_EVERY_S = 5.0
 _MOST_AGES = 16  # partitions whose first waiting event is read for its time
 _AT_ONCE = 10_000  # messages of one call
-_RETRIED = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_WAIT_COORD", "_NOENT")
+_RETRIED = (
+    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_WAIT_COORD", "_NOENT",
+    "LEADER_NOT_AVAILABLE",
+)  # fmt: skip
 
 
 class KafkaReader(PayloadReader):
@@ -79,6 +82,10 @@ class KafkaReader(PayloadReader):
         names = log.partitions()
         if until is not None and (unknown := [each for each in until if each not in names]):
             raise BadInput(f"{self._name}: there is no partition {unknown[0]!r} to end in: they are {names}")
+        if gone := [each for each in positions if each not in names and log.has_topic_of(each)]:
+            raise Unavailable(
+                f"{self._name}: {gone[0]}, planned up to {positions[gone[0]]}, is not there: no such topic"
+            )
         names = names if until is None else list(until)
         firsts, ends = log.offsets(names, last=False), log.offsets(names, last=True)
         starts = {name: _offset(positions.get(name, str(firsts[name])), self._name) for name in names}
@@ -90,6 +97,11 @@ class KafkaReader(PayloadReader):
                     f"{self._name}: {firsts[name] - start} events of {name} from offset {start} on were deleted before "
                     "they were trained; keep them for longer (retention.ms), or begin a new job"
                 )
+            if start > end:
+                raise BadInput(
+                    f"{self._name}: {name} ends at offset {end}, and is planned up to {start}: it was truncated, or is "
+                    "another topic of that name; begin a new job"
+                )
             last = end if until is None else min(end, _offset(until[name], self._name))
             stops = [str(offset) for offset in range(start + 1, min(last, start + most) + 1)]
             found[name] = Waiting(str(start), stops, start + most < last, max(0, end - start), ages.get(name))
@@ -99,6 +111,10 @@ class KafkaReader(PayloadReader):
         names = self._log.partitions()
         found = self._log.offsets(names, last=True) if before is None else self._log.before(names, before)
         return {name: str(offset) for name, offset in found.items()}
+
+    def identity(self) -> str:
+        """The id of the Kafka cluster."""
+        return self._log.cluster()
 
     def committed(self, positions: Mapping[str, str]) -> None:
         self._log.commit({name: _offset(position, self._name) for name, position in positions.items()})
@@ -139,6 +155,8 @@ class _Topics:
                 yield self._made
             except kafka.KafkaException as error:
                 raise self._error(error.args[0]) from error
+            except TimeoutError as error:
+                raise Unavailable(f"{self._name}: no broker has answered for {_CALL_S} s") from error
 
     def _error(self, error: Any) -> Exception:
         passes = error.retriable() or error.name() in _RETRIED
@@ -150,19 +168,29 @@ class _Topics:
         topic, _, number = partition.rpartition("/")
         return TopicPartition(topic, int(number), offset)
 
+    def has_topic_of(self, partition: str) -> bool:
+        return partition.rpartition("/")[0] in self._topics
+
     def partitions(self) -> list[str]:
         """Names of all partitions."""
         with self._calling() as consumer:
             if time.monotonic() - self._looked > _TOPICS_EVERY_S:
-                self._known = []
+                known = []
                 for topic in self._topics:
                     found = consumer.list_topics(topic, timeout=_CALL_S).topics[topic]
-                    self._known += [f"{topic}/{number}" for number in sorted(found.partitions)]
-                self._looked = time.monotonic()
+                    if found.error is not None and found.error.name() != "UNKNOWN_TOPIC_OR_PART":  # that may come
+                        raise self._error(found.error)
+                    known += [f"{topic}/{number}" for number in sorted(found.partitions)]
+                self._known, self._looked = known, time.monotonic()
             return list(self._known)
+
+    def cluster(self) -> str:
+        with self._calling() as consumer:
+            return f"Kafka cluster {consumer.list_topics(self._topics[0], timeout=_CALL_S).cluster_id}"
 
     def offsets(self, names: Sequence[str], last: bool) -> dict[str, int]:
         """Of each partition the first offset that is there, or the one after the last."""
+        from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import AdminClient, OffsetSpec
 
         with self._calling():
@@ -172,7 +200,12 @@ class _Topics:
                 self._asked = AdminClient({**settings, "fetch.wait.max.ms": 50}, logger=_log)
             spec = OffsetSpec.latest() if last else OffsetSpec.earliest()
             places = {self._place(name, 0): name for name in names}
-            asked = self._asked.list_offsets(dict.fromkeys(places, spec), request_timeout=_CALL_S) if names else {}
+            level = IsolationLevel.READ_COMMITTED  # as messages are read: those of an open transaction do not come
+            asked = (
+                self._asked.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=_CALL_S)
+                if names
+                else {}
+            )
             return {places[place]: int(future.result(_CALL_S).offset) for place, future in asked.items()}
 
     def before(self, names: Sequence[str], moment: float) -> dict[str, int]:

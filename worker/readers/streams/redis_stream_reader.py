@@ -1,9 +1,12 @@
 """Events in Redis Streams."""
 
+from __future__ import annotations
+
 import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
@@ -14,16 +17,34 @@ from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.master.api import Span, Waiting
 from elastable.worker.readers.streams.event_reader import Decode, PayloadReader, Payloads
 
-_ID = re.compile(r"\d{1,20}-\d{1,20}")
+_POSITION = re.compile(r"([0-9]{1,20}-[0-9]{1,20})(?:/([0-9]{1,20})(?:/([0-9]{1,20}-[0-9]{1,20}))?)?")
 _LAST_SEQUENCE = 2**64 - 1
 _AT_ONCE = 10_000  # entries of one answer
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Of a stream: how many entries were ever added, and are gone; the first entry's id, and the last one of XDEL."""
+
+    added: int
+    gone: int
+    first: str
+    deleted: str
+
+    @property
+    def beginning(self) -> str:
+        """The position before its first entry."""
+        in_midst = self.added > self.gone and _order(self.deleted) > _order(self.first)
+        return f"0-0/{self.gone}/{self.deleted}" if in_midst else f"{self.deleted}/{self.gone}"
 
 
 class RedisStreamReader(PayloadReader):
     """Events in Redis Streams (Redis from 7.0, or Valkey), each an entry with a field that holds it.
 
     A stream is a partition; no consumer group takes part. Positions are entry ids, with the number of the entry in its
-    stream: `1764288000000-0/17`. An entry that was trimmed or deleted before it was trained ends the job.
+    stream: `1764288000000-0/17`; where entries in its midst were deleted before the job began, also with the last of
+    these. An entry that was trimmed or deleted before it was trained ends the job, and so does another stream of that
+    key.
 
     Args:
         url: `redis://host:port`, as of a store; servers may be a Cluster, or watched by Sentinels.
@@ -61,22 +82,47 @@ class RedisStreamReader(PayloadReader):
         for key in self._keys if until is None else until:
             if key not in self._keys:
                 raise BadInput(f"{self._name}: there is no partition {key!r} to end in: they are {self._keys}")
-            if (state := self._state(key)) is None:
+            state = self._state(key)
+            if state is None and key not in positions:
                 continue
-            added, gone = state
-            start = positions.get(key, f"0-0/{gone}")
-            entry, number = _parsed(start, self._name)
-            if gone > number:
-                raise BadInput(
-                    f"{self._name}: {gone - number} entries of {key!r} behind {entry} were trimmed or deleted before "
-                    "they were trained; keep more of the stream (XADD MAXLEN, XTRIM), or begin a new job"
-                )
+            start = positions.get(key, state.beginning if state else "")
+            entry, number, deleted = _parsed(start, self._name)
             last = "+" if until is None else _parsed(until[key], self._name)[0]
             ids = [each[0].decode() for each in self._entries(key, entry, last, most + 1)]
-            stops = [f"{each}/{number + place}" for place, each in enumerate(ids[:most], 1)]
+            there = number + len(ids) if until is None and len(ids) <= most else None
+            self._refuse_lost(key, start, state.added - there if state and there is not None else 0)
+            known = f"/{deleted}" if deleted else ""
+            stops = [f"{each}/{number + place}{known}" for place, each in enumerate(ids[:most], 1)]
             since = int(ids[0].partition("-")[0]) / 1000 if ids else None
-            found[key] = Waiting(start, stops, len(ids) > most, max(len(stops), added - number), since)
+            lag = max(len(stops), state.added - number if state else 0)
+            found[key] = Waiting(start, stops, len(ids) > most, lag, since)
         return found
+
+    def _refuse_lost(self, key: str, start: str, lost: int) -> None:
+        """Raises `BadInput` where entries behind a position are gone, of which `lost` are known to be.
+
+        Asked after they were listed, so that what went before or meanwhile is noticed.
+        """
+        entry, number, deleted = _parsed(start, self._name)
+        if (state := self._state(key)) is None:
+            raise BadInput(
+                f"{self._name}: the stream {key!r}, planned up to {entry}, is not at {self._url} any more: it was "
+                "deleted or has expired; bring it back and resume the job, or begin a new one"
+            )
+        lost = max(lost, state.gone - number)
+        if lost > 0 or _order(state.deleted) > max(_order(entry), _order(deleted or "0-0")):
+            raise BadInput(
+                f"{self._name}: {lost if lost > 0 else 'some'} entries of {key!r} behind {entry} were trimmed or "
+                "deleted before they were trained; keep more of the stream (XADD MAXLEN, XTRIM, XDEL), or begin a new "
+                "job"
+            )
+        trained_there = state.added > state.gone and _order(state.first) <= _order(entry)
+        if state.added < number or trained_there != (state.gone < number):
+            raise BadInput(
+                f"{self._name}: {key!r} at {self._url} is another stream than the one planned up to {entry}, its entry "
+                f"{number}: {state.added} were added to this one, from {state.first} on; bring the other back and "
+                "resume the job, or begin a new one"
+            )
 
     def ends(self, before: float | None = None) -> Mapping[str, str]:
         last = {}
@@ -101,8 +147,8 @@ class RedisStreamReader(PayloadReader):
             raise BadInput(f"the entry has no field {self._field.decode()!r}; field= names the one of the event")
         return payload[self._field]
 
-    def _state(self, key: str) -> tuple[int, int] | None:
-        """How many entries were ever added, and how many of them are gone; None: there is no stream."""
+    def _state(self, key: str) -> _State | None:
+        """None: there is no stream."""
         try:
             pairs = self._call(key, ("XINFO", "STREAM", key))
         except StoreFailed as error:
@@ -112,7 +158,8 @@ class RedisStreamReader(PayloadReader):
         said = dict(zip(pairs[::2], pairs[1::2], strict=True))
         if b"entries-added" not in said:
             raise BadInput(f"{self._name}: the server at {self._url} does not count entries: it takes Redis from 7.0")
-        return int(said[b"entries-added"]), int(said[b"entries-added"]) - int(said[b"length"])
+        added, ids = int(said[b"entries-added"]), (said[b"recorded-first-entry-id"], said[b"max-deleted-entry-id"])
+        return _State(added, added - int(said[b"length"]), *(each.decode() for each in ids))
 
     def _entries(self, key: str, after: str, last: str, most: int) -> list[Reply]:
         """At most so many entries of a stream behind an id."""
@@ -138,12 +185,16 @@ class RedisStreamReader(PayloadReader):
         return reply
 
 
-def _parsed(position: str, name: str) -> tuple[str, int]:
-    """Entry id and number of a position. Raises `BadInput` where it is none."""
-    entry, _, number = position.partition("/")
-    if not _ID.fullmatch(entry) or not (number.isdecimal() or not number):
+def _parsed(position: str, name: str) -> tuple[str, int, str]:
+    """Entry id, number and deleted entry of a position. Raises `BadInput` where it is none."""
+    if not (found := _POSITION.fullmatch(position)):
         raise BadInput(f"{name}: position {position[:60]!r}: write the id of an entry, such as 1764288000000-0")
-    return entry, int(number or 0)
+    return found[1], int(found[2] or 0), found[3] or ""
+
+
+def _order(entry: str) -> tuple[int, ...]:
+    """Sorts ids of entries."""
+    return tuple(map(int, entry.split("-")))
 
 
 def _id(position: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,29 @@ def test_files_come_in_order_and_a_late_one_is_not_lost(tmp_path: Path) -> None:
     batch, bad = reader.read([Span(two, "1", "3", 2), Span(four, "0", "1", 1)])
     assert batch is not None
     assert (batch[0]["user"].tolist(), batch[1].tolist(), bad) == ([2, 3, 4], [0, 1, 0], ())
+
+
+def test_a_file_that_is_gone_or_changed_before_it_was_trained_is_missed(tmp_path: Path) -> None:
+    one, two = write(tmp_path, 1, [1, 2, 3, 4]), write(tmp_path, 2, [5])
+    reader = et.FolderReader(tmp_path, label="clicked")
+    ends, found = reader.ends(), reader.ahead({}, 2, None)[one]
+    assert (found.start, found.stops) == ("0/4", ["1/4", "2/4"])
+    for until in ({"hour=01.parquet": "3"}, {one: "4", str(tmp_path / "hour=03.parquet"): "1"}):
+        with pytest.raises(BadInput, match=r"there is no file .*hour=0.*whole paths: the first file is .*hour=01"):
+            reader.ahead({}, 2, until)
+    with pytest.raises(BadInput, match=r"hour=01\.parquet' has 4 records: no job on it can end at record 5"):
+        reader.ahead({}, 2, {one: "5"})
+    Path(one).unlink()
+    assert listed(reader, {one: "4/4"}) == [("hour=02.parquet", 1, False)]
+    assert list(reader.ahead({one: "4/4"}, 9, ends)) == [two]
+    bounds: list[Mapping[str, str] | None] = [None, ends]
+    for bound in bounds:
+        with pytest.raises(BadInput, match=r"no file .*hour=01\.parquet', of which the records from 2 to 4 are not"):
+            reader.ahead({one: "2/4"}, 9, bound)
+    write(tmp_path, 1, [1, 2, 3])
+    assert len(reader.ahead({}, 9, None)[one].stops) == 3
+    with pytest.raises(BadInput, match=r"hour=01\.parquet' has 3 records, and had 4 when 2 of them were planned"):
+        reader.ahead({one: "2/4"}, 9, None)
 
 
 def test_a_record_that_cannot_be_read_is_refused_by_file_and_line(tmp_path: Path) -> None:

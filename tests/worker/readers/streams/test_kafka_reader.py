@@ -1,19 +1,34 @@
 """Events in Kafka, at librdkafka's mock brokers: offsets, topics that come, bad events, brokers that are away."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import confluent_kafka
 import numpy as np
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.master.api import Span
 from elastable.worker.readers.streams import kafka_reader
 from tests.untyped import Keyword
+
+BROKER = """
+from confluent_kafka import Producer
+producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
+(broker,) = producer.list_topics(timeout=30).brokers.values()
+producer.produce("clicks", b"{}", partition=0)
+producer.flush(30)
+print(f"{broker.host}:{broker.port}", flush=True)
+input()
+"""
 
 
 class Broker:
@@ -79,6 +94,7 @@ def test_an_end_is_one_of_now_of_a_time_or_of_positions(broker: Broker) -> None:
     reader = reader_of(broker, "ends")
     ends = reader.ends()
     assert (ends["ends/0"], ends["ends/1"]) == ("3", "0")
+    assert reader.identity().startswith("Kafka cluster mockCluster")
     broker.send("ends", event(3))
     assert len(reader.ahead({}, 9, ends)["ends/0"].stops) == 3
     assert len(reader.ahead({}, 9, {"ends/0": "2"})["ends/0"].stops) == 2
@@ -127,6 +143,66 @@ def test_a_broker_that_is_gone_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
         reader.ends()
     with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
         reader.payloads(Span("clicks/1", "0", "1", 1))
+
+
+def test_a_broker_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", BROKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            reader = et.KafkaReader("clicks", process.stdout.readline().decode().strip(), config={"log_level": 0})
+            assert reader.ahead({}, 9, None)["clicks/0"].lag == 1
+            monkeypatch.setattr(kafka_reader, "_CALL_S", 0.5)
+            monkeypatch.setattr(kafka_reader, "_TOPICS_EVERY_S", 1e9)
+            process.send_signal(signal.SIGSTOP)
+            for _ in range(3):
+                with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
+                    reader.ahead({}, 9, None)
+        finally:
+            process.kill()
+
+
+def test_a_position_behind_the_end_is_refused(broker: Broker) -> None:
+    broker.send("made anew", event(0))
+    with pytest.raises(BadInput, match="made anew/0 ends at offset 1, and is planned up to 5: it was truncated"):
+        reader_of(broker, "made anew").ahead({"made anew/0": "5"}, 9, None)
+    with pytest.raises(Unavailable, match="made anew/77, planned up to 5, is not there"):
+        reader_of(broker, "made anew").ahead({"made anew/77": "5"}, 9, None)
+
+
+def test_a_topic_whose_partitions_cannot_be_told_is_not_taken_for_one_without(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Erring(Consumer):
+        error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+
+        def list_topics(self, topic: str, timeout: float) -> object:
+            found = super().list_topics(topic, timeout=timeout)
+            found.topics[topic].error, found.topics[topic].partitions = self.error, {}
+            return found
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", Erring)
+    broker.send("told", event(0))
+    with pytest.raises(Unavailable, match="LEADER_NOT_AVAILABLE"):
+        reader_of(broker, "told").ends()
+    Erring.error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(BadInput, match="TOPIC_AUTHORIZATION_FAILED"):
+        reader_of(broker, "told").ends()
+
+
+def test_the_end_is_that_of_committed_transactions(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mock broker knows no transactions: what is asked is looked at."""
+    asked: list[object] = []
+
+    listed = AdminClient.list_offsets
+
+    def asking(client: AdminClient, places: object, **options: Keyword) -> object:
+        asked.append(options.get("isolation_level"))
+        return listed(client, places, **options)
+
+    monkeypatch.setattr(AdminClient, "list_offsets", asking)
+    broker.send("transactions", event(0))
+    reader_of(broker, "transactions").ends()
+    assert asked == [IsolationLevel.READ_COMMITTED]
 
 
 def test_options_that_cannot_be_are_refused() -> None:

@@ -227,6 +227,58 @@ def test_what_was_trimmed_before_it_was_trained_is_missed(redis_url: str, client
     assert (fresh.start, fresh.lag) == ("0-0/3", 3)
 
 
+def test_what_was_deleted_before_it_was_trained_is_missed(url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        ids = send(client, *(event(user) for user in range(9)))
+        reader = reader_of(url)
+        stops = reader.ahead({}, 9, None)["clicks"].stops
+        client.xdel("clicks", ids[1])  # it is trained
+        assert len(reader.ahead({"clicks": stops[3]}, 9, None)["clicks"].stops) == 5
+        client.xdel("clicks", ids[5], ids[6])
+        with pytest.raises(BadInput, match=f"2 entries of 'clicks' behind {ids[3]} were trimmed or deleted"):
+            reader.ahead({"clicks": stops[3]}, 9, None)
+        for most, until in ((1, None), (9, {"clicks": ids[-1]})):
+            with pytest.raises(BadInput, match="some entries of 'clicks'"):
+                reader.ahead({"clicks": stops[3]}, most, until)
+        assert reader.ahead({"clicks": stops[6]}, 9, None)["clicks"].lag == 2
+        fresh = reader.ahead({}, 2, None)["clicks"]  # a job that begins now
+        rest = reader.ahead({"clicks": fresh.stops[-1]}, 9, None)["clicks"]
+        assert (fresh.start, len(rest.stops), rest.lag) == (f"0-0/3/{ids[6]}", 4, 4)
+        client.xdel("clicks", ids[4])
+        with pytest.raises(BadInput, match="1 entries of 'clicks'"):
+            reader.ahead({"clicks": fresh.stops[-1]}, 9, None)
+        client.xtrim("clicks", maxlen=0, approximate=False)
+        empty = reader.ahead({}, 9, None)["clicks"]
+        send(client, event())
+        assert len(reader.ahead({"clicks": empty.start}, 9, None)["clicks"].stops) == 1
+
+
+def test_what_is_trimmed_while_it_is_listed_is_missed(redis_url: str, client: redis.Redis) -> None:
+    class Trimmed(et.RedisStreamReader):
+        def _entries(self, *asked: Keyword) -> list[object]:
+            client.xtrim("clicks", maxlen=3, approximate=False)
+            return super()._entries(*asked)
+
+    send(client, *(event(user) for user in range(9)))
+    planned = reader_of(redis_url).ahead({}, 2, None)["clicks"].stops[-1]
+    with pytest.raises(BadInput, match="4 entries of 'clicks' behind"):
+        Trimmed(redis_url, "clicks").ahead({"clicks": planned}, 2, None)
+
+
+def test_a_stream_that_is_gone_or_another_one_is_refused(redis_url: str, client: redis.Redis) -> None:
+    ids = send(client, *(event(user) for user in range(9)))
+    reader = reader_of(redis_url)
+    position = {"clicks": reader.ahead({}, 4, None)["clicks"].stops[-1]}
+    client.delete("clicks")
+    for until in (None, {"clicks": ids[-1]}):
+        with pytest.raises(BadInput, match=f"'clicks', planned up to {ids[3]}, is not at .* any more"):
+            reader.ahead(position, 9, until)
+    for count in (2, 9):
+        send(client, *[event()] * count)
+        with pytest.raises(BadInput, match=f"'clicks' at .* is another stream than the one planned up to {ids[3]}"):
+            reader.ahead(position, 2, None)
+
+
 def test_a_stream_that_is_empty_is_refused_and_a_dead_server_is_away(redis_url: str, client: redis.Redis) -> None:
     with pytest.raises(BadInput, match="no event is there yet"):
         reader_of(redis_url).take(np.array([0]))
