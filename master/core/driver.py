@@ -138,7 +138,7 @@ class Driver:
                     self._evaluations.end_concurrent(work.evaluated)
                     self._committer.forget()
             self._committer.settle()
-            if self._state.ends_within_epoch():
+            if self._state.schedule.job.stream and self._state.ends_within_epoch():
                 self._end_epoch(self._state.schedule.epoch(self._state.version - 1))
         except BaseException as error:
             self.fail(error)
