@@ -14,8 +14,12 @@ def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def until_stopped(process: subprocess.Popen[str], limit_s: float = 120.0) -> None:
-    """Returns once the process has stopped itself, or was stopped by a signal."""
-    stat = Path(f"/proc/{process.pid}/stat")
-    until(lambda: process.poll() is not None or stat.read_text().rpartition(")")[2].split()[0] == "T", limit_s)
+def until_stopped(process: subprocess.Popen[str] | subprocess.Popen[bytes], limit_s: float = 120.0) -> None:
+    """Returns once the process, with all of its threads, has stopped itself, or was stopped by a signal."""
+
+    def stopped() -> bool:
+        threads = Path(f"/proc/{process.pid}/task").glob("*/stat")
+        return {thread.read_text().rpartition(")")[2].split()[0] for thread in threads} == {"T"}
+
+    until(lambda: process.poll() is not None or stopped(), limit_s)
     assert process.returncode is None, process.communicate(timeout=limit_s)

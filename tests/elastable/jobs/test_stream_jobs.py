@@ -108,16 +108,19 @@ def test_what_comes_too_slowly_is_trained_after_the_linger_and_sigterm_ends_the_
         with MasterClient(job.address(), 60) as master:
             return master.status().records_trained
 
+    def is_behind(job: Running) -> tuple[int, int, str]:
+        with MasterClient(job.address(), 60) as master:
+            stream = master.status().stream
+        assert stream is not None
+        return stream.lag_events, stream.bad_events, stream.away
+
     with redis.Redis.from_url(redis_url) as client:
         client.xadd("clicks", {"event": json.dumps({"number": 0, "far": 1e6})})
         with elastable(tmp_path, *words, env=counting) as job:
             wait_until(lambda: trained(job) == 1, "the first event trained", job)
             client.xadd("more", {"event": json.dumps({"number": 1, "far": 1e6})})  # a partition that is new
             wait_until(lambda: trained(job) == 2, "the second event trained", job)
-            with MasterClient(job.address(), 60) as master:
-                stream = master.status().stream
-            assert stream is not None
-            assert (stream.lag_events, stream.bad_events, stream.away) == (0, 0, "")
+            wait_until(lambda: is_behind(job) == (0, 0, ""), "no event waits", job)  # it is asked for once a second
             job.signal(signal.SIGTERM)
             assert job.wait() == ExitCode.INTERRUPTED, job.err
         event_job.send(client, range(2, 100))

@@ -38,11 +38,23 @@ KINDS: dict[str, Callable[[pytest.FixtureRequest], MakeStore]] = {
 }
 REPEATED = ("token over cluster", "encoding over mixed kinds")  # stores of one shard of each kind show it
 
+# The longest test; what is beneath the others has one of its own.
+HISTORIES = [
+    kind
+    if kind in ("token over 3", "encoding over 4", "remote over token")
+    else pytest.param(kind, marks=pytest.mark.slow)
+    for kind in KINDS
+]
+
 
 class TestPartitioned(StoreContract):
     @pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.slow) if kind in REPEATED else kind for kind in KINDS])
     def make_store(self, request: pytest.FixtureRequest) -> MakeStore:
         return KINDS[request.param](request)
+
+    @pytest.mark.parametrize("make_store", HISTORIES, indirect=True)
+    def test_any_history_is_that_of_a_store_in_memory(self, make_store: MakeStore) -> None:
+        super().test_any_history_is_that_of_a_store_in_memory(make_store)
 
     @pytest.mark.parametrize("make_store", [kind for kind in KINDS if "remote" not in kind], indirect=True)
     def test_put_keeps_what_training_made(self, store: EmbeddingStore) -> None:

@@ -19,6 +19,7 @@ from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.master.api import Span
 from elastable.worker.readers.streams import kafka_reader
 from tests.untyped import Keyword
+from tests.waiting import until_stopped
 
 BROKER = """
 from confluent_kafka import Producer
@@ -154,6 +155,7 @@ def test_a_broker_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kafka_reader, "_CALL_S", 0.5)
             monkeypatch.setattr(kafka_reader, "_TOPICS_EVERY_S", 1e9)
             process.send_signal(signal.SIGSTOP)
+            until_stopped(process)
             for _ in range(3):
                 with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
                     reader.ahead({}, 9, None)
