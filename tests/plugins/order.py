@@ -54,6 +54,8 @@ _DEAREST = """
     embedding_store/engine/test_store_history master/core/test_exactly_once
     embedding_store/engine/tiered/test_framed_reads master/model/test_keras_optimizer
     embedding_store/engine/test_races master/core/test_staleness test_loaded_code
+    elastable/in_process/test_kept_traces elastable/monitoring/test_http_server elastable/jobs/resuming/test_given_rows
+    elastable/in_process/test_fit_events elastable/jobs/test_stream_jobs
 """
 DEAREST = tuple(f"tests/{module}.py" for module in _DEAREST.split())
 
