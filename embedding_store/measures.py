@@ -1,11 +1,13 @@
-"""What a process measures of itself: counters, histograms of a store's phases, and spans of traces."""
+"""What a process measures: the time, counters, histograms of a store's phases, and spans of traces."""
 
+import logging
 import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
@@ -264,3 +266,49 @@ def span(
 def carried(call: Callable[[], T]) -> Callable[[], T]:
     """The call for another thread, with this one's span; the call itself in a process that is not traced."""
     return call if PROCESS.tracer is None else PROCESS.tracer.carried(call)
+
+
+# The time of commits: that of the system when the process began, and from then on what has passed since
+
+
+_LOG = logging.getLogger(__name__)
+_JUMP_S = 5.0  # by which the system's clock may be set without a word
+
+_PASSING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps
+
+
+class Clock:
+    """Seconds since 1970 (UTC) that never jump: setting the system's clock changes nothing here, and is reported.
+
+    Safe to use from many threads.
+
+    Args:
+        system: The system's clock.
+        passing: Seconds that never go back.
+    """
+
+    def __init__(self, system: Callable[[], float], passing: Callable[[], float]) -> None:
+        self._system, self._passing = system, passing
+        self._began = system() - passing()
+        self._reported = 0.0  # by how much the system's clock was ahead of this one
+        self._lock = threading.Lock()
+
+    def now(self) -> float:
+        """The time."""
+        now = self._began + self._passing()
+        ahead = self._system() - now
+        with self._lock:
+            jump = ahead - self._reported
+            if abs(jump) >= _JUMP_S:
+                self._reported = ahead
+        if abs(jump) >= _JUMP_S:
+            _LOG.warning(
+                "the system's clock was set %s by %.0f s; for commits of this process it is as late as if it was not",
+                "ahead" if jump > 0 else "back",
+                abs(jump),
+            )
+        return now
+
+
+CLOCK = Clock(time.time, partial(time.clock_gettime, _PASSING))
+"""Of this process."""

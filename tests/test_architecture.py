@@ -413,7 +413,7 @@ def test_no_bare_except() -> None:
 
 
 ASK_WHAT_TIME_IT_IS = {
-    "embedding_store/support/clocks.py",  # once, and then by how much it has jumped
+    "embedding_store/measures.py",  # once, and then by how much it has jumped
     "master/core/stream_planner.py",  # how old events are that others gave a time, and `--until` a time
     # When something happened, for people; nothing is decided by it:
     "elastable/monitoring/opentelemetry_tracer.py",

@@ -111,11 +111,13 @@ class Batches(Closing):
                 yield request
 
     def _joined(self, requests: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
-        if len(requests) == 1 and not self._powers:
-            return requests[0]
-        x = {name: np.concatenate([each[name] for each in requests]) for name in requests[0]}
+        x = requests[0]
+        if len(requests) > 1:
+            x = {name: np.concatenate([each[name] for each in requests]) for name in x}
+        if not self._powers:
+            return x
         records = len(next(iter(x.values())))
-        more = (1 << (records - 1).bit_length()) - records if self._powers else 0
+        more = (1 << (records - 1).bit_length()) - records
         return {name: np.concatenate((array, array[-1:].repeat(more, axis=0))) for name, array in x.items()}
 
     def _answer(self, batch: Sequence[_Request]) -> None:

@@ -15,7 +15,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ShardAway, ShardLost, StoreBroken, StoreFailed, Unavailable
-from elastable.embedding_store.support.clocks import CLOCK
+from elastable.embedding_store.measures import CLOCK
 from elastable.embedding_store.tables.checks import require_numbers, require_update
 
 RECORD_STORE = 0  # keeps the record of each commit for all stores

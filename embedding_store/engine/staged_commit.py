@@ -10,8 +10,8 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.engine.membership import require_cuts
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.log.changes import CommitImages
+from elastable.embedding_store.measures import CLOCK
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.support.clocks import CLOCK
 
 _PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
 

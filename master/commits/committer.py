@@ -7,10 +7,9 @@ from typing import cast
 import numpy as np
 
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.measures import Durations
+from elastable.embedding_store.measures import CLOCK, Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.shards.server_contract import PushedCommit, ShardStore, TableClip
-from elastable.embedding_store.support.clocks import CLOCK
 from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip

@@ -13,9 +13,9 @@ from elastable.embedding_store.contract.spec import EvictionSpec, InitializerSpe
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.measures import CLOCK
 from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, Slices, TableClip
 from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, square_of
-from elastable.embedding_store.support.clocks import CLOCK
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.accumulate import row_parts, row_sums
 from elastable.master.commits.clipping import Clipping, clip

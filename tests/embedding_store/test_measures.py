@@ -9,7 +9,7 @@ import pytest
 
 from elastable.embedding_store import EmbeddingStore, EvictionSpec, MemoryStore, TableSpec
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
-from elastable.embedding_store.support.clocks import CLOCK, Clock
+from elastable.embedding_store.measures import CLOCK, Clock
 from tests.contracts.store_samples import commit, int64, rows_by_id, update
 
 TIMED = TableSpec("timed", 4, eviction=EvictionSpec(ttl=60.0))
