@@ -206,13 +206,18 @@ class _Topics:
                 if names
                 else {}
             )
-            return {places[place]: int(future.result(_CALL_S).offset) for place, future in asked.items()}
+            found = {places[place]: int(future.result(_CALL_S).offset) for place, future in asked.items()}
+        if unanswered := [name for name, offset in found.items() if offset < 0]:  # to librdkafka that is no error
+            raise Unavailable(f"{self._name}: the broker of {unanswered[0]} has not said its offsets")
+        return found
 
     def before(self, names: Sequence[str], moment: float) -> dict[str, int]:
         """The offset after the last message that came before a Unix time."""
         ends = self.offsets(names, last=True)
         with self._calling() as consumer:
             found = consumer.offsets_for_times([self._place(name, int(moment * 1000)) for name in names], _CALL_S)
+        if failed := [place for place in found if place.error is not None]:
+            raise self._error(failed[0].error)
         return {
             name: place.offset if place.offset >= 0 else ends[name] for name, place in zip(names, found, strict=True)
         }

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import confluent_kafka
 import numpy as np
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import elastable as et
@@ -205,6 +207,24 @@ def test_the_end_is_that_of_committed_transactions(broker: Broker, monkeypatch: 
     broker.send("transactions", event(0))
     reader_of(broker, "transactions").ends()
     assert asked == [IsolationLevel.READ_COMMITTED]
+
+
+def test_an_offset_that_no_broker_has_told_is_waited_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka answers with OFFSET_INVALID, and with no error, where a broker hung at the wrong moment."""
+    listed = AdminClient.list_offsets
+
+    def untold(client: AdminClient, places: object, **options: Keyword) -> object:
+        told = {place: Future[object]() for place in listed(client, places, **options)}
+        for future in told.values():
+            future.set_result(SimpleNamespace(offset=OFFSET_INVALID))
+        return told
+
+    broker.send("untold", event(0))
+    reader = reader_of(broker, "untold")
+    monkeypatch.setattr(AdminClient, "list_offsets", untold)
+    for asked in (reader.ends, lambda: reader.ahead({}, 9, None)):
+        with pytest.raises(Unavailable, match="untold/0 has not said its offsets"):
+            asked()
 
 
 def test_options_that_cannot_be_are_refused() -> None:
