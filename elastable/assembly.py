@@ -35,7 +35,7 @@ from elastable.master.model.wrapping_optimizers import keeps_averages
 from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.step_plan import plan_step
 from elastable.worker.user_model.keras_slots import keras_slots
 from elastable.worker.user_model.offload import keep_on_worker
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.checks import require_finite as require_finite
     from elastable.embedding_store.tables.checks import require_gradients as require_gradients
     from elastable.embedding_store.tables.checks import require_ids as require_ids
-    from elastable.embedding_store.tables.conversion import Conversion as Conversion
-    from elastable.embedding_store.tables.conversion import convert_table as convert_table
     from elastable.embedding_store.tables.grouping import Coalescer as Coalescer
     from elastable.embedding_store.tables.grouping import Grouping as Grouping
     from elastable.embedding_store.tables.grouping import Indexer as Indexer
@@ -43,6 +41,8 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.many_tables import LookupStrategy as LookupStrategy
     from elastable.embedding_store.tables.many_tables import lookup_many as lookup_many
     from elastable.embedding_store.tables.many_tables import update_many as update_many
+    from elastable.embedding_store.tables.row_blocks import Conversion as Conversion
+    from elastable.embedding_store.tables.row_blocks import convert_table as convert_table
     from elastable.embedding_store.tables.table import EmbeddingTable as EmbeddingTable
     from elastable.embedding_store.tables.table import size as size
     from elastable.embedding_store.tables.table_update import IndexedSlices as IndexedSlices
@@ -67,11 +67,11 @@ _NAMES_OF = {
     "optimizers.base": "RowOptimizer SlotSpec",
     "optimizers.registry": "register_row_optimizer",
     "tables.checks": "as_ids require_finite require_gradients require_ids",
-    "tables.conversion": "Conversion convert_table",
     "tables.grouping": "Coalescer Grouping Indexer coalesce coalesce_many group_ids unique_ids",
     "tables.initial_values": "initial_rows",
     "tables.lookups": "Bags",
     "tables.many_tables": "LookupStrategy lookup_many update_many",
+    "tables.row_blocks": "Conversion convert_table",
     "tables.table": "EmbeddingTable size",
     "tables.table_update": "IndexedSlices TableSlices update_tables",
     "wire.access.credentials": "Credentials",

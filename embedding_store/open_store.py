@@ -32,7 +32,7 @@ from elastable.embedding_store.support.store_url import (
     servers_strategy,
     shard_urls,
 )
-from elastable.embedding_store.tables.base_store import BaseStore
+from elastable.embedding_store.tables.table import BaseStore
 from elastable.embedding_store.tiers.files.file_tier import FileTier
 from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace

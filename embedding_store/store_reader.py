@@ -33,8 +33,8 @@ from elastable.embedding_store.log.changes import TableImages, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import LogTail
 from elastable.embedding_store.native.id_index import IdIndex
-from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.tables.checks import require_ids
+from elastable.embedding_store.tables.table import BaseSource
 
 
 class FollowedTable(MemoryTable):

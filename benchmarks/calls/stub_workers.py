@@ -17,8 +17,7 @@ import numpy as np
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof
 from elastable.master.api import Push, SyncPushId
-from elastable.master.rpc.bulk_messages import push_frames
-from elastable.master.rpc.messages import MASTER_SERVICE
+from elastable.master.rpc.messages import MASTER_SERVICE, push_frames
 from elastable.master.v1 import master_pb2
 
 TABLE, DIM, IDS = "t", 16, 512

@@ -33,7 +33,7 @@ from elastable.process.heap import keep_collections_short
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
 from elastable.worker.runtime.loop import Worker
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.step_result import StepResult
+from elastable.worker.step.trainable import StepResult
 
 TABLE = "t"
 _POOL = 16  # different micro-batches of a worker

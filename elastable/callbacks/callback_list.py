@@ -17,7 +17,7 @@ from elastable.master.api import JobSpec
 from elastable.master.model.dense import DenseModel
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
-from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches, test_hooks
+from elastable.worker.keras.keras_methods import history_of, require_callback, sees_batches, test_hooks
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.rows.saved_rows import require_matrix
 

@@ -47,7 +47,7 @@ from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.runtime.loop import Worker
-from elastable.worker.step.batch_checks import batch_spec
+from elastable.worker.step.forward import batch_spec
 from elastable.worker.user_model.build import build_model, for_model, sample_batch, warn_of_other_numbers
 from elastable.worker.user_model.offload import OffloadedEmbedding, offload_built
 

@@ -28,7 +28,7 @@ from elastable.master.model.keras_optimizer import learning_rate_of
 from elastable.worker.keras.same_optimizer import kept_traces, optimizers_of, require_same_optimizer
 from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.step.traced.step_plan import planned_optimizers
+from elastable.worker.step.step_plan import planned_optimizers
 
 StoreGiven = EmbeddingStore | str | Mapping[str, EmbeddingStore | str] | None
 """What `et.fit(store=)` takes."""

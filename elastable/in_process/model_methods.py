@@ -25,10 +25,10 @@ from elastable.worker.keras.same_optimizer import require_same_optimizer
 from elastable.worker.keras.seeds import global_seed
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.reader import Reader
-from elastable.worker.step.batch_checks import batch_spec
+from elastable.worker.step.forward import batch_spec
 from elastable.worker.step.id_set import make_id_sets
+from elastable.worker.step.step_plan import planned_optimizers
 from elastable.worker.step.steps import make_plan, make_train_step
-from elastable.worker.step.traced.step_plan import planned_optimizers
 from elastable.worker.user_model.build import as_tensors, build_model
 
 _DEADLINE_S = 30.0

@@ -32,7 +32,7 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.rows.array_calls import ArrayTapeScope
 from elastable.worker.rows.scope import TapeLookup, TapeScope, entered, slices_of
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.step.traced.step_plan import Collector, Trained, current_collector
+from elastable.worker.step.step_plan import Collector, Trained, current_collector
 from elastable.worker.step.trainable import is_trained
 
 _DEADLINE_S = 30.0

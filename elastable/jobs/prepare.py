@@ -36,7 +36,7 @@ from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.rows.saved_rows import leaving_rows_out
-from elastable.worker.step.batch_checks import batch_spec
+from elastable.worker.step.forward import batch_spec
 from elastable.worker.user_model.build import (
     for_model,
     make_model,

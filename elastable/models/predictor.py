@@ -43,7 +43,7 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.model_inputs import inputs_of
 from elastable.worker.rows.saved_rows import leaving_rows_out
-from elastable.worker.step.batch_checks import ArraySpec, require_like
+from elastable.worker.step.forward import ArraySpec, require_like
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.steps import make_infer_step, make_plan
 from elastable.worker.user_model.build import as_tensors, make_model

@@ -25,10 +25,10 @@ from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader, source_of
 from elastable.worker.rows.saved_rows import leaving_rows_out
-from elastable.worker.step.batch_checks import batch_spec
+from elastable.worker.step.forward import batch_spec
 from elastable.worker.step.id_set import make_id_sets
+from elastable.worker.step.step_plan import plan_step
 from elastable.worker.step.steps import make_evaluate_step, make_plan
-from elastable.worker.step.traced.step_plan import plan_step
 from elastable.worker.user_model.build import as_tensors, for_model, make_model, needs_sample, sample_batch
 from elastable.worker.user_model.model_file import ModelFile, load_model_file
 

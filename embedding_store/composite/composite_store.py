@@ -27,10 +27,10 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ShardLost, SpecConflict, StaleVersion
 from elastable.embedding_store.measures import LookupCounts, StoreMeasures
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tables.checks import require_block, require_block_rows, require_ids, require_version
 from elastable.embedding_store.tables.lookups import require_width, rows_request
 from elastable.embedding_store.tables.row_blocks import chosen_rows, joined_rows, rows_in_order
+from elastable.embedding_store.tables.table import BaseStore
 
 _FEW_VALUES = 1 << 14  # stores in memory write fewer before a thread has started
 

@@ -25,7 +25,7 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.fused import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.support.store_url import STRATEGIES
-from elastable.embedding_store.tables.base_store import deliver
+from elastable.embedding_store.tables.table import deliver
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,7 +41,6 @@ from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.memory_budget import before_image_bytes_here, direct_bytes_here
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.support.retry import Retry
-from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tables.checks import (
     require_block,
     require_block_rows,
@@ -50,6 +49,7 @@ from elastable.embedding_store.tables.checks import (
     require_update,
     require_version,
 )
+from elastable.embedding_store.tables.table import BaseStore
 from elastable.embedding_store.tables.table_reader import TableReader, answer_in_order, answer_requests, look_up
 
 _MOST_THREADS = 8

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Buffer
-from elastable.embedding_store.log.folder_lock import sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import SegmentReader, write_all
-from elastable.embedding_store.support.checked_files import reason_of, store_failures
+from elastable.embedding_store.support.checked_files import reason_of, store_failures, sync_folder
 
 _SUFFIX, _DRAFT = ".base", ".base.new"
 

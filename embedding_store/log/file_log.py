@@ -14,7 +14,6 @@ from typing import Literal, NoReturn, get_args
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log.base_file import base_paths
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry, require_kept, require_next
-from elastable.embedding_store.log.folder_lock import FolderLock, sync_folder
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import (
     Segment,
@@ -24,7 +23,7 @@ from elastable.embedding_store.log.segment import (
     segment_names,
     write_all,
 )
-from elastable.embedding_store.support.checked_files import reason_of, store_failures
+from elastable.embedding_store.support.checked_files import FolderLock, reason_of, store_failures, sync_folder
 
 # Disk blocks that a growing file has before it is written to
 

@@ -1,9 +1,7 @@
 """Tables as library users hold them, and their rows: lookups, updates, grouping, checks, dtypes, initial values."""
 
 __all__ = [
-    "base_store",
     "checks",
-    "conversion",
     "grouping",
     "initial_values",
     "lookups",

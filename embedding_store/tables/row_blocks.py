@@ -1,15 +1,17 @@
 """Blocks of rows: made, chosen from and joined."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.errors import SpecConflict, TableNotFound, Unsupported
+from elastable.embedding_store.optimizers.registry import decays_untouched_rows, follows_steps, row_optimizer
 
 
 def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
@@ -75,3 +77,105 @@ def fresh_rows(spec: TableSpec, ids: Int64, weights: Float32) -> RowBlock:
     """
     slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
     return RowBlock(ids, weights, np.repeat(slots[np.newaxis], len(ids), axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion did.
+
+    Attributes:
+        spec: The table in its new dtype.
+        rows: Rows converted; those that were never updated read their initial values there, too.
+        weight_bytes: Bytes of these rows' weights in the new dtype.
+        weight_bytes_before: And in the old one.
+        largest_error: Largest |weight there - weight here|.
+        error_bound: What no error can exceed: for int8 half of the largest row's scale (the largest weight of a row /
+            127), otherwise half the distance of neighbouring numbers at the largest weight; 0 for float32.
+    """
+
+    spec: TableSpec
+    rows: int
+    weight_bytes: int
+    weight_bytes_before: int
+    largest_error: float
+    error_bound: float
+
+
+def convert_table(
+    source: EmbeddingStore, table: str, target: EmbeddingStore, dtype: str, block_rows: int = 65_536
+) -> Conversion:
+    """Makes `table` in `target`, with the rows that it has in `source`, rounded to `dtype`.
+
+    Slots go along, and what is counted for admission and eviction; not so for int8, whose tables are not trained: the
+    table gets an optimizer without slots, and no admission or eviction. Nothing may be committed to `source` meanwhile.
+    The version of `target` is the caller's to set (`reset_version`).
+
+    Args:
+        source: Where the table is.
+        table: Its name, here and there: initial values depend on it.
+        target: Another store.
+        dtype: One of `WEIGHT_DTYPES`.
+        block_rows: Rows that are converted at a time.
+
+    Raises:
+        TableNotFound: `source` has no such table.
+        SpecConflict: `target` has a table of that name.
+        BadInput: a weight that the dtype cannot hold; no table has been made.
+    """
+    spec = source.specs().get(table)
+    if spec is None:
+        raise TableNotFound(f"no table {table!r}; tables there: {', '.join(sorted(source.specs())) or 'none'}")
+    there = spec_in_dtype(spec, dtype)
+    if table in target.specs() or not target.create_table(there):
+        raise SpecConflict(f"the target has a table {table!r} already; drop it, or convert into an empty store")
+    rows, error, bound = 0, 0.0, 0.0
+    try:
+        for block in source.scan(table, block_rows):
+            kept = fresh_rows(there, block.ids, block.weights) if dtype == "int8" else block
+            worst, limit = _put(target, there, kept)
+            rows, error, bound = rows + len(block.ids), max(error, worst), max(bound, limit)
+        state = source.table_state(table)
+        if there.admission is not None or there.timed or follows_steps(there.optimizer):
+            target.put_table_state(table, state)
+    except BaseException:
+        target.drop_table(table)
+        raise
+    return Conversion(there, rows, rows * there.weight_bytes, rows * spec.weight_bytes, error, bound)
+
+
+def spec_in_dtype(spec: TableSpec, dtype: str) -> TableSpec:
+    """The table in another dtype; one of int8 is not trained: it has no slots, no admission and no eviction.
+
+    Raises:
+        Unsupported: the table's rows follow decay that the dtype has no place for.
+    """
+    there = replace(spec, dtype=dtype)
+    if dtype == "int8":
+        there = replace(there, optimizer=OptimizerSpec(), admission=None, eviction=None)
+    if decays_untouched_rows(spec.optimizer) and not follows_steps(there.optimizer):
+        raise Unsupported(
+            f"table {spec.name!r}: with lazy=False its weight_decay reaches rows that were never updated, and a table "
+            f"of {there.dtype} has no place for that; keep it in float32"
+        )
+    return there
+
+
+def _put(target: EmbeddingStore, spec: TableSpec, block: RowBlock) -> tuple[float, float]:
+    """Writes a block; its largest error, and what that may be."""
+    target.put(spec.name, [block])
+    read = target.lookup({spec.name: block.ids})[spec.name]
+    error = np.abs(read.astype(np.float64) - block.weights)
+    error[read == block.weights] = 0.0  # infinities among them
+    return float(error.max(initial=0.0)), _bound(spec.dtype, block.weights)
+
+
+def _bound(dtype: str, weights: Float32) -> float:
+    finite = np.abs(weights[np.isfinite(weights)], dtype=np.float64)
+    largest = float(finite.max(initial=0.0))
+    if dtype == "int8":
+        return max(float(np.float32(largest) / np.float32(127)), 2.0**-110) / 2
+    digits, least = {"float32": (None, 0), "float16": (11, -14), "bfloat16": (8, -126)}[dtype]
+    if digits is None:
+        return 0.0
+    exponent = max(int(np.frexp(largest)[1]) - 1, least)
+    return float(2.0 ** (exponent - digits))

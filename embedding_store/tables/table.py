@@ -1,25 +1,28 @@
 """One table of a store, as whoever uses embedding tables without a cluster holds it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableStatistics
-from elastable.embedding_store.contract.row_source import LookupRequest
+from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
+from elastable.embedding_store.native.row_fold import fold_bags
+from elastable.embedding_store.native.row_gather import scatter_rows
 from elastable.embedding_store.tables.checks import as_ids, require_gradients
-from elastable.embedding_store.tables.lookups import Bags, lookup_request
+from elastable.embedding_store.tables.lookups import Bags, lookup_request, require_width
 from elastable.embedding_store.tables.table_update import (
     IndexedSlices,
     SparseGradient,
     TableSlices,
     apply_updates,
     check_updates,
+    commit_next,
 )
 
 
@@ -233,3 +236,47 @@ def _divisors(request: LookupRequest) -> Float32 | None:
         if full.any():
             totals[full] = np.add.reduceat(terms, request.offsets[:-1][full])
     return totals if request.combiner == "mean" else np.sqrt(totals)
+
+
+class BaseSource(RowSource):
+    """A source that answers requests by its plain `lookup`, one for all of them."""
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        parts: dict[str, list[Int64]] = {}
+        for request in requests:
+            parts.setdefault(request.table, []).append(request.ids)
+        wanted = dict[str, Int64]()
+        for name, ids in parts.items():
+            wanted[name] = np.concatenate(ids) if len(ids) > 1 else ids[0]
+        rows = self.lookup(wanted, version)
+        begin = dict.fromkeys(parts, 0)
+        for request in requests:
+            start = begin[request.table]
+            begin[request.table] = stop = start + len(request.ids)
+            deliver(request, rows[request.table][start:stop])
+
+
+class BaseStore(BaseSource, EmbeddingStore):
+    """A store whose tables are `EmbeddingTable`s."""
+
+    update = commit_next
+
+    def table(self, of: TableSpec | str) -> EmbeddingTable:
+        if isinstance(of, TableSpec):
+            self.create_table(of)
+        return EmbeddingTable(self, of.name if isinstance(of, TableSpec) else of)
+
+
+def deliver(request: LookupRequest, rows: Float32) -> None:
+    """Writes a request's output from the rows float32 `[m, dim]` of its ids."""
+    if request.out.shape[1] != rows.shape[1]:
+        require_width(request, rows.shape[1])
+    if request.offsets is None:
+        if request.places is None:
+            request.out[...] = rows
+        else:
+            scatter_rows(np.ascontiguousarray(rows), request.places, request.out)
+        return
+    rows = np.ascontiguousarray(rows)
+    order = np.arange(len(rows))
+    fold_bags(rows, rows[:0], order, request.offsets, request.weights, request.combiner, request.out)

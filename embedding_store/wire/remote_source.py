@@ -17,8 +17,8 @@ from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
 from elastable.embedding_store.support.array_body import MAX_BODY_BYTES, BodyPlan
-from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.tables.checks import require_block_rows
+from elastable.embedding_store.tables.table import BaseSource
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection

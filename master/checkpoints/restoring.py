@@ -13,8 +13,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.tables.conversion import spec_in_dtype
-from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights
+from elastable.embedding_store.tables.row_blocks import fresh_rows, put_weights, spec_in_dtype
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 

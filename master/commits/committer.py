@@ -12,8 +12,7 @@ from elastable.embedding_store.optimizers.registry import follows_steps
 from elastable.embedding_store.shards.server_contract import PushedCommit, ShardStore, TableClip
 from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
 from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
-from elastable.master.commits.clipping import Clipping, clip
-from elastable.master.commits.dense_part import DensePart, OptimizerStep
+from elastable.master.commits.dense_part import Clipping, DensePart, OptimizerStep, clip
 from elastable.master.commits.row_gradients import OwnRowGradients, RowGradients
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress

@@ -510,7 +510,7 @@ class KerasUpdate:
 
 
 class Apply(Protocol):
-    """One `step.apply`; see `elastable.worker.step.traced.step_plan.PlannedApply`, which says what each member is."""
+    """One `step.apply`; see `elastable.worker.step.step_plan.PlannedApply`, which says what each member is."""
 
     @property
     def optimizer(self) -> keras.Optimizer: ...
@@ -525,7 +525,7 @@ class Apply(Protocol):
 
 
 class Steps(Protocol):
-    """What a step of a model does; see `elastable.worker.step.traced.step_plan.StepPlan`."""
+    """What a step of a model does; see `elastable.worker.step.step_plan.StepPlan`."""
 
     @property
     def applies(self) -> Sequence[Apply]: ...

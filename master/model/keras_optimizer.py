@@ -12,7 +12,7 @@ from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
-from elastable.master.commits.clipping import Clipping
+from elastable.master.commits.dense_part import Clipping
 from elastable.master.model.keras_block import OF_TORCH, TABLE_VARIABLE, canonical_config
 from elastable.master.model.wrapping_optimizers import with_averages
 

@@ -17,8 +17,8 @@ from elastable.embedding_store.wire.channels.server_connection import MetadataCh
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, Upload
 from elastable.embedding_store.wire.messages.plain_data import enum_member, from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
+from elastable.embedding_store.wire.pushes.push_messages import SharedUpload
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
-from elastable.embedding_store.wire.pushes.uploads import SharedUpload
 from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
@@ -32,8 +32,13 @@ from elastable.master.api import (
     Task,
     WorkerIdentity,
 )
-from elastable.master.rpc.bulk_messages import dense_from_frames, evaluation_frames, push_frames
-from elastable.master.rpc.messages import MASTER_SERVICE, status_from_message
+from elastable.master.rpc.messages import (
+    MASTER_SERVICE,
+    dense_from_frames,
+    evaluation_frames,
+    push_frames,
+    status_from_message,
+)
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 
 _HEADER_GROWTH_BYTES = 64

@@ -37,7 +37,7 @@ from elastable.replicas.host_embeddings.exchanges import (
     require_integers,
 )
 from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec, HostTable, State
-from elastable.worker.rows.initializers import initializer_spec, seed_of
+from elastable.worker.rows.store_layer import initializer_spec, seed_of
 
 STRATEGIES = ("TOKEN", "ENCODING", "AUTO")
 REDUCTIONS = ("mean", "sum")

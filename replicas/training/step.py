@@ -28,9 +28,8 @@ from elastable.worker.readers.batch.pytrees import Structure
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
 from elastable.worker.readers.pass_reader import PartReader
-from elastable.worker.step.batch_checks import batch_spec, flat_spec, pack_flat
-from elastable.worker.step.forward import forward, update_metrics
-from elastable.worker.step.traced.step_plan import changed_weight
+from elastable.worker.step.forward import batch_spec, flat_spec, forward, pack_flat, update_metrics
+from elastable.worker.step.step_plan import changed_weight
 from elastable.worker.user_model.build import as_tensors
 
 # The inputs of `fit`, `evaluate` and `predict`, and which of their records a replica takes of every global batch

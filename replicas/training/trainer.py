@@ -37,7 +37,7 @@ from elastable.replicas.training.step import (
     require_batch_size,
     split_off,
 )
-from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
+from elastable.worker.keras.keras_methods import history_of, require_callback, sees_batches
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.pytrees import Structure

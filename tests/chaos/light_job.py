@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elastable.jobs.options import JobOptions
     from elastable.worker.readers.batch.reader import Reader
     from elastable.worker.runtime.compute import Prepared
-    from elastable.worker.step.step_result import StepResult
+    from elastable.worker.step.trainable import StepResult
     from elastable.worker.user_model.model_file import ModelFile
 
 _USER, _WORDS = 4, 3
@@ -171,7 +171,7 @@ class Computer:
         self._snapshot = snapshot
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
-        from elastable.worker.step.step_result import StepResult
+        from elastable.worker.step.trainable import StepResult
 
         assert self._snapshot is not None
         count = np.float32(prepared.records)

@@ -26,9 +26,9 @@ from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from elastable.master.api import DenseSnapshot, JobSpec
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.core.job_master import Master
-from elastable.master.rpc.bulk_messages import dense_frames, dense_from_frames
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
+from elastable.master.rpc.messages import dense_frames, dense_from_frames
 from elastable.master.v1 import master_pb2
 from tests.embedding_store.serving import client_service
 from tests.fuzz.calls import WAIT_S, Call, Seed, made_messages, served

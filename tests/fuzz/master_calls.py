@@ -26,9 +26,9 @@ from elastable.master.api import (
 )
 from elastable.master.core.job_master import Master
 from elastable.master.model.discovery import create_tables, discover_tables
-from elastable.master.rpc.bulk_messages import evaluation_frames, evaluation_from_frames, push_frames, push_from_frames
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
+from elastable.master.rpc.messages import evaluation_frames, evaluation_from_frames, push_frames, push_from_frames
 from elastable.master.v1 import master_pb2
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed, served
 from tests.fuzz.mutator import Mutator

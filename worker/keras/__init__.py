@@ -2,9 +2,7 @@
 
 __all__ = [
     "keras_backend",
-    "keras_callbacks",
     "keras_methods",
-    "patched",
     "same_optimizer",
     "seeds",
     "structures",

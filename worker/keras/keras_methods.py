@@ -193,3 +193,101 @@ def are_unlisted() -> bool:
     """Whether this thread is within `rows_unlisted`, and not in code of the model that Keras traces on JAX."""
     traced = keras.config.backend() == "jax" and in_stateless_scope()
     return bool(getattr(_unlisted, "depth", 0)) and not traced
+
+
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
+
+
+def require_callback(callback: keras.callbacks.Callback) -> str:
+    """The name of the callback's class. Raises: Unsupported: not a Keras callback."""
+    name = type(callback).__name__
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise Unsupported(f"callback {name}: not a keras.callbacks.Callback")
+    return name
+
+
+def sees_batches(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+    """Whether a callback has a batch hook, in its class or on the instance (`LambdaCallback`)."""
+    return any(_overrides(callback, name) for callback in callbacks for name in _BATCH_HOOKS)
+
+
+def test_hooks(callback: keras.callbacks.Callback) -> tuple[str, ...]:
+    """The hooks of evaluation that a callback has, unless it is Keras' own."""
+    own = type(callback).__module__.split(".")[0] != "keras" or isinstance(callback, keras.callbacks.LambdaCallback)
+    return tuple(name for name in _TEST_HOOKS if own and _overrides(callback, name))
+
+
+def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
+    """Keras' `History` in a list made with `add_history=True`."""
+    return next(callback for callback in callbacks.callbacks if isinstance(callback, keras.callbacks.History))
+
+
+def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:
+    hook = getattr(callback, name)
+    return getattr(hook, "__func__", hook) is not getattr(keras.callbacks.Callback, name)
+
+
+Method = Callable[..., object]
+
+
+class _Patch:
+    """A method that calls the calling thread's replacement, if there is one."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.plain: Method = getattr(owner, name)
+        self.blocks = 0  # that use it, nested or in several threads
+        self._local = threading.local()
+
+    @property
+    def replacements(self) -> list[Method]:
+        """The replacements of the calling thread, the innermost last."""
+        stack: list[Method] = self._local.__dict__.setdefault("stack", [])
+        return stack
+
+    def install(self) -> None:
+        @functools.wraps(self.plain)  # Keras reads the arguments of `build`
+        def method(*arguments: object, **options: object) -> object:
+            stack = self.replacements
+            return (stack[-1] if stack else self.plain)(*arguments, **options)
+
+        setattr(self.owner, self.name, method)
+
+    def remove(self) -> None:
+        setattr(self.owner, self.name, self.plain)
+
+
+# Held only while a patch is installed or removed. A block may wait for another thread's block: replicas that
+# build one model each exchange rows within it.
+_LOCK = threading.Lock()
+_PATCHES: dict[tuple[type, str], _Patch] = {}
+
+
+@contextmanager
+def patched(owner: type, name: str, replacement: Method) -> Iterator[None]:
+    """Within the block, calls of `owner.name` from this thread go to `replacement`.
+
+    Calls from other threads go where they went before; blocks of several threads run side by side.
+
+    Args:
+        replacement: Called with the method as the thread saw it before, the object, and the arguments of the call.
+    """
+    key = (owner, name)
+    with _LOCK:
+        patch = _PATCHES.get(key)
+        if patch is None:
+            patch = _PATCHES[key] = _Patch(owner, name)
+            patch.install()
+        patch.blocks += 1
+    stack = patch.replacements
+    stack.append(functools.partial(replacement, stack[-1] if stack else patch.plain))
+    try:
+        yield
+    finally:
+        stack.pop()
+        with _LOCK:
+            patch.blocks -= 1
+            if not patch.blocks:
+                patch.remove()
+                del _PATCHES[key]

@@ -14,7 +14,7 @@ from keras.src.losses import loss as keras_loss
 
 from elastable.master.api import DivisorKind
 from elastable.master.backend.lazy import tf
-from elastable.worker.keras.patched import patched
+from elastable.worker.keras.keras_methods import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
 

@@ -2,9 +2,7 @@
 
 __all__ = [
     "array_calls",
-    "export_rows",
     "id_values",
-    "initializers",
     "model_inputs",
     "saved_rows",
     "scope",

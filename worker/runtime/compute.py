@@ -23,12 +23,12 @@ from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.readers.batch.reader import Batch, Reader, source_of
 from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.step.array_step import ArrayIdPlan
-from elastable.worker.step.batch_checks import batch_spec, not_finite_columns, records_in, require_like
+from elastable.worker.step.forward import batch_spec, not_finite_columns, records_in, require_like
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets, make_id_sets
-from elastable.worker.step.step_result import StepResult, dense_parts
+from elastable.worker.step.step_plan import StepPlan, plan_step
 from elastable.worker.step.steps import make_evaluate_step, make_plan, make_train_step
-from elastable.worker.step.traced.step_plan import StepPlan, plan_step
+from elastable.worker.step.trainable import StepResult, dense_parts
 from elastable.worker.user_model.build import as_tensors, for_model, sample_batch
 
 _log = logging.getLogger(__name__)
@@ -249,7 +249,9 @@ class TracedSteps:
         functions = {TaskKind.TRAIN: model.train_function, TaskKind.EVALUATE: model.test_function}
         forms = {kind: (kind, repr(like), sizes[kind], functions[kind], seed, average) for kind, like in likes.items()}
         self.rows: _UnplannedRows = kept.get("rows") or _UnplannedRows()
-        self.mirror: DenseMirror = kept.get("mirror") or DenseMirror(*dense_parts(model, own))
+        self.mirror: DenseMirror = kept.get("mirror") or DenseMirror(
+            *dense_parts(model, own.weights() if own else None)
+        )
         self.plans, self.steps = dict[TaskKind, IdPlan | ArrayIdPlan](), dict[TaskKind, Any]()
         for kind, form in forms.items():
             if form in kept:

@@ -2,11 +2,10 @@
 
 __all__ = [
     "array_step",
-    "batch_checks",
     "forward",
     "id_plan",
     "id_set",
-    "step_result",
+    "step_plan",
     "steps",
     "train_step",
     "trainable",

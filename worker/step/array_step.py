@@ -24,9 +24,16 @@ from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.forward import Forward, forward, update_metrics
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.separable import divisor_kind, refuse_average
-from elastable.worker.step.step_result import StepResult, dense_parts, scale_variables
-from elastable.worker.step.traced.step_plan import collecting, overrides, rehearse
-from elastable.worker.step.trainable import frozen_tables, imposed, is_constant, is_trained
+from elastable.worker.step.step_plan import collecting, overrides, rehearse
+from elastable.worker.step.trainable import (
+    StepResult,
+    dense_parts,
+    frozen_tables,
+    imposed,
+    is_constant,
+    is_trained,
+    scale_variables,
+)
 
 # The ids of a step
 

@@ -3,15 +3,151 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import keras
+import numpy as np
 
+from elastable.embedding_store.contract.arrays import Array, Int64
+from elastable.embedding_store.errors import BadInput
 from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
-from elastable.worker.keras.structures import TensorBatch, TensorStructure
-from elastable.worker.step.batch_checks import records_in
+from elastable.worker.keras.structures import BatchSpec, TensorBatch, TensorLike, TensorStructure
+from elastable.worker.readers.batch.pytrees import named_parts
+from elastable.worker.readers.batch.reader import Batch
+
+
+def require_parts(batch: object, source: str) -> Batch:
+    """A batch as a tuple of one to three parts, without trailing None.
+
+    Raises:
+        BadInput: anything else.
+    """
+    if not isinstance(batch, tuple | list):
+        raise BadInput(f"{source} gave a {type(batch).__name__}; a batch is (x,), (x, y) or (x, y, sample_weight)")
+    parts = tuple(batch)
+    while len(parts) > 1 and parts[-1] is None:
+        parts = parts[:-1]
+    if not 1 <= len(parts) <= 3:
+        raise BadInput(f"{source} gave a tuple of {len(parts)}; a batch is (x,), (x, y) or (x, y, sample_weight)")
+    for leaf, value in named_parts(parts):
+        if value is None:
+            raise BadInput(f"{source}: {leaf} is None; leave it out, or give an array")
+    return parts
+
+
+def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str) -> None:
+    """Refuses a batch that does not match `spec`.
+
+    Args:
+        spec: `batch_spec` of the first records of the training data.
+        records: Number of records requested.
+        source: Origin of the batch, for messages.
+
+    Raises:
+        BadInput: other columns, dtypes, shapes or number of records; names the column.
+    """
+    wanted, given = dict(named_parts(spec)), dict(named_parts(batch))
+    if list(wanted) != list(given):
+        raise BadInput(
+            f"{source}: holds {', '.join(given)}, and the first records of the training data {', '.join(wanted)}"
+        )
+    for name, value in given.items():
+        if not wanted[name].is_compatible_with(value):  # also if only one of them is ragged
+            message, first = (_described(part) for part in (batch_spec(value), wanted[name]))
+            raise BadInput(f"{source}: {name} is {message}, and {first} in the first records of the training data")
+        if len(value.shape) == 0:
+            raise BadInput(f"{source}: {name} is a single value; the first axis must be the records")
+        found = value.shape[0]
+        if found != records:
+            raise BadInput(f"{source}: {name} holds {found} records, and {records} were asked for")
+
+
+def not_finite_columns(batch: Sequence[TensorStructure]) -> dict[str, Int64]:
+    """Name of each column with NaN or Inf -> the records (positions in the batch, ascending) that hold them."""
+    found = {}
+    for name, value in named_parts(batch):
+        if "float" not in np.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype)).name:
+            continue
+        graphs = backend().has_graphs
+        flat = value.flat_values if graphs and isinstance(value, tf.RaggedTensor) else getattr(value, "values", value)
+        bad = ~np.isfinite(np.asarray(flat))
+        if not bad.any():
+            continue
+        records = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))  # of a ragged or sparse column: elements
+        if graphs and isinstance(value, tf.RaggedTensor):
+            for rows in reversed(value.nested_value_rowids()):
+                records = np.unique(rows.numpy()[records])
+        elif graphs and isinstance(value, tf.SparseTensor):
+            records = np.unique(value.indices.numpy()[records, 0])
+        found[name] = records
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """The dtype and shape of an array of any number of records."""
+
+    dtype: np.dtype
+    shape: tuple[int | None, ...]
+
+    def is_compatible_with(self, value: Array) -> bool:
+        """Whether an array is of this dtype and shape."""
+        alike = value.dtype == self.dtype and value.ndim == len(self.shape)
+        return alike and all(size in (None, found) for size, found in zip(self.shape, value.shape, strict=True))
+
+
+def _described(spec: tf.TypeSpec) -> str:
+    shape = ", ".join("n" if place == 0 else str(size) for place, size in enumerate(spec.shape))
+    kind = {"RaggedTensorSpec": "ragged ", "SparseTensorSpec": "sparse "}.get(type(spec).__name__, "")
+    return f"{kind}{spec.dtype.name} [{shape}]"
+
+
+# Signatures of batches: one trace serves all batch sizes and row lengths
+
+
+def batch_spec(batch: TensorBatch) -> BatchSpec:
+    """The TypeSpecs of a batch, or of arrays `ArraySpec`s, with an open first axis."""
+    if not backend().has_graphs:
+        made: BatchSpec = keras.tree.map_structure(lambda leaf: ArraySpec(leaf.dtype, (None, *leaf.shape[1:])), batch)
+        return made
+
+    def open_first_axis(value: TensorLike) -> tf.TypeSpec:
+        if isinstance(value, tf.RaggedTensor):
+            shape = tf.TensorShape([None, *value.shape[1:]])
+            return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, value.row_splits.dtype)
+        if isinstance(value, tf.SparseTensor):
+            return tf.SparseTensorSpec([None] * value.shape.rank, value.dtype)
+        tensor = tf.convert_to_tensor(value)
+        return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
+
+    spec: BatchSpec = tf.nest.map_structure(open_first_axis, batch)
+    return spec
+
+
+def flat_spec(spec: BatchSpec) -> list[tf.TensorSpec]:
+    """The TensorSpecs of the components of a structure of TypeSpecs."""
+    return list(tf.nest.flatten(spec, expand_composites=True))
+
+
+def pack_flat(spec: BatchSpec, tensors: Iterable[tf.Tensor]) -> TensorBatch:
+    """The structure that `spec` describes, from component tensors in `flat_spec`'s order."""
+    batch: TensorBatch = tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
+    return batch
+
+
+def records_in(structure: TensorStructure) -> tf.Tensor:
+    """int32 scalar: the length of the first axis of a structure of dense, ragged or sparse tensors."""
+    if not backend().has_graphs:
+        return keras.tree.flatten(structure)[0].shape[0]
+    first = tf.nest.flatten(structure)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int32)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int32)
+    return tf.shape(first)[0]
+
 
 _log = logging.getLogger(__name__)
 backend()  # from now on a killed process leaves no files of AutoGraph

@@ -21,9 +21,8 @@ from elastable.worker.readers.batch.pytrees import named_parts
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.scope import PLANNED_ROWS, PlanScope, entered, refuse_inner_call
 from elastable.worker.rows.store_layer import StoreLayer
-from elastable.worker.step.batch_checks import flat_spec, pack_flat
-from elastable.worker.step.forward import forward, update_metrics
-from elastable.worker.step.traced.step_plan import overrides, rehearse
+from elastable.worker.step.forward import flat_spec, forward, pack_flat, update_metrics
+from elastable.worker.step.step_plan import overrides, rehearse
 from elastable.worker.step.trainable import is_constant
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from elastable.master.api import DivisorKind
 from elastable.master.backend.contract import backend
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.losses.loss_parts import all_metrics
-from elastable.worker.step.traced.step_plan import overrides
+from elastable.worker.step.step_plan import overrides
 
 _OURS = ("keras.", "elastable.")
 #: Layers of Keras that run code of the user's, or mix records by design.

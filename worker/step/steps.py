@@ -19,7 +19,7 @@ from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.train_step import EvaluateStep, InferStep, Lookup, OwnTrainStep, TrainStep
 
 if TYPE_CHECKING:
-    from elastable.worker.step.traced.step_plan import StepPlan
+    from elastable.worker.step.step_plan import StepPlan
 
 
 def make_plan(model: keras.Model, spec: BatchSpec, training: bool | None) -> IdPlan | ArrayIdPlan:

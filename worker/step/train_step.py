@@ -34,14 +34,11 @@ from elastable.worker.losses.origins import Origins
 from elastable.worker.losses.recording import RecordedLoss, Recording, recording
 from elastable.worker.rows.scope import StepScope, entered, seen_by_tapes
 from elastable.worker.rows.store_layer import StoreLayer
-from elastable.worker.step.batch_checks import flat_spec, pack_flat, records_in
-from elastable.worker.step.forward import forward, update_metrics, warn_of_values
+from elastable.worker.step.forward import flat_spec, forward, pack_flat, records_in, update_metrics, warn_of_values
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
-from elastable.worker.step.step_result import StepResult, dense_parts, scale_variables
-from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope
-from elastable.worker.step.traced.step_plan import StepPlan, collecting, overrides
-from elastable.worker.step.trainable import frozen_tables, imposed, is_trained
+from elastable.worker.step.step_plan import Applied, Gathering, OwnStepScope, StepPlan, collecting, overrides
+from elastable.worker.step.trainable import StepResult, dense_parts, frozen_tables, imposed, is_trained, scale_variables
 
 #: (table, int64 ids) -> float32 rows, for calls that could not be planned.
 Lookup = Callable[[str, Int64], Float32]
@@ -245,7 +242,7 @@ class TrainStep(ModelStep):
         steps: StepPlan | None = None,
     ) -> None:
         self._seed, self._steps = seed, steps
-        self._variables, self._states = dense_parts(model, steps)
+        self._variables, self._states = dense_parts(model, steps.weights() if steps else None)
         self._trainable = b""
         self._traces: dict[bytes, Callable[..., _StepTensors] | None] = {}
         self._average = average

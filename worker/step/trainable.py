@@ -1,15 +1,74 @@
-"""Keras' `trainable` flags in a job, which are in force from the trace of a step to the next."""
+"""What a micro-batch gives, and which weights it is about: `trainable` holds from one trace of a step to the next."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import keras
 
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.shards.server_contract import Slices
+from elastable.master.api import Divisor, GradientPart, Tensor
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.rows.store_layer import StoreLayer
+
+Weights = tuple[Sequence[keras.Variable], Sequence[keras.Variable]]
+"""Variables that are trained, and all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of one micro-batch; see `elastable.master.api.Push` for the shapes."""
+
+    loss: float
+    dense: tuple[Tensor, ...]
+    slices: Mapping[str, Slices]
+    states: tuple[Tensor, ...]
+    metrics: tuple[Tensor, ...]
+    divisor: Divisor | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    once: tuple[int, ...] = ()
+    parts: tuple[GradientPart, ...] = ()
+    not_finite: str = ""
+
+
+def dense_parts(
+    model: keras.Model, planned: Weights | None = None
+) -> tuple[list[keras.Variable], list[keras.Variable]]:
+    """The weights of a model in model order: those its optimizer trains, or will train, and all others.
+
+    The others include a dynamic loss scale (`loss_scale`).
+
+    Args:
+        model: A built model.
+        planned: Those of its own `train_step` (`StepPlan.weights`).
+    """
+    if planned is not None:
+        return list(planned[0]), list(planned[1])
+    optimizer: keras.optimizers.Optimizer = getattr(model, "optimizer", None)
+    weights = variables_of(model.weights)
+    variables = optimizer._trainable_variables if getattr(optimizer, "built", False) else model.trainable_weights
+    known = {id(variable) for variable in variables}
+    others = [each for each in weights if id(each) not in known]
+    return [each for each in weights if id(each) in known], [*others, *scale_variables(optimizer)]
+
+
+_KEPT = "_elastable_loss_scale"
+
+
+def scale_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variable of a dynamic loss scale as a list; empty if the optimizer has none."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    if optimizer.built:
+        return [optimizer.dynamic_scale]
+    if not hasattr(optimizer, _KEPT):
+        # A worker's optimizer makes no steps: it is not built, so it allocates no moments.
+        scale = keras.Variable(optimizer.initial_scale, dtype="float32", trainable=False, name="dynamic_scale")
+        object.__setattr__(optimizer, _KEPT, scale)
+    return [getattr(optimizer, _KEPT)]
 
 
 def read_trainable(model: keras.Model) -> bytes:

@@ -29,9 +29,16 @@ from elastable.worker.rows.array_calls import ArrayPlanScope
 from elastable.worker.rows.id_values import assertion_of
 from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
 from elastable.worker.rows.scope import PlanScope, entered
-from elastable.worker.step.batch_checks import batch_spec, require_like, require_parts
-from elastable.worker.step.forward import Forward, forward, update_metrics, warn_of_values
-from elastable.worker.step.traced.step_plan import overrides, rehearse
+from elastable.worker.step.forward import (
+    Forward,
+    batch_spec,
+    forward,
+    require_like,
+    require_parts,
+    update_metrics,
+    warn_of_values,
+)
+from elastable.worker.step.step_plan import overrides, rehearse
 from elastable.worker.user_model.offload import keep_on_worker, offloading
 
 _log = logging.getLogger(__name__)

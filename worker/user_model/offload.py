@@ -16,7 +16,7 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
-from elastable.worker.keras.patched import patched
+from elastable.worker.keras.keras_methods import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.model_tables import store_layers

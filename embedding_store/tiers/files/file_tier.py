@@ -17,9 +17,14 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.tier import MappedRecords, Records, Tier, TierTable
 from elastable.embedding_store.errors import BadInput, SpecConflict, StoreBroken, StoreFailed, TableNotFound
-from elastable.embedding_store.log.folder_lock import LOCK_NAME, FolderLock, sync_folder
 from elastable.embedding_store.native.range_pool import shared_pool
-from elastable.embedding_store.support.checked_files import open_regular, store_failures
+from elastable.embedding_store.support.checked_files import (
+    LOCK_NAME,
+    FolderLock,
+    open_regular,
+    store_failures,
+    sync_folder,
+)
 from elastable.embedding_store.tiers.files.mapped_file import opened_part
 from elastable.embedding_store.tiers.files.table_files import MOST_POSITIONS, TableFiles
 

@@ -1,3 +1,3 @@
 """What is sent: frames, specs, commits and rows as bytes."""
 
-__all__ = ["frames", "plain_data", "reply_frames", "store_messages"]
+__all__ = ["frames", "plain_data", "store_messages"]

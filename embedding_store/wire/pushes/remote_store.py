@@ -18,8 +18,8 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import NotFinite, StoreFailed, TableNotFound, Unsupported
 from elastable.embedding_store.shards.server_contract import PushTerms, RowPush, Slices
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tables.checks import require_numbers
+from elastable.embedding_store.tables.table import BaseStore
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection

@@ -22,8 +22,8 @@ from elastable.embedding_store.wire.messages.frames import Upload
 from elastable.embedding_store.wire.messages.plain_data import from_message
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, record_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages
+from elastable.embedding_store.wire.pushes.push_messages import SharedUpload
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
-from elastable.embedding_store.wire.pushes.uploads import SharedUpload
 from elastable.embedding_store.wire.remote_source import RemotePin
 
 Answer = TypeVar("Answer")

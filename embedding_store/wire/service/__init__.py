@@ -1,3 +1,3 @@
 """A store served to other processes."""
 
-__all__ = ["pin_service", "store_service"]
+__all__ = ["store_service"]

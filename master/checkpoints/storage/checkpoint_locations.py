@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, CheckpointError, StoreFailed
-from elastable.embedding_store.log.folder_lock import FolderLock
+from elastable.embedding_store.support.checked_files import FolderLock
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles, LocalFiles, Part
 from elastable.master.checkpoints.storage.manifest import Manifest

@@ -15,7 +15,7 @@ from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.master.model.dense import DenseState
 from elastable.master.model.discovery import discover_tables
 from elastable.worker.runtime.compute import DenseMirror
-from elastable.worker.step.step_result import dense_parts, scale_variables
+from elastable.worker.step.trainable import dense_parts, scale_variables
 from tests.elastable.small_models import (
     DIM,
     USERS,

@@ -9,7 +9,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.tables.conversion import convert_table
+from elastable.embedding_store.tables.row_blocks import convert_table
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables

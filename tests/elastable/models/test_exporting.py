@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
-from elastable.worker.rows import export_rows
+from elastable.worker.rows import store_backed
 from tests.elastable.models.test_saving import in_plain_keras
 from tests.untyped import Keyword, Keywords
 
@@ -123,7 +123,7 @@ def test_predictions_after_an_export_still_come_from_the_store(tmp_path: Path) -
 
 def test_tables_that_a_graph_cannot_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained(functional(), IDS)
-    monkeypatch.setattr(export_rows, "LARGEST_EXPORTED_BYTES", ROWS * DIM * 4 - 1)
+    monkeypatch.setattr(store_backed, "LARGEST_EXPORTED_BYTES", ROWS * DIM * 4 - 1)
     with pytest.raises(Unsupported, match=r"'large': its 40 rows .*et\.save.*keras.models.load_model"):
         model.export(tmp_path / "model", verbose=False)
 

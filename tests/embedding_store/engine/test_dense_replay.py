@@ -22,7 +22,7 @@ from elastable.embedding_store.errors import BadInput, BadSpec, StoreFailed, Uns
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import known_dense_forms, row_optimizer
-from elastable.embedding_store.tables.conversion import convert_table
+from elastable.embedding_store.tables.row_blocks import convert_table
 from tests.contracts.reference_rows import REFERENCES
 from tests.contracts.store_history import SPECS, History, Program, Random, programs
 from tests.contracts.store_history import commit_of as history_commit

@@ -17,7 +17,7 @@ from elastable.embedding_store.log.acknowledged import AcknowledgedFile, Noted
 from elastable.embedding_store.log.contract import NoLog
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.support.store_url import url_of_server
-from elastable.embedding_store.tables.base_store import BaseStore
+from elastable.embedding_store.tables.table import BaseStore
 from tests.servers import Server
 
 SPEC = TableSpec("t", 4)

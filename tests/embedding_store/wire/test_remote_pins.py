@@ -12,7 +12,7 @@ from elastable.embedding_store import MemoryStore, OptimizerSpec, RemoteSource, 
 from elastable.embedding_store.errors import BadInput, StaleVersion, Unavailable
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
-from elastable.embedding_store.wire.service import pin_service
+from elastable.embedding_store.wire.service import store_service as service
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, create_tables, int64, rows_by_id, update
 from tests.embedding_store.serving import serving
@@ -96,9 +96,9 @@ def test_leases_and_tokens_that_cannot_be(held: ExitStack) -> None:
 
 
 def test_tokens_of_pins_that_have_ended_are_forgotten(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pin_service, "_NAMED_S", 0.0)
+    monkeypatch.setattr(service, "_NAMED_S", 0.0)
     store = held.enter_context(MemoryStore(2))
-    pins = pin_service.ServedPins(store)
+    pins = service.ServedPins(store)
 
     class Context:
         def peer(self) -> str:

@@ -13,9 +13,14 @@ from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StaleVersion, StoreFailed
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages import reply_frames
-from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES, FrameReader, frame_prefix
-from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames, ReplyRoom
+from elastable.embedding_store.wire.messages import frames as messages
+from elastable.embedding_store.wire.messages.frames import (
+    MAX_FRAME_BYTES,
+    FrameReader,
+    ReplyFrames,
+    ReplyRoom,
+    frame_prefix,
+)
 
 DIMS = {"narrow": 3, "wide": 64, "widest": 65_536}
 
@@ -143,7 +148,7 @@ def test_room_is_waited_for_while_kernels_are_compiled(monkeypatch: pytest.Monke
         with room.taken(9 << 20, "one"):
             had.set()
 
-    monkeypatch.setattr(reply_frames, "compile_seconds", compiling_all_the_time)
+    monkeypatch.setattr(messages, "compile_seconds", compiling_all_the_time)
     with room.taken(9 << 20, "one"):
         waits = threading.Thread(target=another)
         waits.start()
@@ -151,7 +156,7 @@ def test_room_is_waited_for_while_kernels_are_compiled(monkeypatch: pytest.Monke
         assert not had.is_set()
     assert had.wait(60)
     waits.join()
-    monkeypatch.setattr(reply_frames, "compile_seconds", lambda: 0.0)
+    monkeypatch.setattr(messages, "compile_seconds", lambda: 0.0)
     with (
         room.taken(9 << 20, "one"),
         pytest.raises(DeadlineExceeded, match="are still being sent"),

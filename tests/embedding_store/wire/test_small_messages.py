@@ -12,11 +12,9 @@ from elastable.embedding_store import AdmissionSpec, MemoryStore, RemoteStore, R
 from elastable.embedding_store.errors import BadInput, BadSpec, DeadlineExceeded
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, FrameReader, encode
-from elastable.embedding_store.wire.messages.reply_frames import ReplyRoom
+from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, FrameReader, ReplyRoom, encode
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
 from elastable.embedding_store.wire.pushes import shard_service
-from elastable.embedding_store.wire.service import pin_service
 from elastable.embedding_store.wire.service import store_service as service
 from tests.contracts.store_samples import create_tables, fixed, rows_by_id
 from tests.embedding_store.serving import serving
@@ -128,7 +126,7 @@ def test_a_scan_cannot_ask_for_blocks_of_any_size(held: ExitStack, monkeypatch: 
 
 def test_tables_pins_names_and_sketches_have_limits(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_service, "MOST_TABLES", 2)
-    monkeypatch.setattr(pin_service, "MOST_PINS", 2)
+    monkeypatch.setattr(service, "MOST_PINS", 2)
     _, client, _ = served(held)
     client.create_table(fixed("another"))
     client.create_table(fixed("another"))
@@ -139,7 +137,7 @@ def test_tables_pins_names_and_sketches_have_limits(held: ExitStack, monkeypatch
         client.pin()
     pins[0].close()
     client.pin().close()
-    monkeypatch.setattr(pin_service, "MOST_PINS_OF_A_CLIENT", 1)
+    monkeypatch.setattr(service, "MOST_PINS_OF_A_CLIENT", 1)
     with pytest.raises(BadInput, match="this client holds 1 pins, the most of one"):
         client.pin()
     pins[1].close()

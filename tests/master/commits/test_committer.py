@@ -18,9 +18,8 @@ from elastable.embedding_store.shards.server_contract import PushedCommit, RowPu
 from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, square_of
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.accumulate import row_parts, row_sums
-from elastable.master.commits.clipping import Clipping, clip
 from elastable.master.commits.committer import Committer
-from elastable.master.commits.dense_part import DensePart
+from elastable.master.commits.dense_part import Clipping, DensePart, clip
 from elastable.master.commits.row_gradients import OwnRowGradients, PushesLost, RowGradients
 from elastable.master.model.keras_optimizer import clipping_of
 from elastable.master.tasks.progress import Progress

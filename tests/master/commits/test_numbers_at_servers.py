@@ -16,9 +16,8 @@ from elastable.embedding_store.optimizers.registry import known_row_optimizers
 from elastable.embedding_store.shards.ownership import session_of
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.master import api
-from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.committer import Committer
-from elastable.master.commits.dense_part import DensePart, OptimizerStep
+from elastable.master.commits.dense_part import Clipping, DensePart, OptimizerStep
 from elastable.master.model.wrapping_optimizers import register_job_optimizers
 from elastable.master.push_check import TensorSpec
 from elastable.master.tasks.progress import Progress

@@ -23,7 +23,7 @@ from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, P
 from elastable.master.commits.dense_part import DensePart
 from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
-from elastable.master.rpc import worker_identities
+from elastable.master.rpc import master_service as service
 from elastable.master.rpc.client import MasterClient
 from elastable.master.rpc.master_service import master_service
 from elastable.master.v1 import master_pb2, master_pb2_grpc
@@ -216,7 +216,7 @@ def test_no_reply_and_no_log_shows_a_secret(held: ExitStack, caplog: pytest.LogC
 
 
 def test_names_are_forgotten_but_not_of_workers_there(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_identities, "_MOST", 4)
+    monkeypatch.setattr(service, "_MOST", 4)
     served = serve(held, SYNC)
     served.worker.join(WorkerIdentity("w"))
     for number in range(20):

@@ -19,7 +19,6 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.master import api
-from elastable.master.rpc import bulk_messages as bulk
 from elastable.master.rpc import messages
 from elastable.master.v1 import master_pb2
 from tests.untyped import Keywords
@@ -103,7 +102,7 @@ def assert_same(ours: object, theirs: object) -> None:
     )
 )
 def test_a_push_comes_back_as_it_was(push: api.Push) -> None:
-    assert_same(bulk.push_from_frames(bulk.push_frames(push)), push)
+    assert_same(messages.push_from_frames(messages.push_frames(push)), push)
 
 
 @pytest.mark.parametrize(
@@ -126,17 +125,17 @@ def test_dense_variables_come_back_as_they_were(
 ) -> None:
     names = [data.draw(st.lists(words, min_size=n, max_size=n).map(tuple)) for n in (len(variables), len(states))]
     snapshot = api.DenseSnapshot(version, variables, states, *names, data.draw(st.binary(max_size=9)))  # type: ignore[arg-type, call-arg]
-    assert_same(bulk.dense_from_frames(bulk.dense_frames(snapshot)), snapshot)
+    assert_same(messages.dense_from_frames(messages.dense_frames(snapshot)), snapshot)
 
 
 def test_a_version_that_is_not_there_yet_is_none() -> None:
-    assert bulk.dense_from_frames(bulk.dense_frames(None)) is None
+    assert messages.dense_from_frames(messages.dense_frames(None)) is None
 
 
 @settings(deadline=None)
 @given(st.builds(api.EvaluationReport, words, natural, natural, natural, tensors))
 def test_an_evaluation_comes_back_as_it_was(report: api.EvaluationReport) -> None:
-    assert_same(bulk.evaluation_from_frames(bulk.evaluation_frames(report)), report)
+    assert_same(messages.evaluation_from_frames(messages.evaluation_frames(report)), report)
 
 
 JOBS = [
@@ -226,13 +225,13 @@ ROWS = np.zeros((2, 3), np.float32)
 )
 def test_a_gradient_that_the_wire_cannot_carry_is_refused_by_table(gradient: Slices, message: str) -> None:
     with pytest.raises(BadGradient, match=message) as caught:
-        bulk.push_frames(api.Push(api.SyncPushId(0, 0), 1, slices={"users": gradient}))
+        messages.push_frames(api.Push(api.SyncPushId(0, 0), 1, slices={"users": gradient}))
     assert "table 'users'" in str(caught.value)
 
 
 def test_a_dtype_that_the_wire_does_not_know_is_refused() -> None:
     with pytest.raises(BadInput, match="complex64"):
-        bulk.push_frames(api.Push(api.SyncPushId(0, 0), 1, dense=(np.zeros(3, np.complex64),)))
+        messages.push_frames(api.Push(api.SyncPushId(0, 0), 1, dense=(np.zeros(3, np.complex64),)))
 
 
 SYNC = master_pb2.PushId(sync_id=master_pb2.SyncPushId())
@@ -268,7 +267,7 @@ SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
 )
 def test_a_push_that_cannot_be_is_refused(header: master_pb2.GradientHeader, body: int, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        bulk.push_from_frames(encode(header.SerializeToString(), [np.zeros(body, np.uint8)]))
+        messages.push_from_frames(encode(header.SerializeToString(), [np.zeros(body, np.uint8)]))
 
 
 def test_what_others_say_is_made_fit_for_terminals_and_logs() -> None:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 import elastable as et
-from elastable.worker.keras.patched import patched
+from elastable.worker.keras.keras_methods import patched
 
 
 class Speaker:

@@ -64,7 +64,7 @@ def test_skipping_says_why(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse", "nested"])
 def test_records_of_ragged_columns_are_found(kind: str) -> None:
-    from elastable.worker.step.batch_checks import not_finite_columns
+    from elastable.worker.step.forward import not_finite_columns
 
     values: tf.RaggedTensor | tf.SparseTensor = tf.ragged.constant([[1.0], [], [2.0, np.nan], [np.inf, 1.0]])
     if kind == "sparse":

@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound, Unsupported
 from elastable.worker.layers.embedding import Embedding
-from elastable.worker.step.batch_checks import batch_spec
+from elastable.worker.step.forward import batch_spec
 from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import make_id_sets
 

@@ -12,11 +12,11 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.step.batch_checks import batch_spec
+from elastable.worker.step.forward import batch_spec
 from elastable.worker.step.id_plan import plan_ids
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.step_result import StepResult
 from elastable.worker.step.train_step import EvaluateStep, TrainStep
+from elastable.worker.step.trainable import StepResult
 from elastable.worker.user_model.build import build_model
 from tests.untyped import Keyword
 
