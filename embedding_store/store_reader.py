@@ -457,21 +457,27 @@ class HeldReader(StoreReader):
         """Lookups stay at their version."""
 
     def _flushed(self) -> tuple[ReplayedTables, int]:
+        """All rows, and the changes since: kept while rows are read, as the log is trimmed when these are flushed."""
         give_up = time.monotonic() + self._timeout_s
         while True:
             replayed, sequence = super()._flushed()
-            for table in replayed.tables.values():
-                assert isinstance(table, FollowedTable)
-                if table.tier_name is not None:
-                    for block in self._tier.scan(table.tier_name):
+            try:
+                changes = list(self._log.entries(after=sequence))
+                for table in replayed.tables.values():
+                    assert isinstance(table, FollowedTable)
+                    for block in () if table.tier_name is None else self._tier.scan(table.tier_name):
                         table.take(block)
+                        self._log.refresh()
+                        changes += self._log.entries(after=changes[-1].sequence if changes else sequence)
                     table.tier_name = None
-            # Some of the rows may be of later versions: what the log has kept of these is applied next.
-            self._log.refresh()
-            if self._log.first <= sequence + 1:
-                return replayed, sequence
-            if time.monotonic() > give_up:
-                raise DeadlineExceeded(f"{self._tier.place} was flushed whenever its rows were read; give it more time")
+                for entry in changes:  # which rows that were read late have already
+                    replayed.apply_encoded(entry.payload, entry.version, self._tier.place)
+                return replayed, changes[-1].sequence if changes else sequence
+            except BadInput:  # trimmed within one block: anew
+                if time.monotonic() > give_up:
+                    raise DeadlineExceeded(
+                        f"{self._tier.place} was flushed whenever its rows were read; give it more time"
+                    ) from None
 
 
 class HeldLog(BaseSource):

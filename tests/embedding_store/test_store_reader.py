@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from elastable.embedding_store import EmbeddingStore, MemoryStore
+from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.engine.store_tier import StoreTier
 from elastable.embedding_store.errors import (
     FutureVersion,
@@ -19,7 +20,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unsupported,
 )
-from elastable.embedding_store.store_reader import StoreReader
+from elastable.embedding_store.store_reader import HeldReader, StoreReader
 from elastable.embedding_store.tiers.redis.redis_log import RedisLog
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
@@ -149,6 +150,26 @@ def test_followers_read_exactly_the_newest_version(written: Written, seed: int) 
             reader.lookup({"nothing": np.arange(3)})
         with pytest.raises(IdOutOfRange, match="14"):
             reader.lookup({"fixed": np.array([14])})
+
+
+def test_rows_are_read_while_each_part_of_them_is_flushed(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all of them takes longer than a flush: what the log loses meanwhile was read from it before."""
+    store, scan = written.store, RedisTier.scan
+
+    def slowly(tier: RedisTier, table: str) -> Iterator[Records]:
+        for block in scan(tier, table, 2):
+            store.flush()
+            commit(store)
+            yield block
+
+    commit(store)
+    store.flush()
+    commit(store)
+    monkeypatch.setattr(RedisTier, "scan", slowly)
+    place = RedisPlace(written.url)
+    with closing(place), HeldReader(RedisTier(place), RedisLog(place), timeout_s=0) as reader:
+        assert store.version() > 9
+        assert (reader.version(), rows(reader, NAMES)) == (store.version(), rows(store, NAMES))
 
 
 def test_followers_are_exact_while_rows_are_flushed_at_any_moment(url: str) -> None:
