@@ -98,13 +98,13 @@ def owned() -> Iterator[tuple[SharedMemoryStore, str]]:
         yield store, server.address
 
 
-def test_four_readers_beside_a_writer_see_whole_versions_of_a_growing_store(
+def test_readers_beside_a_writer_see_whole_versions_of_a_growing_store(
     owned: tuple[SharedMemoryStore, str],
 ) -> None:
     store, address = owned
     with ExitStack() as held:
-        pipes = [held.enter_context(process(read, address, seed))[1] for seed in range(1, 5)]
-        assert [heard(pipe) for pipe in pipes] == ["reading"] * 4
+        pipes = [held.enter_context(process(read, address, seed))[1] for seed in (1, 2)]
+        assert [heard(pipe) for pipe in pipes] == ["reading"] * 2
         for _ in range(40):
             one_more(store)
         for pipe in pipes:
