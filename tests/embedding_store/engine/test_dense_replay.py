@@ -69,6 +69,7 @@ def made(store: EmbeddingStore, spec: TableSpec | None = None) -> EmbeddingStore
     return store
 
 
+@functools.cache
 def commit_of(number: int, ends: bool = False, frozen: bool = False, version: int | None = None) -> Commit:
     """Step `number` of a seeded job: rows 0 to 9 come often, others at 3, 10, 30, 100, ... steps."""
     random = np.random.default_rng(number)

@@ -70,15 +70,17 @@ def of_keras(optimizer: keras.optimizers.Optimizer, start: Float32) -> tuple[Flo
     variable = keras.Variable(start, dtype="float32")
     optimizer.build([variable])
 
-    @tf.function
-    def step(gradients: object, rate: object) -> None:
-        optimizer.learning_rate.assign(rate)
-        optimizer.apply([gradients], [variable])
+    dense = np.zeros((STEPS, *start.shape), np.float32)
+    for number, (ids, gradients, _) in enumerate(batches()):
+        dense[number, ids] = gradients
 
-    for ids, gradients, rate in batches():
-        dense = np.zeros(start.shape, np.float32)
-        dense[ids] = gradients
-        step(tf.constant(dense), tf.constant(rate, tf.float32))
+    @tf.function
+    def every_step(gradients: tf.Tensor, rates: tf.Tensor) -> None:
+        for number in tf.range(STEPS):
+            optimizer.learning_rate.assign(rates[number])
+            optimizer.apply([gradients[number]], [variable])
+
+    every_step(tf.constant(dense), tf.constant([rate for *_, rate in batches()], tf.float32))
     own = (optimizer.iterations, optimizer.learning_rate)
     slots = [np.array(slot) for slot in optimizer.variables if not any(slot is known for known in own)]
     return np.array(variable), [slot for slot in slots if slot.shape == start.shape]
