@@ -129,6 +129,7 @@ STORES: dict[str, Make] = {
 """Every other kind of store goes through the histories of `tests.contracts.store_history`, on such tables, too."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_restored_table_goes_on_with_the_same_bits(name: str) -> None:
     spec = TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS[name])
