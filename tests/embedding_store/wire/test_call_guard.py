@@ -234,6 +234,18 @@ def test_one_identity_has_some_of_all_sessions_wherever_it_calls_from(held: Exit
         assert other.result() == b"held"
 
 
+def test_waiting_calls_of_one_host_leave_room_to_others(held: ExitStack) -> None:
+    with waiting_calls(held, CallLimits(threads=16, parked=4), sessions=False) as (address, there):
+        calls = [stays(held, address)() for _ in range(3)]
+        until(lambda: len(there) == 3)
+        further = stays(held, address)()
+        with pytest.raises(grpc.RpcError, match=r"3 waiting calls from ipv4:127\.0\.0\.1 are under way here"):
+            further.result(timeout=WAIT_S)
+        for future in there[:3]:
+            future.set_result(b"held")
+        assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
+
+
 @pytest.mark.parametrize(("of_a_client", "streamed"), [(1 << 20, False), (1 << 30, True)])
 def test_answers_that_nobody_reads_are_bounded_and_end(
     held: ExitStack, of_a_client: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
