@@ -21,7 +21,7 @@ counts nowhere.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import lru_cache
 
 from tests.consistency.servers import execute, lose
 from tests.consistency.workers import work
@@ -55,18 +55,19 @@ def steps(world: World, without: str) -> Iterator[World]:
         Broken: a process has seen what it must not, or would if it opened the store then.
     """
     stores = [*execute(world.store, without), *lose(world.store, world.loses)]
-    found = [replace(world, store=store) for store in stores]
+    found = [world._replace(store=store) for store in stores]
     for place, writer in enumerate(world.writers):
         for act in (commit, flush):
             for store, after in act(world.store, writer, without):
                 writers = (*world.writers[:place], after, *world.writers[place + 1 :])
-                found.append(replace(world, store=store, writers=writers))
+                found.append(world._replace(store=store, writers=writers))
     found += work(world, without)
     for following in found:
         _require_exact(following.store, without)
     return iter(found)
 
 
+@lru_cache(maxsize=1 << 16)  # many worlds differ in their processes alone
 def _require_exact(store: Store, without: str) -> None:
     """What a process would find that took over now: what others have sent is void then."""
     newest = recovered(store, without)

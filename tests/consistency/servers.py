@@ -1,7 +1,6 @@
 """Servers of `tests.consistency.protocol`: they execute what reaches them, and one may come back older."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tests.consistency.world import Head, Message, Store, with_cell
 
@@ -9,7 +8,7 @@ from tests.consistency.world import Head, Message, Store, with_cell
 def execute(store: Store, without: str) -> Iterator[Store]:
     """The stores after one of the requests on their way was executed, or got lost with its connection."""
     for message in store.flight:
-        rest = replace(store, flight=store.flight - {message})
+        rest = store._replace(flight=store.flight - {message})
         if message.entry is not None:
             yield _append(rest, message, without)
         elif message.writer in store.open:
@@ -28,31 +27,31 @@ def _append(store: Store, message: Message, without: str) -> Store:
         for part in range(entry.parts)
         if not head.stream or (entry.sequence, part) > head.stream[-1][:2]
     )
-    store = replace(store, head=replace(head, stream=(*head.stream, *added)))
+    store = store._replace(head=head._replace(stream=(*head.stream, *added)))
     if len(added) < entry.parts:
         return _answered(store, message, "error")
-    store = replace(store, lineage=(*store.lineage[: entry.sequence - 1], entry))
+    store = store._replace(lineage=(*store.lineage[: entry.sequence - 1], entry))
     return _answered(store, message, "done")
 
 
 def _write(store: Store, message: Message, without: str) -> Store:
     if store.partition.stamp not in message.known and without != "stamps at writing":
         return _answered(store, message, "stamp")
-    return _answered(replace(store, partition=with_cell(store.partition, message)), message, "written")
+    return _answered(store._replace(partition=with_cell(store.partition, message)), message, "written")
 
 
 def _answered(store: Store, message: Message, answer: str) -> Store:
-    return replace(store, answers=store.answers | {(message.writer, message.life, answer)})
+    return store._replace(answers=store.answers | {(message.writer, message.life, answer)})
 
 
 def cut(store: Store, after: int) -> Store:
     stream = tuple(part for part in store.head.stream if part[0] <= after)
-    return replace(store, head=replace(store.head, stream=stream), lineage=store.lineage[:after])
+    return store._replace(head=store.head._replace(stream=stream), lineage=store.lineage[:after])
 
 
 def trimmed(head: Head, through: int) -> Head:
     """Entries before `through` are gone."""
-    return replace(head, stream=tuple(part for part in head.stream if part[0] >= through))
+    return head._replace(stream=tuple(part for part in head.stream if part[0] >= through))
 
 
 def lose(store: Store, servers: tuple[int, ...]) -> Iterator[Store]:
@@ -61,14 +60,13 @@ def lose(store: Store, servers: tuple[int, ...]) -> Iterator[Store]:
         return
     if store.saved is None:
         head, partition = (store.head if 0 in servers else None), (store.partition if 1 in servers else None)
-        yield replace(store, saved=(head, partition, store.lineage))
+        yield store._replace(saved=(head, partition, store.lineage))
         return
     head, partition, saved = store.saved
     flight = {m for m in store.flight if (partition if m.entry is None else head) is None}
     lineage = store.lineage if head is None else saved
-    yield replace(
-        store,
-        head=store.head if head is None else replace(head, starts=head.starts + 1),
+    yield store._replace(
+        head=store.head if head is None else head._replace(starts=head.starts + 1),
         partition=store.partition if partition is None else partition,
         flight=frozenset(flight),
         open=store.open if partition is None else frozenset(),

@@ -1,7 +1,6 @@
 """A worker of `tests.consistency.protocol`: it reads versions that are not logged yet, and pushes gradients."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tests.consistency.world import Worker, World, Writer
 
@@ -19,13 +18,13 @@ def work(world: World, without: str) -> Iterator[World]:
             continue
         joined = worker.joined == (master.name, master.job)
         if not joined:
-            yield replace(world, worker=Worker((master.name, master.job)))
+            yield world._replace(worker=Worker((master.name, master.job)))
         elif (newest := _newest(master)) != worker.read:
-            yield replace(world, worker=replace(worker, read=newest))
+            yield world._replace(worker=worker._replace(read=newest))
         gradient = _accepted(worker, master)
         if gradient and (joined or without == "join first"):
-            writers = (*world.writers[:place], replace(master, gradient=gradient), *world.writers[place + 1 :])
-            yield replace(world, writers=writers)
+            writers = (*world.writers[:place], master._replace(gradient=gradient), *world.writers[place + 1 :])
+            yield world._replace(writers=writers)
 
 
 def _newest(master: Writer) -> tuple[int, str]:

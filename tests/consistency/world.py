@@ -1,6 +1,6 @@
 """The servers and the processes of `tests.consistency.protocol`, as values that can be compared."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
 class Broken(AssertionError):
@@ -21,8 +21,7 @@ Watched = tuple[str, int, int]
 """The owner's key, how many times it was written, and how many times its server has started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """An entry of the log: the commit of version `sequence`, and the rows that it has made."""
 
     sequence: int  # its number
@@ -32,8 +31,7 @@ class Entry:
     based_on: str = ""  # the commit of the version that its gradient was computed on; "": nobody asks
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The server with the log, the tier's state and the owner."""
 
     stream: tuple[tuple[int, int, Entry], ...] = ()  # parts of entries: sequence number, part, entry
@@ -48,16 +46,14 @@ class Head:
         return (*self.owner, self.starts)
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
     """The server with the rows, and the stamp of the last write to them."""
 
     cells: Cells = ((), ())
     stamp: Stamp = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A request that its server has not executed yet.
 
     Attributes:
@@ -75,8 +71,7 @@ class Message:
     known: tuple[Stamp, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(NamedTuple):
     """What the servers hold, and what is on its way to them.
 
     `open` are the writers with a named connection to the partition. Nobody in it knows `lineage`, the entries that
@@ -95,8 +90,7 @@ class Store:
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(NamedTuple):
     """A process: one thread commits up to a version, another writes rows behind.
 
     `at` and `flush_at` are their next steps. `end`, `cells` and `known` are what it knows of the log's end, the rows
@@ -126,16 +120,14 @@ class Writer:
     job: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(NamedTuple):
     """A worker of a job: whose, and of which of its jobs, and the version and commit that it has read last."""
 
     joined: tuple[str, int] = ("A", 1)
     read: tuple[int, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(NamedTuple):
     """The servers and all processes. `loses`: which servers may once come back older, 0 the head, 1 the partition."""
 
     store: Store
@@ -193,4 +185,4 @@ def recovered(store: Store, without: str = "") -> tuple[int, Cells] | None:
 
 def with_cell(partition: Partition, message: Message) -> Partition:
     cells = (message.row, partition.cells[1]) if message.cell == 0 else (partition.cells[0], message.row)
-    return replace(partition, cells=cells, stamp=message.stamp)
+    return partition._replace(cells=cells, stamp=message.stamp)

@@ -1,5 +1,7 @@
 """The store contract: how weights are kept, the same in every store."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,30 +27,27 @@ def takes_int8(store: EmbeddingStore, spec: TableSpec) -> bool:
         store.create_table(spec)
     except Unsupported as error:
         refused = str(error)
-    assert not refused or ("'t'" in refused and "int8" in refused)
+    assert not refused or (f"'{spec.name}'" in refused and "int8" in refused)
     return not refused
 
 
 class DtypeContract:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
-    @pytest.mark.parametrize("combiner", ["sum", "mean"])
-    def test_bags_of_narrow_rows_are_those_of_the_numbers_they_read(
-        self, store: EmbeddingStore, dtype: str, combiner: str
-    ) -> None:
-        spec = narrow(dtype, 6, "sgd")
-        if dtype == "int8" and not takes_int8(store, spec):
-            return
-        tables = store.table(spec), store.table(TableSpec("wide", 6, optimizer=spec.optimizer))
-        random, no_slots = np.random.default_rng(1), np.empty((len(IDS), 0), np.float32)
-        tables[0].put([RowBlock(IDS, random.normal(size=(len(IDS), 6)).astype(np.float32), no_slots)])
-        tables[1].put([RowBlock(IDS, tables[0].lookup(IDS), no_slots)])
-        bags, weights = random.choice(IDS, (40, 7)), random.normal(size=(40, 7)).astype(np.float32)
-        for factors in (None, weights):
-            found = [table.lookup(bags, combiner=combiner, weights=factors) for table in tables]
-            np.testing.assert_array_equal(*found)
-        wide = np.zeros((len(IDS), 6), np.float32)
-        assert tables[0].lookup(IDS, out=wide) is wide
-        np.testing.assert_array_equal(wide, tables[1].lookup(IDS))
+    def test_bags_of_narrow_rows_are_those_of_the_numbers_they_read(self, store: EmbeddingStore) -> None:
+        for dtype, combiner in (("float16", "sum"), ("bfloat16", "mean"), ("int8", "sum")):
+            spec = replace(narrow(dtype, 6, "sgd"), name=dtype)
+            if dtype == "int8" and not takes_int8(store, spec):
+                continue
+            tables = store.table(spec), store.table(TableSpec(f"as-{dtype}", 6, optimizer=spec.optimizer))
+            random, no_slots = np.random.default_rng(1), np.empty((len(IDS), 0), np.float32)
+            tables[0].put([RowBlock(IDS, random.normal(size=(len(IDS), 6)).astype(np.float32), no_slots)])
+            tables[1].put([RowBlock(IDS, tables[0].lookup(IDS), no_slots)])
+            bags, weights = random.choice(IDS, (40, 7)), random.normal(size=(40, 7)).astype(np.float32)
+            for factors in (None, weights):
+                found = [table.lookup(bags, combiner=combiner, weights=factors) for table in tables]
+                np.testing.assert_array_equal(*found)
+            wide = np.zeros((len(IDS), 6), np.float32)
+            assert tables[0].lookup(IDS, out=wide) is wide
+            np.testing.assert_array_equal(wide, tables[1].lookup(IDS))
 
     def test_int8_tables_are_written_and_read_and_not_trained(self, store: EmbeddingStore) -> None:
         if not takes_int8(store, narrow("int8", optimizer="sgd")):

@@ -419,16 +419,17 @@ def programs(kind: type[History] = History, most: int = 30) -> st.SearchStrategy
     return st.integers(5, most).flatmap(lambda count: st.lists(call, min_size=count, max_size=count))
 
 
-def program(kind: type[History], seed: int) -> Program:
-    """Each call twice or more, in any order."""
+def program(kind: type[History], seed: int, times: int = 2) -> Program:
+    """Each call so many times or more, in any order."""
     random = np.random.default_rng(seed)
-    drawn = [(call, int(random.integers(1 << 20))) for call in kind.calls * 2]
+    drawn = [(call, int(random.integers(1 << 20))) for call in kind.calls * times]
     return [drawn[at] for at in random.permutation(len(drawn))]
 
 
 class HistoryContract:
     history: type[History] = History
+    times = 2
 
     def test_any_history_is_that_of_a_store_in_memory(self, make_store: MakeStore) -> None:
         seed = np.random.randint(1 << 30)  # of this test, and another one where the tests are given one
-        self.history(make_store(), make_store).play(program(self.history, seed))
+        self.history(make_store(), make_store).play(program(self.history, seed, self.times))

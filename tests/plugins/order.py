@@ -50,7 +50,6 @@ _DEAREST = """
     embedding_store/wire/test_call_guard embedding_store/composite/test_lost_shard
     embedding_store/wire/test_shared_source master/commits/test_version_record
     master/core/test_concurrent_evaluation master/rpc/test_lost_answers embedding_store/engine/test_pins
-    embedding_store/wire/test_dying_server embedding_store/engine/test_hostile_commits
     embedding_store/engine/test_store_history master/core/test_exactly_once
     embedding_store/engine/tiered/test_framed_reads master/model/test_keras_optimizer
     embedding_store/engine/test_races master/core/test_staleness test_loaded_code

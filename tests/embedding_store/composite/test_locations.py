@@ -75,12 +75,6 @@ def test_where_tables_go(specs: list[TableSpec], places: LocationSettings, expec
     assert storage_of_tables(plan_tables(tables(*specs), places)) == expected
 
 
-def test_why_a_table_goes_there() -> None:
-    reason = plan_tables(tables(SMALL), both("redis", 81))[0].reason
-    assert reason == "80 elements, fewer than min_elements_for_off_worker=81"
-    assert {line.reason for line in plan_tables(tables(SMALL), both("file", small="redis"))[:2]} == {"override by name"}
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

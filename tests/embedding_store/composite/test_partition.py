@@ -35,20 +35,6 @@ def test_ids_are_split_by_floor_division_and_come_back(ids: list[int], shards: i
 
 
 @pytest.mark.parametrize(("rows", "dim", "shards"), DOCUMENT)
-def test_token_shards_of_the_document(rows: int, dim: int, shards: int) -> None:
-    table = partition(TableSpec("t", dim, rows), "token", shards)
-    lie = {one: (one % shards, one // shards) for one in range(rows)}
-    for shard, spec in enumerate(table.shards):
-        mine = [one for one, (where, _) in lie.items() if where == shard]
-        assert (0 if spec is None else spec.vocabulary_size) == len(mine)
-    for part in table.parts(np.arange(rows)):
-        assert part.places is not None
-        found = list(zip(part.places.tolist(), [part.shard] * len(part.ids), part.ids.tolist(), strict=True))
-        assert found == [(one, *place) for one, place in lie.items() if place[0] == part.shard]
-        assert table.whole_ids(part.shard, part.ids).tolist() == part.places.tolist()
-
-
-@pytest.mark.parametrize(("rows", "dim", "shards"), DOCUMENT)
 def test_encoding_shards_of_the_document(rows: int, dim: int, shards: int) -> None:
     columns = encoding_columns(dim, shards)
     width = -(-dim // shards)

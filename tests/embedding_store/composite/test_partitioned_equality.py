@@ -62,7 +62,7 @@ TABLES: dict[str, list[TableSpec]] = {
 
 
 @pytest.mark.parametrize("tables", TABLES)
-@pytest.mark.parametrize("kind", ["token 3", "encoding 4", "encoding of token", "token of encoding"])
+@pytest.mark.parametrize("kind", ["token 3", "encoding 4"])
 def test_a_split_table_is_a_whole_one(kind: str, tables: str, tmp_path: Path) -> None:
     specs = TABLES[tables]
     with KINDS[kind](tmp_path) as split, MemoryStore(threads=1) as plain:
@@ -80,7 +80,7 @@ def test_a_split_table_is_a_whole_one(kind: str, tables: str, tmp_path: Path) ->
         assert tables != "a budget of rows" or plain.row_count("t") == 30
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(16))
 @given(programs(), st.permutations(sorted(KINDS)))
 def test_any_history_while_rows_move_from_kind_to_kind(program: Program, kinds: list[str]) -> None:
     folder, following = quick_folder(), cycle(kinds)

@@ -106,18 +106,6 @@ def test_after_a_broken_commit_only_that_one_is_accepted(three: tuple[PlacedStor
     assert everything(store) == never_failed(3)
 
 
-def test_it_may_fail_again_and_again(three: tuple[PlacedStore, FailingShard]) -> None:
-    store, flaky = three
-    for _ in range(2):
-        flaky.failure = Unavailable("gone for a moment")
-        with pytest.raises(Unavailable):
-            store.commit(step(2))
-        with pytest.raises(StoreFailed, match="that very commit"):
-            store.commit(step(2, seed=1))
-    store.stage(step(2))()
-    assert everything(store) == never_failed(2)
-
-
 def test_where_only_the_last_answer_was_lost_nothing_is_applied_twice() -> None:
     first, last = FailingShard(), FailingShard()
     store = PlacedStore({"a": first, "b": last}, {"f": "a", "m": "b", "r": "b"}, default="a")

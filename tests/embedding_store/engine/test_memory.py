@@ -10,7 +10,6 @@ import pytest
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.engine.store_history import StoreHistory
-from elastable.embedding_store.errors import BadSpec
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, create_tables
 
@@ -54,10 +53,3 @@ def test_a_table_of_a_thousand_million_rows_costs_nothing_until_touched() -> Non
         assert sum(len(block.ids) for block in store.scan("huge")) == 2
         last = np.array([2**63 - 2])
         assert store.lookup({"largest": last})["largest"].shape == (1, 16)
-
-
-def test_unknown_optimizer_is_refused_before_there_is_a_table() -> None:
-    with MemoryStore(threads=1) as store:
-        with pytest.raises(BadSpec, match="unknown optimizer 'newton'"):
-            store.create_table(TableSpec("t", 4, optimizer=OptimizerSpec.of("newton")))
-        assert store.specs() == {}

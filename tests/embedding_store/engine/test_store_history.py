@@ -34,6 +34,7 @@ from tests.contracts.store_history import (
 )
 from tests.contracts.store_samples import create_tables
 from tests.file_stores import quick_folder
+from tests.plugins.seeds import examples
 
 
 def opened(folder: Path, log_bytes: int = 1 << 30, fsync: str = "interval") -> MemoryStore:
@@ -120,7 +121,7 @@ class Logged(Reopened):
         base_written(self.store)  # so that what happens does not depend on threads
 
 
-@settings(max_examples=24)
+@settings(max_examples=examples(48))
 @given(programs(Logged), st.sampled_from([200, 4_000, 1 << 30]))
 def test_a_store_with_a_history_is_killed_at_any_moment(program: Program, log_bytes: int) -> None:
     Logged(log_bytes).play(program)

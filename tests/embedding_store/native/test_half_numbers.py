@@ -138,14 +138,6 @@ def test_rounding_in_place_equals_writing_and_reading(dtype: str) -> None:
     np.testing.assert_array_equal(there, expected)
 
 
-@pytest.mark.parametrize("dtype", HALF_DTYPES)
-def test_rows_at_negative_positions_are_left_alone(dtype: str) -> None:
-    out = np.full((3, DIM), 9, np.float32)
-    gather_half(HALF_DTYPES[dtype], EVERY_NUMBER, np.array([2, -1, 5]), out)
-    assert (out[1] == 9).all()
-    np.testing.assert_array_equal(out[[0, 2]], widened(dtype, EVERY_NUMBER)[[2, 5]])
-
-
 @pytest.mark.parametrize("dtype", [*HALF_DTYPES, "int8"])
 def test_rows_may_be_columns_of_a_wider_buffer(dtype: str) -> None:
     spec, random = TableSpec("t", DIM, 9, dtype), np.random.default_rng(6)

@@ -82,17 +82,6 @@ def test_a_bag_without_a_row_is_reported_and_not_folded(weighted: bool, position
     assert fold_bags(rows, fresh, np.clip(positions, -2, 2), offsets, weights, "sum", out)
 
 
-def test_nothing_to_gather_or_fold() -> None:
-    rows, none = np.ones((3, 4), np.float32), np.empty(0, np.int64)
-    out = np.full((2, 4), GUARD, np.float32)
-    gather(rows, none, out[:0], False)
-    assert gather_marked(rows, np.ones(1, np.uint64), none, out[:0], none, True) == 0
-    fold_bags(rows, rows[:0], none, np.zeros(1, np.int64), None, "mean", out[:0])
-    assert (out == GUARD).all()
-    fold_bags(rows, rows[:0], none, np.zeros(3, np.int64), None, "mean", out)
-    assert not out.any()
-
-
 def test_what_is_outside_is_left_alone_and_counted() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     ids = np.array([2, 3, -1, 0, 2**63 - 1, -(2**63)])

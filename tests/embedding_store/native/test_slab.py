@@ -25,14 +25,6 @@ def test_growing_under_a_view_copies() -> None:
     assert (slab.array[1:10] == 5).all()
 
 
-def test_no_columns_and_no_rows() -> None:
-    assert Slab(10, 0).array.shape == (10, 0)
-    empty = Slab(0, 4)
-    assert empty.array.shape == (0, 4)
-    empty.grow(3)
-    assert not empty.array.any()
-
-
 def test_address_space_costs_no_memory() -> None:
     slab = Slab(1 << 30, 4)
     slab.array[-1] = 1

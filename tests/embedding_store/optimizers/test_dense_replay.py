@@ -70,15 +70,17 @@ def of_keras(optimizer: keras.optimizers.Optimizer, start: Float32) -> tuple[Flo
     variable = keras.Variable(start, dtype="float32")
     optimizer.build([variable])
 
-    @tf.function
-    def step(gradients: object, rate: object) -> None:
-        optimizer.learning_rate.assign(rate)
-        optimizer.apply([gradients], [variable])
+    dense = np.zeros((STEPS, *start.shape), np.float32)
+    for number, (ids, gradients, _) in enumerate(batches()):
+        dense[number, ids] = gradients
 
-    for ids, gradients, rate in batches():
-        dense = np.zeros(start.shape, np.float32)
-        dense[ids] = gradients
-        step(tf.constant(dense), tf.constant(rate, tf.float32))
+    @tf.function
+    def every_step(gradients: tf.Tensor, rates: tf.Tensor) -> None:
+        for number in tf.range(STEPS):
+            optimizer.learning_rate.assign(rates[number])
+            optimizer.apply([gradients[number]], [variable])
+
+    every_step(tf.constant(dense), tf.constant([rate for *_, rate in batches()], tf.float32))
     own = (optimizer.iterations, optimizer.learning_rate)
     slots = [np.array(slot) for slot in optimizer.variables if not any(slot is known for known in own)]
     return np.array(variable), [slot for slot in slots if slot.shape == start.shape]
@@ -103,14 +105,13 @@ def close(ours: Float32, theirs: Float32, tolerance: float = TOLERANCE) -> bool:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_thousand_sparse_steps_equal_keras_dense_ones(case: str) -> None:
-    """In one replay epoch, and in replay epochs of four steps, of which a row may have missed 225."""
+    """In one replay epoch, or in replay epochs of four steps, of which a row may have missed 225."""
     kind, settings = CASES[case]
     table = TableSpec("t", DIM, ROWS, optimizer=spec_of(kind(learning_rate=0.01, **settings)))
     with create_tables(MemoryStore(threads=1), table) as store:
         start = store.lookup({"t": np.arange(ROWS)})["t"]
     keras_has = of_keras(kind(learning_rate=0.01, **settings), start)
-    for replay_epoch in (None, 4):
-        _equals_keras(table, replay_epoch, start, *keras_has)
+    _equals_keras(table, None if list(CASES).index(case) // 2 % 2 else 4, start, *keras_has)
 
 
 def _equals_keras(

@@ -30,11 +30,6 @@ def of_keras(name: str, **hyperparameters: Keyword) -> Keyword:
     return getattr(keras.optimizers, FUSED[name].__name__)(**hyperparameters)
 
 
-@pytest.mark.parametrize("name", sorted(OURS_ALONE))
-def test_an_optimizer_that_is_ours_alone_is_none_of_keras(name: str) -> None:
-    assert not hasattr(pytest.importorskip("keras").optimizers, FUSED[name].__name__)
-
-
 def test_every_fused_optimizer_has_a_reference_that_sets_all_it_has() -> None:
     assert set(REFERENCES) == set(FUSED)
     for name, kind in FUSED.items():

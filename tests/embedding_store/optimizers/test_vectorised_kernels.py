@@ -40,7 +40,7 @@ def machine_code(function: Callable[..., object], types: tuple[object, ...]) -> 
     return str(text)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", SPECS, ids=repr)
 def test_columns_are_computed_in_vectors(spec: OptimizerSpec) -> None:
     optimizer = row_optimizer(spec)
@@ -58,6 +58,7 @@ def test_columns_of_rowwise_adagrad_are_computed_in_vectors() -> None:
 DIVIDING = [*kernels.DIVIDED.values(), steps_at.read_cubic, steps_at.update_adam]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kernel", [kernels.LINEAR, kernels.shrink_slots, *DIVIDING])
 def test_columns_are_computed_side_by_side(kernel: Dispatcher) -> None:
     function = kernel.py_func

@@ -13,7 +13,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from tests.embedding_store.shards.served_shards import ServedShard, begin_job
 from tests.embedding_store.shards.test_store_servers import assert_same_rows, begin, commit, push_all
 
-RECORD = b"the dense part" * 400_000  # larger than one frame
+RECORD = b"the dense part" * 100_000  # larger than one frame
 VERSIONS = 3
 CHANGES = ("create_table", "put", "put_table_state", "reset_version", "drop_table", "clear")
 
@@ -78,7 +78,7 @@ def assert_goes_on(servers: Sequence[ServedShard]) -> None:
 Start = Callable[[int], list[ServedShard]]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 5), (3, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 5), (3, 1)])
 def test_a_job_goes_on_with_another_number_of_servers(start: Start, before: int, after: int) -> None:
     old, new = start(before), start(after)
     trained(old)
@@ -96,11 +96,10 @@ def test_a_job_goes_on_with_another_number_of_servers(start: Start, before: int,
     assert_goes_on(new)
 
 
-@pytest.mark.parametrize("leaves", [0, 1, 2])
-def test_one_server_moves_to_another_host(start: Start, leaves: int) -> None:
+def test_one_server_moves_to_another_host(start: Start) -> None:
     old, (other,) = start(3), start(1)
     trained(old)
-    new = [other if number == leaves else server for number, server in enumerate(old)]
+    new = [old[0], other, old[2]]
     kept = {server.address: server.store.version() for server in old}
     move(old, new)
     assert {server.address: server.store.version() for server in old} == kept
@@ -129,9 +128,7 @@ def _dying(left: list[int], after: bool) -> type[ShardClient]:
     return type("DyingClient", (ShardClient,), {name: wrapped(name) for name in CHANGES})
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("staying", [False, True])
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("staying", "after"), [(False, False), (True, True)])
 def test_a_move_that_is_killed_anywhere_is_ended_by_the_same_command(start: Start, staying: bool, after: bool) -> None:
     """Until it is ended, exactly one of the two lists is refused, or the new one is."""
     old = start(2)

@@ -86,12 +86,6 @@ def test_seed_and_name_change_the_values(one: int, seed: int) -> None:
     assert len(set(rows)) == 3
 
 
-def test_constants() -> None:
-    assert (initial_rows(table("zeros"), IDS) == 0).all()
-    assert (initial_rows(table("ones"), IDS) == 1).all()
-    assert (initial_rows(table("constant", a=2.5), IDS) == 2.5).all()
-
-
 def test_distributions() -> None:
     ids = np.arange(50_000)
     uniform = initial_rows(table("uniform", -3.0, 1.0), ids)

@@ -77,13 +77,6 @@ def test_columns_before_the_tables_are_left_free(tables: list[EmbeddingTable], w
     np.testing.assert_array_equal(out[:, free:], joined)
 
 
-def test_ids_of_other_shapes_stand_in_arrays_of_their_own(tables: list[EmbeddingTable]) -> None:
-    ids = np.arange(12).reshape(3, 4)
-    found = lookup_many(tables[:2], [ids, [3, 4]], "sequential")
-    np.testing.assert_array_equal(found[0], tables[0].lookup(ids))
-    np.testing.assert_array_equal(found[1], tables[1].lookup([3, 4]))
-
-
 def test_no_ids_at_all(tables: list[EmbeddingTable]) -> None:
     for strategy in ("sequential", "one-thread-per-table"):
         found = lookup_many(tables[:2], [[], np.empty((0, 3), np.int64)], strategy)

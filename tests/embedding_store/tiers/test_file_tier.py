@@ -5,7 +5,6 @@ import json
 import mmap
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -134,59 +133,58 @@ def test_one_process_at_a_time_has_a_folder(saved: Path) -> None:
     FileTier(saved).close()
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("at", range(1, 7))
-def test_tables_are_there_or_not_wherever_a_creation_or_a_drop_breaks_off(tmp_path: Path, at: int) -> None:
-    """The process is killed before its n-th call of the system that changes names or what is on the disk."""
-    code = f"""
-import os, signal
+KILLED = """
+import os, signal, sys
 from pathlib import Path
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.tiers.files.file_tier import FileTier
-left = {at}
-def counted(call):
-    def run(*arguments, **named):
-        global left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*arguments, **named)
-    return run
-tier = FileTier({str(tmp_path / "s")!r})
-tier.create(TierTable("one", 9))
-tier.put_state(b"kept")
-os.fsync, Path.replace, Path.unlink = counted(os.fsync), counted(Path.replace), counted(Path.unlink)
-tier.create(TierTable("two", 9))
-tier.drop("one")
-os._exit(0)
+
+def work(folder, left):
+    def counted(call):
+        def run(*arguments, **named):
+            nonlocal left
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+        return run
+    if not left:
+        Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    tier = FileTier(folder)
+    tier.create(TierTable("one", 9))
+    tier.put_state(b"kept")
+    os.fsync, Path.replace, Path.unlink = counted(os.fsync), counted(Path.replace), counted(Path.unlink)
+    tier.create(TierTable("two", 9))
+    tier.drop("one")
+
+for at in range(int(sys.argv[2])):
+    child = os.fork()
+    if not child:
+        work(f"{sys.argv[1]}/{at}", at)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, at
 """
-    done = python(code)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    with FileTier(tmp_path / "s") as tier:
-        assert tier.state() == b"kept"
-        names = sorted(tier.tables())
-        assert names in (["one"], ["one", "two"], ["two"])
-        found = sorted(path.name for path in (tmp_path / "s").iterdir() if path.suffix in (".rows", ".ids"))
-        numbers = {"one": "000001", "two": "000002"}
-        assert found == sorted(f"{numbers[name]}.{part}" for name in names for part in ("rows", "ids"))
-        tier.create(TierTable("three", 5))
-        tier.write([records("three", [1], [0], np.ones((1, 5), np.uint8))], {}, 1)
-        assert everything(tier, "three") == {1: b"\x01" * 5}
 
 
 @pytest.mark.process
-def test_a_process_that_dies_before_its_first_manifest_leaves_an_empty_tier(tmp_path: Path) -> None:
-    code = f"""
-import os, signal
-from pathlib import Path
-from elastable.embedding_store.tiers.files.file_tier import FileTier
-Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-FileTier({str(tmp_path / "s")!r})
-"""
-    assert python(code).returncode == -9
-    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock", "mark", "tables.new"]
-    with FileTier(tmp_path / "s") as tier:
+def test_tables_are_there_or_not_wherever_a_creation_or_a_drop_breaks_off(tmp_path: Path) -> None:
+    """Processes are killed before their n-th call of the system that changes names or what is on the disk."""
+    done = python(KILLED, str(tmp_path), "7")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["lock", "mark", "tables.new"]
+    with FileTier(tmp_path / "0") as tier:  # before there was a manifest
         assert (tier.tables(), tier.sequence, tier.state()) == ({}, 0, None)
+    numbers = {"one": "000001", "two": "000002"}
+    for at in range(1, 7):
+        with FileTier(tmp_path / str(at)) as tier:
+            assert tier.state() == b"kept"
+            names = sorted(tier.tables())
+            assert names in (["one"], ["one", "two"], ["two"])
+            found = sorted(path.name for path in (tmp_path / str(at)).iterdir() if path.suffix in (".rows", ".ids"))
+            assert found == sorted(f"{numbers[name]}.{part}" for name in names for part in ("rows", "ids"))
+            tier.create(TierTable("three", 5))
+            tier.write([records("three", [1], [0], np.ones((1, 5), np.uint8))], {}, 1)
+            assert everything(tier, "three") == {1: b"\x01" * 5}
 
 
 @pytest.mark.parametrize("name", ["000001.rows", "000001.ids", "tables", "mark"])

@@ -9,7 +9,7 @@ import grpc
 
 from elastable.embedding_store.wire.channels.server_connection import channel
 
-CUTS = 60
+CUTS = 30
 TIMEOUT_S = 20.0
 
 

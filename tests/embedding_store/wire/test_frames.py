@@ -92,11 +92,6 @@ def test_no_frame_is_longer_than_may_be_sent_whatever_its_header() -> None:
             assert len(read(message, [np.zeros(body, np.uint8)])[0]) == body
 
 
-def test_a_body_that_fills_its_frames_exactly_has_no_empty_frame_behind_it() -> None:
-    room = frames.FRAME_BYTES - len(b"\x0a\x00")
-    assert len(list(frames.encode(b"", [np.zeros(room + 4 * frames.FRAME_BYTES, np.uint8)]))) == 5
-
-
 def test_a_header_longer_than_a_frame_is_refused_and_a_long_one_travels_alone() -> None:
     with pytest.raises(BadInput, match="does not fit into a frame"):
         next(frames.encode(bytes(frames.MAX_HEADER_BYTES + 1), []))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from elastable.embedding_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
@@ -45,28 +44,6 @@ def channel() -> Iterator[grpc.Channel]:
         yield channel
 
 
-def test_health_is_reported_for_the_whole_and_each_service(channel: grpc.Channel) -> None:
-    stub = health_pb2_grpc.HealthStub(channel)
-    for name in ("", STORE_SERVICE):
-        reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
-        assert reply.status == health_pb2.HealthCheckResponse.SERVING
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=60)
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-def test_reflection_lists_the_services_and_their_messages(channel: grpc.Channel) -> None:
-    ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-    requests = [
-        reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol=STORE_SERVICE),
-    ]
-    services, file = ask(iter(requests), timeout=60)
-    names = {service.name for service in services.list_services_response.service}
-    assert names == {STORE_SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-    assert any(b"LookupHeader" in text for text in file.file_descriptor_response.file_descriptor_proto)
-
-
 def test_stopping_closes_services_frees_the_port_and_may_be_repeated() -> None:
     closed: list[bool] = []
     server = GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, {}, lambda: closed.append(True))])
@@ -92,6 +69,9 @@ def test_a_service_that_is_not_ready_is_reported_and_so_is_the_whole() -> None:
         assert server.health.not_ready() == {STORE_SERVICE: "the store does not answer"}
         why[0] = None
         assert reported() == [True, True, True]
+        with pytest.raises(grpc.RpcError) as caught:
+            check(health_pb2.HealthCheckRequest(service="of nobody"), timeout=60)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_calls_are_counted_by_method_and_code() -> None:

@@ -58,6 +58,7 @@ class OfClients(History):
 
 class TestRemoteStore(StoreContract):
     history = OfClients
+    times = 1
 
     @pytest.fixture
     def make_store(self, held: ExitStack) -> MakeStore:
@@ -195,15 +196,15 @@ WRITES: dict[str, Callable[[RemoteStore], object]] = {
 }
 
 
-@pytest.mark.parametrize("call", WRITES)
-def test_a_masters_store_is_only_read_from(held: ExitStack, call: str) -> None:
+def test_a_masters_store_is_only_read_from(held: ExitStack) -> None:
     store, server = serve(held, writable=False)
     store.create_table(fixed())
     commit(store, {"cities": update(int64(1), 4)})
     before = rows_by_id(store, "cities")
     with RemoteStore(server.address, 60) as remote:
-        with pytest.raises(errors.Unsupported, match=f"{call}: .*only read from"):
-            WRITES[call](remote)
+        for call, write in WRITES.items():
+            with pytest.raises(errors.Unsupported, match=f"{call}: .*only read from"):
+                write(remote)
         assert rows_by_id(remote, "cities") == before
     assert (store.version(), list(store.specs())) == (1, ["cities"])
 
@@ -232,10 +233,10 @@ def test_a_scan_that_does_not_go_on_is_left_at_the_deadline() -> None:
         gone.wait(60)
 
     service = Service(STORE_SERVICE, {"ReadRows": grpc.unary_stream_rpc_method_handler(scan)})
-    with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, deadline_s=4.0) as remote:
+    with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, deadline_s=1.5) as remote:
         blocks = remote.scan("t")
         assert next(blocks).ids.tolist() == [1]
-        with pytest.raises(errors.Unavailable, match=r"deadline of 4 s"):
+        with pytest.raises(errors.Unavailable, match=r"deadline of 1\.5 s"):
             next(blocks)
 
 

@@ -98,13 +98,13 @@ def owned() -> Iterator[tuple[SharedMemoryStore, str]]:
         yield store, server.address
 
 
-def test_four_readers_beside_a_writer_see_whole_versions_of_a_growing_store(
+def test_readers_beside_a_writer_see_whole_versions_of_a_growing_store(
     owned: tuple[SharedMemoryStore, str],
 ) -> None:
     store, address = owned
     with ExitStack() as held:
-        pipes = [held.enter_context(process(read, address, seed))[1] for seed in range(1, 5)]
-        assert [heard(pipe) for pipe in pipes] == ["reading"] * 4
+        pipes = [held.enter_context(process(read, address, seed))[1] for seed in (1, 2)]
+        assert [heard(pipe) for pipe in pipes] == ["reading"] * 2
         for _ in range(40):
             one_more(store)
         for pipe in pipes:
@@ -137,7 +137,12 @@ def test_a_killed_owner_is_unavailable_within_the_deadline_and_leaves_nothing() 
     names, held = shared_names(), mapped()  # of stores of other tests, which may be gone soon
     with process(own) as (owner, pipe):
         address = heard(pipe)
-        with RemoteStore(address, 60) as store, SharedSource(RemoteSource(address, 60), required=True) as source:
+        with (
+            process(wait_for_what_never_comes, address) as (_, waiting),
+            RemoteStore(address, 60) as store,
+            SharedSource(RemoteSource(address, 60), required=True) as source,
+        ):
+            assert heard(waiting) == "waiting"
             store.create_table(SPECS[0])
             commit(store, {"fixed": TableUpdate(np.arange(4_000), np.ones((4_000, DIM), np.float32))}, rate=1.0)
             before = source.lookup({"fixed": np.arange(4_000)}, 1)["fixed"]
@@ -154,16 +159,10 @@ def test_a_killed_owner_is_unavailable_within_the_deadline_and_leaves_nothing() 
                 with pytest.raises(Unavailable, match=re.escape(address)):
                     ask()
             assert not source.attached
+            assert heard(waiting) == "Unavailable"
             until(lambda: mapped() <= held)
             assert (before == -1).all()
     assert shared_names() == names
-
-
-def test_a_wait_under_way_ends_when_the_owner_is_killed() -> None:
-    with process(own) as (owner, pipe), process(wait_for_what_never_comes, heard(pipe)) as (_, waiting):
-        assert heard(waiting) == "waiting"
-        os.kill(owner.pid, signal.SIGKILL)
-        assert heard(waiting) == "Unavailable"
 
 
 def wait_for_what_never_comes(pipe: Pipe, address: str) -> None:

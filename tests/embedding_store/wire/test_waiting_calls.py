@@ -100,8 +100,10 @@ def test_what_is_there_already_is_answered_at_once(held: ExitStack) -> None:
     assert call.result(timeout=WAIT_S) == b"firstthere"
 
 
-@pytest.mark.parametrize("sizes", [(), (3,), (70_000,), (3, 3), (3, 1 << 20, 5), (1 << 20,) * 8])
-@pytest.mark.parametrize("request_", [b"", b"ready"])
+@pytest.mark.parametrize(
+    ("sizes", "request_"),
+    [((), b""), ((3,), b"ready"), ((70_000,), b""), ((3, 1 << 20, 5), b"ready"), ((1 << 20,) * 8, b"")],
+)
 def test_any_number_of_messages_arrives(held: ExitStack, sizes: tuple[int, ...], request_: bytes) -> None:
     served = Waiting(held)
     served.then = lambda _: (bytes([number]) * size for number, size in enumerate(sizes))

@@ -16,7 +16,6 @@ from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
-from elastable.master.tasks.progress import Progress
 from tests.master.checkpoints.jobs import created, flip, rows, train, written
 
 ROWS = "table-0001-00000.safetensors"
@@ -122,7 +121,7 @@ def test_no_older_one_is_offered_where_none_is_whole(home: Path) -> None:
     assert "is whole" not in str(raised.value)
 
 
-@pytest.mark.parametrize("place", range(0, 3000, 97))
+@pytest.mark.parametrize("place", range(0, 3000, 333))
 def test_no_flipped_bit_of_a_manifest_is_taken_for_truth(home: Path, place: int) -> None:
     file = home / "ckpt-0000000005" / "manifest.json"
     before, content = open_checkpoint(home).manifest, bytearray(file.read_bytes())
@@ -171,8 +170,6 @@ def test_a_place_of_a_job_that_makes_no_sense(place: Path) -> None:
     changed(lambda fields: fields["progress"].update(metrics=float("nan")))(place)
     with pytest.raises(CheckpointError, match="no progress of a job"):
         open_checkpoint(place).progress()
-    with pytest.raises(CheckpointError):
-        Progress.from_json(DEEP)
 
 
 def test_a_tensor_of_a_hundred_thousand_dimensions_is_refused_before_its_lengths_are_multiplied() -> None:

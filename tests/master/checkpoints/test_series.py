@@ -21,7 +21,6 @@ from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.restoring import restore_tables
@@ -239,22 +238,6 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, full_every: int, ke
         CheckpointSeries(tmp_path, store, keep=keep, full_every=full_every)
 
 
-def test_increments_from_pins_in_redis(tmp_path: Path, redis_url: str) -> None:
-    with created(open_store(redis_url), [FIXED, DYNAMIC]) as store:
-        job = Job(tmp_path, store)
-        job.commit(fixed=list(range(100)), dynamic=list(range(100)))
-        for _ in range(3):
-            expected = rows(store)
-            with store.pin() as pin:
-                write = begun(job.series, pin)
-                job.train(2)
-                store.delete("dynamic", np.array([pin.version()]))
-                found = open_checkpoint(write())
-            assert restored(found) == expected
-        assert kinds(found) == ["increment", "increment", "full"]
-        assert found.manifest.tables["dynamic"].live is not None
-
-
 IDS = st.lists(st.integers(0, 30), max_size=6)
 STORES: list[Callable[[], EmbeddingStore]] = [
     lambda: MemoryStore(threads=1),
@@ -465,15 +448,4 @@ def test_the_table_that_takes_the_most_memory_is_given_up() -> None:
         dirty.add(updates(dynamic=[1]))
         assert ids_of(dirty.take(2), "dynamic") == [1]
         dirty.give_back(taken)
-        assert ids_of(dirty.take(2), "dynamic") is None
-
-
-def test_a_table_that_was_dropped_and_made_again() -> None:
-    with created(MemoryStore(threads=1), [DYNAMIC]) as store:
-        dirty = DirtyRows(store)
-        dirty.add(updates(dynamic=[1]))
-        store.drop_table("dynamic")
-        dirty.add(updates(dynamic=[1], other=[4]))
-        assert dirty.take(1).tables == {}
-        created(store, [TableSpec("dynamic", 9)])
         assert ids_of(dirty.take(2), "dynamic") is None

@@ -314,26 +314,6 @@ def test_any_order_of_arrival_and_any_duplicates_give_the_same_bits(early: list[
     assert (state.version, state.records, state.epoch) == (1, 23, 1)
 
 
-@pytest.mark.parametrize("place", ["dense", "slices"])
-def test_one_bit_more_in_any_push_shows(place: str) -> None:
-    """The comparison above would see a difference."""
-    pushes = pushes_of_version_zero()
-    expected = bits(pushes)
-    values = pushes[3].dense[0] if place == "dense" else pushes[3].slices["t"].values
-    values[0, 0] = np.nextafter(values[0, 0] * 2, np.float32(9))
-    assert bits(pushes) != expected
-
-
-def test_a_foreign_push_must_have_records_and_none_is_taken_between_epochs() -> None:
-    state = JobState(job_of(mode="async"), MasterOptions(), Progress(), lambda: 0.0)
-    found = state.judge(Push(api.AsyncPushId("c", 1), 3))
-    assert isinstance(found, tuple)
-    assert found[0] is PushOutcome.STALE
-    state.board.open()
-    with pytest.raises(BadInput, match="push of 0 records"):
-        state.judge(Push(api.AsyncPushId("c", 1), 0))
-
-
 def test_incarnations_are_remembered_up_to_a_bound() -> None:
     sequences = Sequences({"old": 3})
     assert sequences.last("old") == 3

@@ -16,12 +16,11 @@ from elastable.master.core.hooks import Hooks
 from elastable.master.core.job_state import ConcurrentEvaluation
 from elastable.master.master_options import MasterOptions
 from tests.contracts.store_samples import commit, fixed, int64, update
-from tests.master.fakes import VALIDATION, Bench, FakeWorker, drive, job_of
+from tests.master.fakes import Bench, FakeWorker, drive, job_of
 from tests.untyped import Keyword
 from tests.waiting import until
 
 EVERY = 2
-TASKS = -(-VALIDATION // 3)
 
 
 class Results(Hooks):
@@ -86,8 +85,7 @@ class Reference(Hooks):
         self.of[version] = float(sum(value.sum(dtype=np.float64) for value in (*variables, rows)))
 
 
-@pytest.mark.parametrize("deaths", [0, 5])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("mode", "deaths"), [("sync", 0), ("sync", 5), ("async", 5)])
 def test_every_version_that_is_due_is_evaluated_once(mode: str, deaths: int) -> None:
     job = job_of(mode=mode, epochs=3)
     reference = Bench(job)
@@ -106,16 +104,6 @@ def test_every_version_that_is_due_is_evaluated_once(mode: str, deaths: int) -> 
     for ours, theirs in zip(bench.everything(), reference.everything(), strict=True):
         if mode == "sync":
             np.testing.assert_array_equal(ours, theirs, strict=True)
-
-
-def test_an_evaluation_whose_pin_is_given_up_does_not_keep_the_job() -> None:
-    """No room for before-images at all: training is what counts."""
-    store = MemoryStore(before_image_bytes=0)
-    bench = Bench(job_of(epochs=1), store=store, options=MasterOptions(evaluate_every=1))
-    results = Results()
-    drive(bench, [FakeWorker(bench.master, store)], results)
-    assert bench.master.progress().version == 4
-    assert {version for version, _ in results.of} <= {1, 2, 3}
 
 
 def test_a_job_that_is_stopped_lets_go_of_what_it_pinned() -> None:

@@ -199,7 +199,6 @@ def test_jobs_that_cannot_be(changes: dict[str, object], message: str) -> None:
 
 
 OPTIMIZERS = {
-    "sgd": lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
     "adamw": lambda rate: keras.optimizers.AdamW(rate, weight_decay=0.1),
     "schedule": lambda rate: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(rate, 1, 0.5)),
 }

@@ -168,16 +168,6 @@ def unlogged_version(held: ExitStack, folder: Path) -> Unlogged:
     return Unlogged(bench, gate, push, second)
 
 
-def test_a_worker_gets_the_next_version_before_it_is_logged(held: ExitStack, tmp_path: Path) -> None:
-    job = unlogged_version(held, tmp_path / "log")
-    master, store = job.bench.master, job.bench.store
-    status = master.status()
-    assert (status.version, status.records_trained, store.version()) == (0, 0, 0)
-    job.gate.open.set()
-    until(lambda: master.status().version == 1)
-    assert (master.status().records_trained, store.version()) == (3, 1)
-
-
 def test_nobody_gets_the_version_after_one_that_is_not_logged(held: ExitStack, tmp_path: Path) -> None:
     job = unlogged_version(held, tmp_path / "log")
     master, store = job.bench.master, job.bench.store

@@ -95,18 +95,6 @@ def test_frozen_layers_are_states() -> None:
     assert (len(dense.variables), len(dense.states)) == (2, 4)
 
 
-def test_what_was_saved_can_be_restored() -> None:
-    dense = DenseState(small_model())
-    dense.apply(some_gradients(dense), dense.snapshot(0).states)
-    saved = dense.tensors()
-    dense.apply(some_gradients(dense, 1), dense.snapshot(1).states)
-    assert not same(saved, dense.tensors())
-    other = DenseState(small_model())
-    other.restore(saved)
-    assert same(saved, other.tensors())
-    assert other.steps()[0].number == 1
-
-
 def test_counters_of_another_width_are_restored_if_they_fit() -> None:
     """Keras counts steps with 32 bits on JAX."""
     dense = DenseState(small_model())

@@ -255,13 +255,6 @@ def test_a_master_that_is_gone_is_looked_for_where_it_is_by_then(server: GrpcSer
         assert (asked, client.address) == (["127.0.0.1:1"], server.address)
 
 
-def test_nobody_there_is_unavailable_and_names_address_and_deadline() -> None:
-    with MasterClient("127.0.0.1:1", deadline_s=0.3) as client:
-        for call in calls_of(client)[:4]:
-            with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 .*deadline of 0\.3 s"):
-                call()
-
-
 def test_every_call_shows_the_token_and_none_is_taken_without(scripted: Scripted, tmp_path: Path) -> None:
     credentials = Authority(tmp_path / "tls").mutual()
     services = [master_service(scripted), store_service(MemoryStore())]

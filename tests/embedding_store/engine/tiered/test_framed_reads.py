@@ -66,8 +66,7 @@ def test_a_table_in_files_reads_as_one_in_memory(tmp_path: Path, threads: int) -
                 np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("threads", "mapped"), [(1, True), (3, True), (3, False)])
 def test_mapped_files_ask_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, mapped: bool) -> None:
     """A target whose rows do not lie side by side is read otherwise, as are files that cannot be mapped."""
     asked: list[int] = []
@@ -92,9 +91,8 @@ def test_mapped_files_ask_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert sum(asked) > 10_000
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_rows_read_from_files_are_counted_and_those_that_get_frames_are_not(tmp_path: Path, threads: int) -> None:
-    with filled(file_store(tmp_path / "s", 1 << 20, threads=threads)) as files:
+def test_rows_read_from_files_are_counted_and_those_that_get_frames_are_not(tmp_path: Path) -> None:
+    with filled(file_store(tmp_path / "s", 1 << 20, threads=3)) as files:
         assert isinstance(files, MemoryStore)
         table, before = files._tables["t"], files.measures().rows_read["t"]
         frames = table.rows._frames

@@ -114,10 +114,3 @@ def test_a_store_whose_log_is_full_is_written_before_the_first_change(redis_url:
         assert (status.version, status.flushed_version) == (5, 5)
     with pytest.raises(TakenOver):  # it would write what it has not written yet
         first.close()
-
-
-def test_commits_whose_entries_are_larger_than_the_log_may_be_are_written_one_by_one(redis_url: str) -> None:
-    with create_tables(opened(redis_url, "log_bytes=64KiB&flush=100000"), SPEC) as store:
-        for _ in range(5):
-            commit(store, 2_000)
-        assert flushed(store).flushed_version >= 4

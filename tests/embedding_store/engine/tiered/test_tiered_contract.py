@@ -21,7 +21,6 @@ from tests.embedding_store.tiers.dict_tier import DictTier
 
 TINY, HUGE = 1, 1 << 30
 KINDS: dict[str, tuple[int, Callable[[Path], tuple[Tier, Log]]]] = {
-    "every row in memory": (HUGE, lambda folder: (DictTier(), FileLog(folder))),
     "few rows in memory": (TINY, lambda folder: (DictTier(), NoLog())),
     "the rest in files": (TINY, lambda at: (FileTier(at / "rows", fsync=False), FileLog(at / "log", fsync="never"))),
 }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tiers.redis.connection import Replies
 from elastable.embedding_store.tiers.redis.record_codec import (
@@ -271,10 +271,3 @@ def test_a_failed_write(third: bytes, message: str) -> None:
 def test_a_write_answered_with_something_else(stream: bytes, message: str) -> None:
     with pytest.raises(StoreFailed, match=message):
         write_replies(stream)
-
-
-def test_nothing_asked_is_done_at_once() -> None:
-    nothing: UInt8 = np.empty(0, np.uint8)
-    assert RecordReplies([]).done
-    assert WriteReplies(parts_of([]), "here").done
-    assert RecordReplies([]).feed(nothing, 0, 0) == 0

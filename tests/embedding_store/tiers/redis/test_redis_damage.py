@@ -115,17 +115,3 @@ def test_cold_damage_that_a_writer_met_is_refused_at_the_next_opening(url: str, 
     with open_store(cold, on_broken=lambda error, _: asked.append(error)) as store:
         assert "those of ids 17" in str(asked[0])
         assert not store.specs()
-
-
-def test_every_kind_of_bit_of_a_record_counts(url: str, redis_node: Server) -> None:
-    with redis_node.client() as client, open_store(f"{url}?budget=1MiB") as store:
-        key, field = place_of(7)
-        record = client.hget(key, field)
-        assert isinstance(record, bytes)
-        for bit in range(0, 8 * len(record), 61):
-            flipped = int.from_bytes(record, "little") ^ 1 << bit
-            client.hset(key, field, flipped.to_bytes(len(record), "little"))
-            with pytest.raises(StoreBroken, match=r"1 records of table 'users' are damaged, those of ids 7 "):
-                store.read_rows("users", np.array([7]))
-        client.hset(key, field, record)
-        store.read_rows("users", np.array([7]))

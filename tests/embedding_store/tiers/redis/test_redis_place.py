@@ -115,8 +115,7 @@ def _is_loading(server: Server) -> bool:
         return False
 
 
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-@pytest.mark.parametrize("maxmemory", [0, 1 << 30])
+@pytest.mark.parametrize(("policy", "maxmemory"), [("allkeys-lru", 0), ("volatile-ttl", 1 << 30)])
 def test_a_server_that_may_evict_rows_is_refused_at_opening(master: Server, policy: str, maxmemory: int) -> None:
     with master.client() as client:
         client.config_set("maxmemory", maxmemory)

@@ -11,24 +11,11 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.schema import (
     check_namespace,
-    check_partitions,
     hash_slot,
-    log_key,
-    owner_key,
     partition_of,
     rows_key,
-    tier_state_key,
-    tier_tables_key,
 )
 from tests.embedding_store.tiers.redis.tier_samples import checked
-
-
-def test_key_names() -> None:
-    assert tier_tables_key("job") == b"{job}:tier:tables"
-    assert tier_state_key("job") == b"{job}:tier:state"
-    assert owner_key("job") == b"{job}:owner"
-    assert log_key("job") == b"{job}:log"
-    assert rows_key("job", "user/emb", 7) == b"{job:user/emb:7}:rows"
 
 
 def test_mixing_is_splitmix64() -> None:
@@ -94,21 +81,6 @@ def test_an_existing_table_keeps_its_partitions(redis_url: str) -> None:
         np.testing.assert_array_equal(eight.lookup({"t": ids})["t"], rows)
         assert eight.row_count("t") == 50
         assert len(client.keys("{elastable:t:*}:rows")) == 2
-
-
-def test_namespaces_do_not_meet(redis_url: str) -> None:
-    with open_store(f"{redis_url}?namespace=a") as a, open_store(f"{redis_url}?namespace=b") as b:
-        a.create_table(TableSpec("t", 2))
-        b.create_table(TableSpec("t", 3))
-        a.reset_version(5)
-        assert (a.specs()["t"].dim, b.specs()["t"].dim) == (2, 3)
-        assert (a.version(), b.version()) == (5, 0)
-
-
-@pytest.mark.parametrize("partitions", [0, -1, 3, 131_072])
-def test_partitions_are_a_power_of_two(partitions: int) -> None:
-    with pytest.raises(BadInput, match=f"power of two.*{partitions}"):
-        check_partitions(partitions)
 
 
 @pytest.mark.parametrize("namespace", ["", "a b", "{a}", "a:b", "x" * 101])

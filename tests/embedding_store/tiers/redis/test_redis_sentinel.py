@@ -141,4 +141,4 @@ def test_logins_of_servers_and_sentinels(server_binary: Path, tmp_path: Path, mo
 
 def test_a_service_that_nobody_knows(redis_sentinel_url: str) -> None:
     with pytest.raises(Unavailable, match="it knows no master 'other' that is up"):
-        RedisTier(f"{redis_sentinel_url.replace('mymaster', 'other')}&deadline=5")
+        RedisTier(f"{redis_sentinel_url.replace('mymaster', 'other')}&deadline=1")

@@ -83,23 +83,6 @@ def write_and_delete(tier: RedisTier, sequence: int) -> None:
     tier.write(changed(sequence), {"t": (GONE, GONE)}, sequence)
 
 
-def test_records_are_on_every_node(tier: RedisTier, redis_cluster_nodes: list[Server]) -> None:
-    for server in redis_cluster_nodes:
-        with server.client() as client:
-            assert client.dbsize() > 10
-
-
-def test_a_moved_slot(tier: RedisTier, migration: Migration, redis_cluster_url: str) -> None:
-    with RedisTier(redis_cluster_url) as reader:
-        np.testing.assert_array_equal(read_back(reader), rows_of(1))
-        migration.begin()
-        migration.finish()
-        np.testing.assert_array_equal(read_back(reader), rows_of(1))
-        write_and_delete(tier, 2)
-        np.testing.assert_array_equal(read_back(reader), rows_of(2))
-        assert set(reader.tables()) == {"t"}
-
-
 @pytest.mark.parametrize("moved", ["nothing", "everything"])
 def test_a_slot_on_its_way(tier: RedisTier, migration: Migration, moved: str) -> None:
     migration.begin()

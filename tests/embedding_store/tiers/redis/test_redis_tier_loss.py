@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store.contract.tier import Records, TierTable
+from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.errors import StoreBroken, StoreFailed, TakenOver
 from elastable.embedding_store.tiers.redis.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.schema import hash_slot, partition_of, rows_key
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, begin, changed, read_back, rows_of
-from tests.servers import Server, running_server
+from tests.servers import Server
 
 pytestmark = pytest.mark.process
 
@@ -176,20 +176,6 @@ def test_an_older_file_is_restored(durable: Server, tmp_path: Path) -> None:
             tier.write(changed(3), {}, 3)
         with pytest.raises(LostPartition, match=lost):
             read_back(tier)
-
-
-def test_a_server_that_evicts(server_binary: Path, tmp_path: Path) -> None:
-    options = ("--maxmemory", "6mb", "--maxmemory-policy", "allkeys-random")
-    with running_server(server_binary, tmp_path / "evicting", options) as server, RedisTier(server.url) as tier:
-        tier.create(TierTable("t", 1000))
-        ids = np.arange(1_000, dtype=np.int64)
-
-        def fill() -> None:
-            for sequence in range(1, 100):
-                tier.write([Records("t", ids * sequence, ids, np.ones((1_000, 1000), np.uint8))], {}, sequence)
-
-        with pytest.raises(StoreFailed, match=r"lost|evict"):
-            fill()
 
 
 def test_a_server_that_is_full_refuses(any_server_url: str) -> None:
