@@ -4,6 +4,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from itertools import repeat
 from typing import Any, cast
 
 import numpy as np
@@ -28,9 +29,6 @@ from elastable.worker.readers.formats.arrow_columns import (
 
 Decode = Callable[[bytes], Mapping[str, Any]]
 """The payload of an event -> column -> value: a number, a text, or a list of these. Raises anything for a bad event."""
-
-Payloads = Sequence[tuple[str, Any]]
-"""(position, payload) of events, as `EventReader._record` takes it: bytes, where a stream has nothing else."""
 
 _LONGEST_REASON = 200  # characters
 _LOOKED_AT = 100  # events that are tried for the first that can be read
@@ -151,8 +149,16 @@ class PayloadReader(EventReader):
         self._sample: Batch = ()
 
     @abstractmethod
-    def payloads(self, span: Span) -> Payloads:
-        """The events of a span, the same each time. Raises `Unavailable` and `BadInput` as `read`."""
+    def events(self, span: Span) -> Sequence[Any]:
+        """The events of a span, as the stream gives them, the same each time. Raises as `read`."""
+
+    @abstractmethod
+    def position(self, event: Any) -> str:
+        """Where an event is."""
+
+    @abstractmethod
+    def payload(self, event: Any) -> bytes:
+        """What it says. Raises `BadInput` where it says nothing."""
 
     def take(self, indices: Int64) -> Batch:
         """The sample."""
@@ -169,15 +175,15 @@ class PayloadReader(EventReader):
 
     def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
         self._learn()
-        payloads = [(span.partition, *event) for span in spans for event in self.payloads(span)]
-        if self._decode is _of_json and payloads and (parsed := self._parsed([each for *_, each in payloads])):
+        found = [(span.partition, self.events(span)) for span in spans]
+        if self._decode is _of_json and (parsed := self._parsed([each for _, events in found for each in events])):
             return parsed, ()
         events, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
-        for partition, position, payload in payloads:
+        for partition, event in ((partition, event) for partition, several in found for event in several):
             try:
-                events.append((partition, position, self._record(payload)))
+                events.append((partition, self.position(event), self._record(event)))
             except Exception as error:  # noqa: BLE001 - a function of the user's
-                bad.append(_bad_event(partition, position, error))
+                bad.append(_bad_event(partition, self.position(event), error))
         batch = None
         try:
             batch = self._batch([event for _, _, event in events]) if events else None
@@ -197,12 +203,13 @@ class PayloadReader(EventReader):
             )
         return batch, tuple(bad)
 
-    def _parsed(self, payloads: Sequence[Any]) -> Batch | None:
+    def _parsed(self, events: Sequence[Any]) -> Batch | None:
         """All events at once, by Arrow, where nothing about any of them is unusual; None: look at each."""
         kinds = {name: first if column.named else column.kind for name, (first, column) in self._columns.items()}
         try:
-            lines = [self._bytes(payload).strip() for payload in payloads]
-            if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
+            lines = list(map(bytes.strip, map(self.payload, events)))
+            begun, ended = map(bytes.startswith, lines, repeat(b"{")), map(bytes.endswith, lines, repeat(b"}"))
+            if not (lines and all(begun) and all(ended)):
                 return None  # so each is at least one row, and as many rows as events are one each
             text = b"\n".join(lines)
             table = pa_json.read_json(
@@ -216,11 +223,8 @@ class PayloadReader(EventReader):
         except (BadInput, pa.ArrowException, OverflowError):
             return None
 
-    def _bytes(self, payload: Any) -> bytes:
-        return cast("bytes", payload)
-
-    def _record(self, payload: Any) -> Mapping[str, Any]:
-        found = self._decode(self._bytes(payload))
+    def _record(self, event: Any) -> Mapping[str, Any]:
+        found = self._decode(self.payload(event))
         if not isinstance(found, Mapping):
             raise BadInput(f"a {type(found).__name__}, and no object of columns")
         if missing := [name for name in self._columns if name not in found]:
@@ -303,9 +307,9 @@ class PayloadReader(EventReader):
         for partition, waiting in sorted(self.ahead({}, _LOOKED_AT, None).items()):
             if not waiting.stops:
                 continue
-            for _, payload in self.payloads(Span(partition, waiting.start, waiting.stops[-1], len(waiting.stops))):
+            for event in self.events(Span(partition, waiting.start, waiting.stops[-1], len(waiting.stops))):
                 try:
-                    return self._record(payload)
+                    return self._record(event)
                 except Exception as error:  # noqa: BLE001 - as in read
                     last = error
         if last is not None:

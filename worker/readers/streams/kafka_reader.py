@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.extras import needs
 from elastable.master.api import Span, Waiting
-from elastable.worker.readers.streams.event_reader import Decode, PayloadReader, Payloads
+from elastable.worker.readers.streams.event_reader import Decode, PayloadReader
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, TopicPartition
@@ -119,9 +119,14 @@ class KafkaReader(PayloadReader):
     def committed(self, positions: Mapping[str, str]) -> None:
         self._log.commit({name: _offset(position, self._name) for name, position in positions.items()})
 
-    def payloads(self, span: Span) -> Payloads:
-        start, stop = _offset(span.start, self._name), _offset(span.stop, self._name)
-        return [(str(each.offset()), each.value() or b"") for each in self._log.read(span.partition, start, stop)]
+    def events(self, span: Span) -> list[Message]:
+        return self._log.read(span.partition, _offset(span.start, self._name), _offset(span.stop, self._name))
+
+    def position(self, event: Message) -> str:
+        return str(event.offset())
+
+    def payload(self, event: Message) -> bytes:
+        return event.value() or b""
 
 
 def _offset(position: str, name: str) -> int:

@@ -145,7 +145,7 @@ def test_a_broker_that_is_gone_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
         reader.ends()
     with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
-        reader.payloads(Span("clicks/1", "0", "1", 1))
+        reader.events(Span("clicks/1", "0", "1", 1))
 
 
 def test_a_broker_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,12 @@ import redis
 from hypothesis import strategies as st
 
 import elastable as et
-from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.tiers.redis.reply_shapes import require_shapes
 from elastable.master.api import Span, Waiting
 from elastable.worker.readers.batch.pytrees import named_parts
 from elastable.worker.readers.batch.reader import ModelInputs
+from elastable.worker.readers.streams import redis_stream_reader
 from elastable.worker.readers.streams.event_reader import EventReader, PayloadReader
 from tests.untyped import Keyword
 
@@ -160,8 +162,14 @@ class Given(PayloadReader):
     def ends(self, before: float | None = None) -> dict[str, str]:
         return {}
 
-    def payloads(self, span: Span) -> list[tuple[str, bytes]]:
-        return [(str(place), each) for place, each in enumerate(self._payloads)]
+    def events(self, span: Span) -> list[tuple[int, bytes]]:
+        return list(enumerate(self._payloads))
+
+    def position(self, event: tuple[int, bytes]) -> str:
+        return str(event[0])
+
+    def payload(self, event: tuple[int, bytes]) -> bytes:
+        return event[1]
 
 
 @hypothesis.given(PAYLOADS)
@@ -222,7 +230,7 @@ def test_what_was_trimmed_before_it_was_trained_is_missed(redis_url: str, client
         reader.ahead({"clicks": found.stops[1]}, 9, None)
     assert len(reader.ahead({"clicks": found.stops[2]}, 9, None)["clicks"].stops) == 3
     with pytest.raises(BadInput, match="2 of the 4 entries"):
-        reader.payloads(Span("clicks", found.stops[0], found.stops[4], 4))
+        reader.events(Span("clicks", found.stops[0], found.stops[4], 4))
     fresh = reader.ahead({}, 9, None)["clicks"]
     assert (fresh.start, fresh.lag) == ("0-0/3", 3)
 
@@ -253,16 +261,57 @@ def test_what_was_deleted_before_it_was_trained_is_missed(url: str) -> None:
         assert len(reader.ahead({"clicks": empty.start}, 9, None)["clicks"].stops) == 1
 
 
-def test_what_is_trimmed_while_it_is_listed_is_missed(redis_url: str, client: redis.Redis) -> None:
+def test_what_is_trimmed_while_it_is_listed_is_missed(
+    redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_stream_reader, "_AT_ONCE", 2)
+
     class Trimmed(et.RedisStreamReader):
-        def _entries(self, *asked: Keyword) -> list[object]:
+        def _call(self, *asked: Keyword) -> list[object]:
+            found: list[object] = super()._call(*asked)
             client.xtrim("clicks", maxlen=3, approximate=False)
-            return super()._entries(*asked)
+            return found
 
     send(client, *(event(user) for user in range(9)))
-    planned = reader_of(redis_url).ahead({}, 2, None)["clicks"].stops[-1]
+    whole = reader_of(redis_url).ahead({}, 9, None)["clicks"].stops
+    assert [each.partition("/")[2] for each in whole] == [str(number) for number in range(1, 10)]
     with pytest.raises(BadInput, match="4 entries of 'clicks' behind"):
-        Trimmed(redis_url, "clicks").ahead({"clicks": planned}, 2, None)
+        Trimmed(redis_url, "clicks").ahead({"clicks": whole[1]}, 4, None)
+
+
+def test_a_listing_leaves_the_fields_at_the_server(redis_url: str, client: redis.Redis) -> None:
+    send(client, *[event(words=["x" * 1_000])] * 2_000)
+    reader = reader_of(redis_url)
+    sent = client.info()["total_net_output_bytes"]
+    assert len(reader.ahead({}, 2_000, None)["clicks"].stops) == 2_000
+    assert client.info()["total_net_output_bytes"] - sent < 100_000
+
+
+def test_the_event_is_one_field_of_several(redis_url: str, client: redis.Redis) -> None:
+    for number in range(3):
+        client.xadd("clicks", {"sender": "{}", "event": json.dumps(event(number)), "at": "1"})
+    reader = reader_of(redis_url).for_inputs(INPUTS)
+    assert isinstance(reader, EventReader)
+    batch, bad = reader.read(whole(reader))
+    assert batch is not None
+    assert (batch[0]["user"].tolist(), bad) == ([0, 1, 2], ())
+
+
+def test_a_user_who_may_only_read_and_run_scripts_that_do(redis_url: str, client: redis.Redis) -> None:
+    send(client, event())
+    rights = ("~clicks", "+@read", "+ping", "+info", "+eval_ro")
+    client.execute_command("ACL", "SETUSER", "trainer", "on", ">secret", *rights)
+    try:
+        reader = reader_of(redis_url.replace("://", "://trainer:secret@"))
+        assert len(reader.events(whole(reader)[0])) == len(reader.ends()) == 1
+    finally:
+        client.execute_command("ACL", "DELUSER", "trainer")
+
+
+@pytest.mark.parametrize("reply", [[b"1-1"], [[b"1-1", b"x"]], [[1, [b"event", b"{}"]]], [[b"1-1", [], []]]])
+def test_what_is_no_entry_of_a_stream_is_refused(reply: list[object]) -> None:
+    with pytest.raises(StoreFailed, match="answered XRANGE with"):
+        require_shapes([("XRANGE", "clicks", "-", "+")], [reply], "here")
 
 
 def test_a_stream_that_is_gone_or_another_one_is_refused(redis_url: str, client: redis.Redis) -> None:
