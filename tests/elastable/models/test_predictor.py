@@ -28,7 +28,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.open_store import open_follower, open_store
 from elastable.embedding_store.store_reader import FollowedTable, HeldLog, HeldReader
-from elastable.models import predictor
+from elastable.models import versions
 from elastable.models.configuration import config_of, model_of
 from elastable.models.predictor import Predictor
 from elastable.serving.service import PredictionService
@@ -258,7 +258,7 @@ def test_what_cannot_be_served_is_refused(url: str, tmp_path: Path, monkeypatch:
         Unsupported, match=r"'half' of model 'rounded', \[None, 1\], is of bfloat16, which NumPy has not"
     ):
         Predictor(url)
-    monkeypatch.setattr(predictor, "backend", lambda: type("Other", (), {"name": "jax", "has_graphs": True}))
+    monkeypatch.setattr(versions, "backend", lambda: type("Other", (), {"name": "jax", "has_graphs": True}))
     with pytest.raises(Unsupported, match="KERAS_BACKEND=tensorflow"):
         Predictor(url)
     with pytest.raises(BadInput, match="follower"):
