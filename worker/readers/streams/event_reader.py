@@ -65,6 +65,7 @@ class EventReader(Reader, EventSource):
 
     in_order = True
     streams = True
+    look_s = 0.05
 
     def __init__(self, name: str, steps_per_epoch: int) -> None:
         if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int) or steps_per_epoch < 1:

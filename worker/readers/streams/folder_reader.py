@@ -47,6 +47,8 @@ class FolderReader(EventReader):
         BadInput: options that cannot be.
     """
 
+    look_s = 1.0  # a look lists the folder
+
     def __init__(
         self,
         path: str | os.PathLike[str],
