@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
@@ -47,7 +48,42 @@ def _of_arrow(payload: bytes) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", table.to_pylist()[0])
 
 
-_FORMATS: Mapping[str, Decode] = {"json": _of_json, "arrow": _of_arrow}
+def _example() -> Any:
+    """A message as `tf.train.Example` is on the wire; TensorFlow is not imported for it."""
+    parts = {
+        "Texts": "1 value REPEATED BYTES", "Floats": "1 value REPEATED FLOAT", "Ints": "1 value REPEATED INT64",
+        "Feature": "1 texts OPTIONAL Texts,2 floats OPTIONAL Floats,3 ints OPTIONAL Ints",
+        "Named": "1 name OPTIONAL STRING,2 feature OPTIONAL Feature", "Features": "1 feature REPEATED Named",
+        "Example": "1 features OPTIONAL Features",
+    }  # fmt: skip
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto")
+    for name, fields in parts.items():
+        message = file.message_type.add(name=name)
+        for number, field, label, kind in (each.split() for each in fields.split(",")):
+            made = message.field.add(name=field, number=int(number), label=f"LABEL_{label}")
+            if kind in parts:
+                made.type_name = f".{kind}"
+            else:
+                made.type = descriptor_pb2.FieldDescriptorProto.Type.Value(f"TYPE_{kind}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
+
+
+_Example = _example()
+
+
+def _of_example(payload: bytes) -> Mapping[str, Any]:
+    """Feature -> its values, a list."""
+    found = {}
+    for named in _Example.FromString(payload).features.feature:
+        kind, it = next(((field.name, values) for field, values in named.feature.ListFields()), ("ints", None))
+        values = [] if it is None else list(it.value)
+        found[named.name] = [each.decode() for each in values] if kind == "texts" else values
+    return found
+
+
+_FORMATS: Mapping[str, Decode] = {"json": _of_json, "arrow": _of_arrow, "example": _of_example}
 
 
 class EventReader(Reader, EventSource):
@@ -117,8 +153,9 @@ class PayloadReader(EventReader):
     passed over, noted and counted.
 
     Args:
-        events: How an event is read: "json" (an object), "arrow" (an IPC stream of one record), or a function, payload
-            -> dict of column -> value.
+        events: How an event is read: "json" (an object), "arrow" (an IPC stream of one record), "example" (a
+            `tf.train.Example`; a feature with one value is that value, unless its input is of `[n]`, or that of the
+            first event has several), or a function, payload -> dict of column -> value.
         features: Columns that make up x; None: the inputs of the model, or all but label and weight of the first event.
         label, weight, column_types, fill_null, fill_null_list: As of `et.ParquetReader`; targets are floats unless
             `column_types` names another type.
@@ -171,7 +208,7 @@ class PayloadReader(EventReader):
         if inputs == self._inputs:
             return self
         other = copy(self)
-        other._inputs, other._columns = inputs, {}
+        other._inputs, other._columns, other._first = inputs, {}, None
         return other
 
     def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
@@ -228,9 +265,16 @@ class PayloadReader(EventReader):
         found = self._decode(self.payload(event))
         if not isinstance(found, Mapping):
             raise BadInput(f"a {type(found).__name__}, and no object of columns")
+        if self._decode is _of_example:
+            found = {name: self._value(name, values) for name, values in found.items()}
         if missing := [name for name in self._columns if name not in found]:
             raise BadInput(f"no column {missing[0]!r}; its columns are {', '.join(map(repr, list(found)[:20]))}")
         return found
+
+    def _value(self, name: str, values: Sequence[object]) -> object:
+        known = self._columns.get(name)
+        several = name in self._inputs.lengths if known is None else pa.types.is_list(known[0])
+        return values if several or len(values) != 1 else values[0]
 
     def _batch(self, records: Sequence[Mapping[str, Any]]) -> Batch:
         values: dict[str, pa.Array] = {}

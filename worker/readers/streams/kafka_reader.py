@@ -42,7 +42,7 @@ class KafkaReader(PayloadReader):
         topic: A topic, or several.
         servers: `host:port`, or several with commas: some of the brokers.
         steps_per_epoch: Versions in an epoch.
-        events: "json", "arrow" or a function, as of `PayloadReader`.
+        events: "json", "arrow", "example" or a function, as of `PayloadReader`.
         columns: `features`, `label`, `weight`, `column_types`, `fill_null`, `fill_null_list`, as of `PayloadReader`.
         group: Whose committed offsets follow.
         config: Further settings of librdkafka, such as those of TLS and SASL.

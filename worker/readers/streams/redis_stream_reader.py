@@ -62,7 +62,7 @@ class RedisStreamReader(PayloadReader):
         url: `redis://host:port`, as of a store; servers may be a Cluster, or watched by Sentinels.
         key: The key of a stream, or several; those that are not there yet may come.
         steps_per_epoch: Versions in an epoch.
-        events: "json", "arrow" or a function, as of `PayloadReader`.
+        events: "json", "arrow", "example" or a function, as of `PayloadReader`.
         columns: `features`, `label`, `weight`, `column_types`, `fill_null`, `fill_null_list`, as of `PayloadReader`.
         field: The field of an entry that holds the event.
 

@@ -4,13 +4,14 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import hypothesis
 import numpy as np
 import pyarrow as pa
 import pytest
 import redis
+import tensorflow as tf
 from hypothesis import strategies as st
 
 import elastable as et
@@ -221,6 +222,32 @@ def test_events_as_arrow_and_by_a_function(redis_url: str, client: redis.Redis) 
     assert (batch[0]["user"].tolist(), batch[1].tolist(), len(bad)) == ([7, 8], [1.0, 0.0], 1)
 
 
+def test_events_as_tensorflow_examples(redis_url: str, client: redis.Redis) -> None:
+    def example(**features: Iterable[object]) -> bytes:
+        made = tf.train.Example()
+        for name, values in features.items():
+            kinds = {int: "int64_list", float: "float_list", bytes: "bytes_list"}
+            getattr(made.features.feature[name], kinds[type(next(iter(values)))]).value.extend(values)
+        return bytes(made.SerializeToString())
+
+    send(client, example(user=[7], price=[0.5], words=[b"a", b"b"], clicked=[1]))
+    send(client, example(user=[-(2**63)], price=[1], words=["ä".encode()], clicked=[0]))
+    bad = [example(user=[1, 2], price=[1.0], words=[b"a"], clicked=[0]), example(user=[1]), b"\xff", example()]
+    bad.append(example(user=[1], price=[1.0], words=[b"\xff"], clicked=[0]))
+    send(client, *bad)
+    reader = reader_of(redis_url, events="example").for_inputs(INPUTS)
+    assert isinstance(reader, EventReader)
+    (x, y), passed_over = reader.read(whole(reader))  # type: ignore[misc]
+    assert (x["user"].tolist(), x["price"].tolist(), y.tolist()) == ([7, -(2**63)], [0.5, 1.0], [1.0, 0.0])
+    assert (x["words"].values.tolist(), x["words"].splits.tolist()) == (["a", "b", "ä"], [0, 2, 3])
+    assert len(passed_over) == len(bad)
+    vectors = reader.for_inputs(ModelInputs({"user": "int64"}, {"user": 1}, own_step=False))
+    assert isinstance(vectors, EventReader)
+    batch, _ = vectors.read(whole(vectors, 1))
+    assert batch is not None
+    assert batch[0]["user"].shape == (1, 1)
+
+
 def test_what_was_trimmed_before_it_was_trained_is_missed(redis_url: str, client: redis.Redis) -> None:
     send(client, *(event(user) for user in range(6)))
     reader = reader_of(redis_url)
@@ -346,7 +373,7 @@ def test_a_stream_that_is_empty_is_refused_and_a_dead_server_is_away(redis_url: 
     ("options", "message"),
     [
         ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
-        ({"events": "xml"}, "events='xml': write 'json', 'arrow'"),
+        ({"events": "xml"}, "events='xml': write 'json', 'arrow', 'example'"),
         ({"key": []}, "give the key of a stream"),
     ],
 )
