@@ -20,6 +20,7 @@ from elastable.worker.readers.streams.event_reader import Decode, PayloadReader
 _POSITION = re.compile(r"([0-9]{1,20}-[0-9]{1,20})(?:/([0-9]{1,20})(?:/([0-9]{1,20}-[0-9]{1,20}))?)?")
 _LAST_SEQUENCE = 2**64 - 1
 _AT_ONCE = 10_000  # entries of one answer
+_FIRST_TIME = 1e9  # Unix time of 2001: before it there was no Redis
 _LISTING = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
 local ids, after, left = {}, ARGV[1], tonumber(ARGV[3])
@@ -107,7 +108,8 @@ class RedisStreamReader(PayloadReader):
             state = self._require_all(key, start, state, number + len(ids) if whole else None)
             known = f"/{deleted}" if deleted else ""
             stops = [f"{each}/{number + place}{known}" for place, each in enumerate(ids[:most], 1)]
-            since = int(ids[0].partition("-")[0]) / 1000 if ids else None
+            moment = int(ids[0].partition("-")[0]) / 1000 if ids else 0.0
+            since = moment if moment > _FIRST_TIME else None  # ids that the sender made are numbers
             found[key] = Waiting(start, stops, len(ids) > most, max(len(stops), state.added - number), since)
         return found
 

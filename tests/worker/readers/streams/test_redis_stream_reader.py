@@ -84,6 +84,7 @@ def test_an_end_is_one_of_now_of_a_time_or_of_positions(redis_url: str, client: 
         client.xadd("clicks", {"event": json.dumps(event())}, id=f"{moment}-5")
     reader = reader_of(redis_url, ["clicks", "later"])
     assert reader.ends() == {"clicks": "3000-5"}
+    assert reader.ahead({}, 9, None)["clicks"].since is None  # such ids are no times of 1970
     for until, listed in (({"clicks": "2000-5"}, 2), ({"clicks": "1999-0"}, 1), (reader.ends(3.0), 2), ({}, 0)):
         assert sum(len(each.stops) for each in reader.ahead({}, 9, until).values()) == listed
     with pytest.raises(BadInput, match="there is no partition 'x' to end in"):
