@@ -419,6 +419,10 @@ class _Held(BaseSource):
                 return
             yield block
 
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As of `EmbeddingStore.read_rows`."""
+        return _table(self._replayed, table).stored(ids)
+
     def table_state(self, table: str) -> TableState:
         """As of `EmbeddingStore.table_state`."""
         return _table(self._replayed, table).state()

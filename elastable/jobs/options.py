@@ -417,6 +417,9 @@ class ModelServerOptions:
         None, Option("The version to hold, until `elastable hold` says otherwise.", at_least=0, unset="the newest one")
     )
     checkpoints: str | None = setting(None, EARLIER_VERSIONS)
+    unknown_ids: str = setting(
+        "initial", Option("What ids without a row read: their initial value, or zeros.", choices=("initial", "zeros"))
+    )
     http: str = setting(
         "127.0.0.1:8501", _network("Address to answer at; port 0 takes a free one.", metavar="HOST:PORT")
     )

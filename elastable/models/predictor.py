@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.closing import Closing
-from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import (
     BadInput,
     ElastableError,
@@ -38,6 +38,7 @@ from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.steps import make_infer_step, make_plan
 from elastable.worker.user_model.build import as_tensors
 
+UNKNOWN = ("initial", "zeros")
 _LONGEST_REASON = 300  # characters of an error of a backend
 
 
@@ -66,6 +67,7 @@ class Predictor(Closing):
             `advance` the newest one.
         version: The version to hold; None: none.
         checkpoints: Where other versions are read from (`hold`); None: from `source`, where that is no store.
+        unknown: What ids without a row read, one of `UNKNOWN`: their initial value, as in training, or zeros.
         model_file: The job's model file, for models that are made of classes and functions of your own; None: the model
             is made of the configuration that the version names.
         deadline_s: Seconds that reading Redis may take; None: 10.
@@ -86,9 +88,13 @@ class Predictor(Closing):
         *,
         version: int | None = None,
         checkpoints: str | Path | None = None,
+        unknown: str = "initial",
         model_file: str | Path | None = None,
         deadline_s: float | None = None,
     ) -> None:
+        if unknown not in UNKNOWN:
+            raise BadInput(f"unknown={unknown!r}: write one of {', '.join(map(repr, UNKNOWN))}")
+        self._zeros = unknown == "zeros"
         followed = is_followed(source)
         self._checkpoints = source if checkpoints is None and not followed else checkpoints
         self.held = version
@@ -103,7 +109,7 @@ class Predictor(Closing):
             self.inputs, self._spec, self._packed = _inputs(self._model)
             self._plan = make_plan(self._model, self._spec, training=None)
             self._step = make_infer_step(
-                self._model, self._spec, self._plan, lambda table, ids: self._versions.rows.lookup({table: ids})[table]
+                self._model, self._spec, self._plan, lambda table, ids: self._lookup({table: ids})[table]
             )
             self._one, self._moving, self._version = threading.Lock(), threading.Lock(), -1
             self.outputs = _outputs(self._model)
@@ -210,7 +216,7 @@ class Predictor(Closing):
         require_like(self._spec, batch, records, "the inputs")
         with self._one, self._at_version():
             ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._versions.rows.specs())
-            rows = self._versions.rows.lookup(ids.unique)
+            rows = self._lookup(ids.unique)
             try:
                 found = self._step(batch, rows, ids)
             except ElastableError:
@@ -224,6 +230,13 @@ class Predictor(Closing):
                         f"output {name!r} is {list(value.shape)} for {records} records: it has none of each"
                     )
             return named, self._version
+
+    def _lookup(self, ids: Mapping[str, Int64]) -> dict[str, Float32]:
+        found = self._versions.rows.lookup(ids)
+        for table, some in ids.items() if self._zeros else ():
+            known = self._versions.rows.read_rows(table, some).ids
+            found[table] = np.where(np.isin(some, known)[:, np.newaxis], found[table], np.float32(0))
+        return found
 
     def _failed(self, arrays: Mapping[str, Array], error: Exception) -> ElastableError:
         """What a model raised, named: a value that one of its layers does not take, or a failure of its own."""

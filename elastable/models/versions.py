@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.row_source import RowSource, variables_of
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import CheckpointError, ModelError, StoreBroken, Unsupported
+from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, StoreBroken, Unsupported
 from elastable.embedding_store.open_store import open_follower
 from elastable.embedding_store.store_reader import HeldLog, HeldReader
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
@@ -29,6 +29,8 @@ from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.user_model.build import make_model
 from elastable.worker.user_model.model_file import load_model_file
+
+_UNFOLLOWED = ("file://", "grpc://", "grpcs://", "dns://", "token:", "encoding:")
 
 
 class Versions(Protocol):
@@ -53,7 +55,16 @@ class Saved:
     """The version of a checkpoint, or the newest one of a run."""
 
     def __init__(self, place: str | Path, version: int | None = None) -> None:
-        self._place, self._saved = place, open_checkpoint(place, version)
+        try:
+            self._place, self._saved = place, open_checkpoint(place, version)
+        except (BadInput, CheckpointError) as error:
+            if not str(place).startswith(_UNFOLLOWED):
+                raise
+            raise Unsupported(
+                f"{redacted(str(place))}: rows in files and at store servers are read by their job alone, and no "
+                "checkpoints are there: name the job's run or its checkpoints (--checkpoint-every N saves some; "
+                "--follow goes on to each), or have it write --store redis://... or memory?log=/folder"
+            ) from error
         self.look_s = None if MANIFEST in files_at(str(place)).names() else 1.0
         self.rows: HeldReader | HeldLog | EmbeddingStore = MemoryStore()
         try:
@@ -141,7 +152,7 @@ def open_versions(
         CheckpointError: it cannot be read.
     """
     if not is_followed(source):
-        return Saved(source if checkpoints is None else checkpoints, version)
+        return Saved(source, version)
     found = Followed(str(source), deadline_s)
     with found.current(-1) as (now, _):
         if version in (None, now):
