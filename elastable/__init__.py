@@ -5,7 +5,7 @@
 * layers: `Embedding`, `EdlEmbedding`; as in keras-rs: `DistributedEmbedding`, `TableConfig`, `FeatureConfig`
 * training here: `fit`, and `step` for loops of your own; over replicas: `ReplicaTrainer`
 * what a term of a loss is: `averaged`, `summed`
-* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `PartsReader`, `StreamReader`, `EndlessReader`; events:
+* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `PartsReader`, `StreamReader`; events:
   `FolderReader`, `KafkaReader`, `RedisStreamReader`; for sources of your own `Reader`, `RaggedArray`, `SparseArray`
 * ids of strings: `hash_ids`
 * stores: `MemoryStore`, `open_store`, `open_reader`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from elastable.worker.readers.formats.parquet_reader import ParquetReader as ParquetReader
     from elastable.worker.readers.numpy_reader import NumpyReader as NumpyReader
     from elastable.worker.readers.pass_reader import PartsReader as PartsReader
-    from elastable.worker.readers.stream_reader import EndlessReader as EndlessReader
     from elastable.worker.readers.stream_reader import StreamReader as StreamReader
     from elastable.worker.readers.streams.folder_reader import FolderReader as FolderReader
     from elastable.worker.readers.streams.kafka_reader import KafkaReader as KafkaReader
@@ -112,7 +111,7 @@ _NAMES_OF = {
     "elastable.worker.readers.batch.ragged": "RaggedArray SparseArray",
     "elastable.worker.readers.batch.reader": "Reader",
     "elastable.worker.readers.pass_reader": "PartsReader",
-    "elastable.worker.readers.stream_reader": "EndlessReader StreamReader",
+    "elastable.worker.readers.stream_reader": "StreamReader",
     "elastable.worker.readers.streams.folder_reader": "FolderReader",
     "elastable.worker.readers.streams.kafka_reader": "KafkaReader",
     "elastable.worker.readers.streams.redis_stream_reader": "RedisStreamReader",

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int64, UInt8
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier
 from elastable.embedding_store.engine.memory_table import MemoryTable
@@ -405,7 +405,30 @@ class StoreReader(BaseSource):
         return table
 
 
-class HeldReader(StoreReader):
+class _Held(BaseSource):
+    """Rows of a store that are all in memory, at one version."""
+
+    _replayed: ReplayedTables
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """All rows of a table in blocks, as of `EmbeddingStore.scan`; the version stays meanwhile."""
+        found, cursor = _table(self._replayed, table), 0
+        while True:
+            block, cursor = found.scan(cursor, block_rows)
+            if not len(block.ids):
+                return
+            yield block
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As of `EmbeddingStore.read_rows`."""
+        return _table(self._replayed, table).stored(ids)
+
+    def table_state(self, table: str) -> TableState:
+        """As of `EmbeddingStore.table_state`."""
+        return _table(self._replayed, table).state()
+
+
+class HeldReader(StoreReader, _Held):
     """Exactly one version of a store that another process writes; `advance` goes on to the newest.
 
     All rows are in memory, with their slots, as the store has them. Where the log behind its version was trimmed, it
@@ -480,7 +503,7 @@ class HeldReader(StoreReader):
                     ) from None
 
 
-class HeldLog(BaseSource):
+class HeldLog(_Held):
     """Exactly one version of a store in memory whose log is in a folder here; `advance` goes on to the newest.
 
     Another process has the store open. All rows are in memory, with their slots. Where the log behind its version was

@@ -62,7 +62,12 @@ class EventSource(Protocol):
     """A stream as a master asks it. Positions are texts, whose meaning is the stream's.
 
     Calls raise `Unavailable` while the stream is away, and `BadInput` where events are gone that were not trained.
+
+    Attributes:
+        look_s: Seconds between two looks at it while nothing waits there that makes a version.
     """
+
+    look_s: float
 
     def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
         """What waits in each partition, new ones included.

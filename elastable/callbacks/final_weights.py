@@ -88,7 +88,7 @@ class BestVersions:
         for name, checkpoint in noted.items():
             if name in self._followed:
                 try:
-                    weights = self._dense.weights(self._open(name, checkpoint).dense())
+                    weights = list(self._dense.weights(self._open(name, checkpoint).dense()).values())
                 except CheckpointError as error:
                     raise CheckpointError(
                         f"callback {name}(restore_best_weights=True) cannot go on without the best version: {error}"

@@ -1,6 +1,7 @@
 """`elastable evaluate`, `predict`, `export` and `plan`: what to do with a model file, trained or before."""
 
 import json
+import os
 import ssl
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +16,12 @@ from rich.table import Table
 from elastable.commands.command_line import AS_JSON, DEADLINE, takes, wide_console
 from elastable.embedding_store.composite.locations import plan_tables
 from elastable.embedding_store.contract.row_source import variables_of
+from elastable.embedding_store.contract.spec import WEIGHT_DTYPES
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
+from elastable.jobs.options import EARLIER_VERSIONS, MODEL_FILE, MODEL_SOURCE, OFFLOAD_ABOVE, OWN_CLASSES
 from elastable.process.quiet import import_backend
 
 CHECKPOINT = Option("A checkpoint, or a directory of checkpoints (the newest is taken).", metavar="DIR|URL")
@@ -99,7 +102,9 @@ def predict(options: _PredictOptions) -> None:
     import_backend()
     from elastable.models.trained import batches, open_trained
 
-    _require_output(options.output, ".npy", "predictions")
+    if options.output.suffix != ".npy":
+        raise BadInput(f"--output {options.output}: predictions are written as .npy")
+    _require_folder(options.output)
     trained = open_trained(options.model_file, options.checkpoint, options.split)
     parts = [
         trained.model.predict_on_batch(batch[0])
@@ -113,27 +118,52 @@ def predict(options: _PredictOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ExportOptions(_ModelOptions):
-    output: Path = required(Option("File for the model.", metavar="FILE.keras"))
+class _ExportOptions:
+    source: str = required(MODEL_SOURCE)
+    output: Path = required(Option("Where to write; nothing is there yet.", metavar="FILE.keras|FOLDER"))
+    format: str = required(
+        Option(
+            "keras: a plain model; savedmodel: for TensorFlow Serving; serving: weights for `serve-model`.",
+            choices=("keras", "savedmodel", "serving"),
+        )
+    )  # fmt: skip
+    version: int | None = setting(None, Option("The version.", at_least=0, unset="the newest one"))
+    checkpoints: str | None = setting(None, EARLIER_VERSIONS)
+    dtype: str | None = setting(None, Option("Type of the rows.", choices=WEIGHT_DTYPES, unset="unchanged"))
+    model_file: Path | None = setting(None, OWN_CLASSES)
+    deadline_s: float = setting(600.0, DEADLINE)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        output, kind = self.output, self.format
+        if (kind == "keras") is not (output.suffix == ".keras"):
+            raise BadInput(f"--output {output}: --format keras writes a file .keras, and the other formats a folder")
+        if kind == "keras" and self.dtype is not None:
+            raise BadInput(
+                f"--dtype {self.dtype} with --format keras: plain layers keep rows as float32; load the file, and have "
+                "Keras do it (model.quantize('int8')), or write --format savedmodel or serving"
+            )
+        if os.path.lexists(output):
+            raise BadInput(f"--output {output} is there already, and nothing is overwritten: name another")
+        _require_folder(output)
 
 
 @takes(_ExportOptions)
 def export(options: _ExportOptions) -> None:
-    """Write a checkpoint, or the model that model() loads, as a plain .keras model that needs no Elastable."""
+    """Write the model of a version, of a job that has ended or goes on."""
     import_backend()
-    from elastable.models.trained import open_trained
-    from elastable.worker.user_model.export import export_keras
+    from elastable.models.saving import export_version
 
-    _require_output(options.output, ".keras", "models")
-    trained = open_trained(options.model_file, options.checkpoint)
-    written = export_keras(trained.model, trained.store, options.output)
-    typer.echo(json.dumps({"output": str(written), **trained.origin()}))
+    it = options
+    version = export_version(
+        it.source, it.output, it.format, version=it.version, checkpoints=it.checkpoints, dtype=it.dtype,
+        model_file=it.model_file, deadline_s=it.deadline_s,
+    )  # fmt: skip
+    typer.echo(json.dumps({"output": str(it.output), "source": redacted(it.source), "version": version}))
 
 
-def _require_output(output: Path, suffix: str, what: str) -> None:
-    if output.suffix != suffix:
-        raise BadInput(f"--output {output}: {what} are written as {suffix}")
-    if not output.parent.is_dir():
+def _require_folder(output: Path) -> None:
+    if not output.absolute().parent.is_dir():
         raise BadInput(f"--output {output}: there is no directory {output.parent}")
 
 

@@ -15,8 +15,8 @@ from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.in_process_stores import StoreGiven
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import as_reader
-from elastable.worker.readers.pass_reader import ClassWeightReader, PartReader, PassReader
-from elastable.worker.readers.stream_reader import EndlessReader, StreamReader, is_endless, is_iterator, is_stream
+from elastable.worker.readers.pass_reader import ClassWeightReader, EndlessReader, PartReader, PassReader
+from elastable.worker.readers.stream_reader import StreamReader, is_endless, is_iterator, is_stream
 
 _BATCH_RECORDS = 32  # as in Keras
 _PARTS = ("x", "y", "sample_weight")
@@ -283,18 +283,6 @@ def _require_share(share: float | None) -> float:
 # Streams as `model.fit` takes them, with and without an end, as readers
 
 
-class _FromEpoch(EndlessReader):
-    """A stream whose first batches belong to the epoch at which `fit` begins, as in Keras."""
-
-    def __init__(self, batches: object, batches_per_epoch: int, first_epoch: int) -> None:
-        self._first_epoch = first_epoch
-        super().__init__(batches, batches_per_epoch)
-
-    def of_pass(self, number: int) -> Reader:
-        """The records of epoch `number`."""
-        return super().of_pass(max(0, number - self._first_epoch))
-
-
 def is_fit_stream(data: object) -> bool:
     """Whether `data` gives batches one after the other: a dataset, a loader or an iterator."""
     return is_stream(data) or is_iterator(data)
@@ -327,7 +315,7 @@ def train_stream(
             "which of its batches to take (et.StreamReader(stream, count=...))"
         )
     if endless or is_iterator(data):
-        return _FromEpoch(data, batches_per_epoch, first_epoch)
+        return EndlessReader(data, batches_per_epoch, first_epoch)
     count = batches_per_epoch * epochs  # no more than are trained: it may have no end
     if once:
         return StreamReader(data, count=count)

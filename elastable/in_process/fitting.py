@@ -97,7 +97,7 @@ def fit(
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
         x: Data for `model.fit`, or a Reader; without `y` also a tuple (x, y) or (x, y, sample_weight), or a dict with
-            these keys. A stream without an end needs `steps_per_epoch` (`EndlessReader`).
+            these keys. A stream without an end needs `steps_per_epoch`.
         batch_size: Records in a micro-batch; None: a stream's own, else 32. A stream that ends is read once, cut anew.
         grads_to_wait: Micro-batches of one update; None: the optimizer's gradient_accumulation_steps, else 1.
         average: "mean": the numbers of plain Keras on one batch of all their records, or a refusal; "records": weighted

@@ -386,6 +386,19 @@ class TrainOptions(JobOptions):
         return self.worker_range[1]
 
 
+MODEL_SOURCE = Option(
+    "A run directory, a checkpoint, or the store that a job writes to: redis://... or memory?log=/folder.",
+    metavar="RUN|DIR|URL", positional=True,
+)  # fmt: skip
+OWN_CLASSES = Option(
+    "The job's model file, for a model of classes and functions of your own.", metavar="MODEL.py",
+    unset="the model as the version describes it",
+)  # fmt: skip
+EARLIER_VERSIONS = Option(
+    "Where earlier versions of a store are.", metavar="DIR|URL", unset="nowhere; of a run its own"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelServerOptions:
     """Settings of `elastable serve-model`.
@@ -394,19 +407,8 @@ class ModelServerOptions:
         BadInput: a value that is not allowed; or it is to follow what does not change.
     """
 
-    source: str = required(
-        Option(
-            "A run directory, a checkpoint, or the store that a job writes to: redis://... or memory?log=/folder.",
-            metavar="RUN|DIR|URL", positional=True,
-        )
-    )  # fmt: skip
-    model_file: Path | None = setting(
-        None,
-        Option(
-            "The job's model file, for a model of classes and functions of your own.", metavar="MODEL.py",
-            unset="the model as the version describes it",
-        ),
-    )  # fmt: skip
+    source: str = required(MODEL_SOURCE)
+    model_file: Path | None = setting(None, OWN_CLASSES)
     follow: bool = setting(
         False,
         Option("Go on to every version that the job commits, or saves in its run.", flags=("--follow",)),
@@ -414,8 +416,9 @@ class ModelServerOptions:
     version: int | None = setting(
         None, Option("The version to hold, until `elastable hold` says otherwise.", at_least=0, unset="the newest one")
     )
-    checkpoints: str | None = setting(
-        None, Option("Where earlier versions of a store are.", metavar="DIR|URL", unset="nowhere; of a run its own")
+    checkpoints: str | None = setting(None, EARLIER_VERSIONS)
+    unknown_ids: str = setting(
+        "initial", Option("What ids without a row read: their initial value, or zeros.", choices=("initial", "zeros"))
     )
     http: str = setting(
         "127.0.0.1:8501", _network("Address to answer at; port 0 takes a free one.", metavar="HOST:PORT")

@@ -4,23 +4,29 @@ import base64
 import json
 import logging
 import zlib
+from collections.abc import Mapping
 
 import keras
+import numpy as np
 
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
 from elastable.embedding_store.errors import ModelError
+from elastable.worker.keras.seeds import layers_of
 
 _log = logging.getLogger(__name__)
 
 _HINT = "name the model file, too (--model-file MODEL.py)"
 _UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, zlib.error)
+_MOST_WORDS = 10_000  # that layers have learned: every version of a job holds its configuration
 _LARGEST = 16 << 20  # bytes of JSON: an array in a layer's configuration is not what a version is for
 
 
 def config_of(model: keras.Model) -> str:
     """The configuration of a compiled model, as `JobSpec.model_config` has it; "": Keras cannot write it."""
     try:
-        said = json.dumps(keras.saving.serialize_keras_object(model)).encode()
+        found = keras.saving.serialize_keras_object(model)
+        _add_words(found, _learned_words(model))
+        said = json.dumps(found).encode()
     except Exception as error:  # noqa: BLE001 - get_config of the user's classes may raise anything
         named = getattr(model, "name", model)
         _log.info("model %r has no configuration (%s): it is served with its model file", named, error)
@@ -29,6 +35,30 @@ def config_of(model: keras.Model) -> str:
         _log.info("the configuration of model %r has %d bytes: it is served with its model file", model.name, len(said))
         return ""
     return base64.b64encode(zlib.compress(said, 9)).decode()
+
+
+def _lookups(model: keras.Model) -> list[keras.Layer]:
+    """Layers whose words are not in their configuration: what they learn by `adapt()` Keras keeps in files alone."""
+    lookups = [layer for layer in layers_of(model) if hasattr(layer, "get_vocabulary")]
+    return [layer for layer in lookups if layer.get_config().get("vocabulary", "") is None]
+
+
+def _learned_words(model: keras.Model) -> dict[str, list[object]]:
+    """Layer -> what it has learned; empty: it is too much, or not words alone."""
+    lookups = _lookups(model)
+    if any(layer.get_config().get("output_mode") == "tf_idf" for layer in lookups):
+        return {}
+    words = {each.name: np.asarray(each.get_vocabulary(include_special_tokens=False)).tolist() for each in lookups}
+    return words if sum(map(len, words.values())) <= _MOST_WORDS else {}
+
+
+def _add_words(said: object, words: Mapping[str, list[object]]) -> None:
+    if isinstance(said, dict):
+        config = said.get("config")
+        if isinstance(config, dict) and config.get("vocabulary", "") is None:
+            config["vocabulary"] = words.get(str(config.get("name")))
+    for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
+        _add_words(each, words)
 
 
 def same_model(one: DocumentFields, other: DocumentFields) -> bool:
@@ -57,6 +87,11 @@ def model_of(config: str) -> keras.Model:
         raise ModelError(f"the version's model cannot be made of its configuration alone ({error}); {_HINT}") from error
     if not isinstance(model, keras.Model):
         raise ModelError(f"the version's model is a {type(model).__name__}, and no keras.Model")
+    if lacking := _lookups(model):
+        raise ModelError(
+            f"layer {lacking[0].name!r} has learned by adapt() what the version does not hold (it holds up to "
+            f"{_MOST_WORDS:,} words in all); {_HINT}"
+        )
     return model
 
 

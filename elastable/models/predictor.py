@@ -2,53 +2,43 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.closing import Closing
-from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.contract.malformed import DocumentFields
-from elastable.embedding_store.contract.row_source import variables_of
-from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import (
     BadInput,
-    CheckpointError,
     ElastableError,
     ModelError,
-    StoreBroken,
     Unsupported,
 )
-from elastable.embedding_store.open_store import open_follower
-from elastable.embedding_store.store_reader import HeldLog, HeldReader
-from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
-from elastable.master.api import Tensor
 from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
-from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.restoring import restore_tables
-from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST
-from elastable.master.checkpoints.storage.checkpoint_locations import files_at
-from elastable.master.commits.version_record import VersionRecord
 from elastable.master.model.dense import dense_part
-from elastable.models.configuration import model_of, same_model
+from elastable.models.versions import (
+    Followed,
+    Saved,
+    Versions,
+    is_followed,
+    model_of_job,
+    no_such_version,
+    require_same_model,
+    take_weights,
+)
 from elastable.worker.keras.structures import BatchSpec
-from elastable.worker.layers.model_tables import store_layers
-from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.model_inputs import inputs_of
-from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.step.forward import ArraySpec, require_like
 from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.steps import make_infer_step, make_plan
-from elastable.worker.user_model.build import as_tensors, make_model
-from elastable.worker.user_model.model_file import load_model_file
+from elastable.worker.user_model.build import as_tensors
 
+UNKNOWN = ("initial", "zeros")
 _LONGEST_REASON = 300  # characters of an error of a backend
 
 
@@ -66,108 +56,6 @@ class TensorSignature:
     shape: tuple[int | None, ...]
 
 
-class _Versions(Protocol):
-    """Where a predictor's versions come from."""
-
-    rows: HeldReader | HeldLog | EmbeddingStore
-    job: DocumentFields
-    look_s: float | None  # between two looks for a newer one; None: there never is one
-
-    def current(self, taken: int) -> AbstractContextManager[tuple[int, Mapping[str, Tensor] | None]]:
-        """The version that `rows` are of within the block, and its dense part; None: it is version `taken`."""
-
-    def advance(self) -> "_Versions":
-        """Goes on to the newest version; what has it, which may be another object."""
-
-    def newest(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
-class _Saved:
-    """The version of a checkpoint, or the newest one of a run."""
-
-    def __init__(self, place: str | Path, version: int | None = None) -> None:
-        self._place, self._saved = place, open_checkpoint(place, version)
-        self.look_s = None if MANIFEST in files_at(str(place)).names() else 1.0
-        self.rows: HeldReader | HeldLog | EmbeddingStore = MemoryStore()
-        try:
-            restore_tables(self._saved, self.rows)
-            self._dense = self._saved.dense()
-        except BaseException:
-            self.close()
-            raise
-        self.job = self._saved.job
-
-    @contextmanager
-    def current(self, taken: int) -> Iterator[tuple[int, Mapping[str, Tensor] | None]]:
-        version = self._saved.version
-        yield version, None if version == taken else self._dense
-
-    def advance(self) -> _Versions:
-        newest = open_checkpoint(self._place)
-        if newest.address == self._saved.address:
-            return self
-        _require_same_model(newest.job, self.job, self._place)
-        return _Saved(self._place, newest.version)
-
-    def newest(self) -> int:
-        return open_checkpoint(self._place).version
-
-    def close(self) -> None:
-        self.rows.close()
-
-
-class _Followed:
-    """The versions of a store that a job writes."""
-
-    look_s: float | None = 0.02
-
-    def __init__(self, url: str, deadline_s: float | None) -> None:
-        self._place = redacted(url)
-        self._reader = open_follower(url, deadline_s)
-        self.rows: HeldReader | HeldLog | EmbeddingStore = self._reader
-        try:
-            with self._reader.at_one_version() as (_, record):
-                self.job: DocumentFields = dict(self._record(record).job)
-        except BaseException:
-            self._reader.close()
-            raise
-
-    def _record(self, record: bytes | None) -> VersionRecord:
-        if record is None:
-            raise CheckpointError(f"{self._place} holds no version of a job yet: start one with --store {self._place}")
-        return VersionRecord.from_bytes(record)
-
-    @contextmanager
-    def current(self, taken: int) -> Iterator[tuple[int, Mapping[str, Tensor] | None]]:
-        with self._reader.at_one_version() as (version, record):
-            dense = None
-            if version != taken:
-                found = self._record(record)
-                _require_same_model(dict(found.job), self.job, self._place)
-                dense = found.dense
-            yield version, dense
-
-    def advance(self) -> _Versions:
-        self._reader.advance()
-        return self
-
-    def newest(self) -> int:
-        return self._reader.newest()
-
-    def close(self) -> None:
-        self._reader.close()
-
-
-def _require_same_model(found: DocumentFields, ours: DocumentFields, place: str | Path) -> None:
-    if not same_model(found, ours):
-        raise StoreBroken(
-            f"{place} holds versions of job {found['job']} now, whose model is another one than that of {ours['job']}: "
-            "open it anew"
-        )
-
-
 class Predictor(Closing):
     """Predicts with a trained model, which needs no other process, and none of its data.
 
@@ -179,6 +67,7 @@ class Predictor(Closing):
             `advance` the newest one.
         version: The version to hold; None: none.
         checkpoints: Where other versions are read from (`hold`); None: from `source`, where that is no store.
+        unknown: What ids without a row read, one of `UNKNOWN`: their initial value, as in training, or zeros.
         model_file: The job's model file, for models that are made of classes and functions of your own; None: the model
             is made of the configuration that the version names.
         deadline_s: Seconds that reading Redis may take; None: 10.
@@ -199,29 +88,28 @@ class Predictor(Closing):
         *,
         version: int | None = None,
         checkpoints: str | Path | None = None,
+        unknown: str = "initial",
         model_file: str | Path | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        url = str(source)
-        followed = url.partition("://")[0] in SCHEMES or url.startswith("memory?")
+        if unknown not in UNKNOWN:
+            raise BadInput(f"unknown={unknown!r}: write one of {', '.join(map(repr, UNKNOWN))}")
+        self._zeros = unknown == "zeros"
+        followed = is_followed(source)
         self._checkpoints = source if checkpoints is None and not followed else checkpoints
         self.held = version
-        self._newest: _Versions = _Followed(url, deadline_s) if followed else _Saved(source, version)
-        self._versions: _Versions = self._newest
+        self._newest: Versions = Followed(str(source), deadline_s) if followed else Saved(source, version)
+        self._versions: Versions = self._newest
         with ExitStack() as undo:
             undo.callback(self.close)
             job = self._versions.job
-            if (trained_on := str(job.get("backend", ""))) not in ("", backend().name):
-                raise Unsupported(
-                    f"the model was trained on Keras' {trained_on} backend: set KERAS_BACKEND={trained_on}"
-                )
-            self._model, self._seed = _model(job, model_file), int(job["seed"])
+            self._model = model_of_job(job, model_file)
             self._dense = dense_part(self._model, None)
             self.name = str(self._model.name)
             self.inputs, self._spec, self._packed = _inputs(self._model)
             self._plan = make_plan(self._model, self._spec, training=None)
             self._step = make_infer_step(
-                self._model, self._spec, self._plan, lambda table, ids: self._versions.rows.lookup({table: ids})[table]
+                self._model, self._spec, self._plan, lambda table, ids: self._lookup({table: ids})[table]
             )
             self._one, self._moving, self._version = threading.Lock(), threading.Lock(), -1
             self.outputs = _outputs(self._model)
@@ -265,13 +153,10 @@ class Predictor(Closing):
         with self._moving:
             if version != self._version:
                 if self._checkpoints is None:
-                    raise CheckpointError(
-                        f"version {version} cannot be read: the store is at version {self._version}, and has no other; "
-                        "name the job's checkpoints (--checkpoints DIR), or serve these"
-                    )
-                saved = _Saved(self._checkpoints, version)
+                    raise no_such_version(version, self._version)
+                saved = Saved(self._checkpoints, version)
                 try:
-                    _require_same_model(saved.job, self._newest.job, self._checkpoints)
+                    require_same_model(saved.job, self._newest.job, self._checkpoints)
                     self._read(saved)
                 except BaseException:
                     saved.close()
@@ -298,7 +183,7 @@ class Predictor(Closing):
         self._newest.close()
         self._newest = newest
 
-    def _read(self, versions: _Versions) -> None:
+    def _read(self, versions: Versions) -> None:
         """Answers from these from now on."""
         with self._one:
             before, self._versions = self._versions, versions
@@ -331,7 +216,7 @@ class Predictor(Closing):
         require_like(self._spec, batch, records, "the inputs")
         with self._one, self._at_version():
             ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._versions.rows.specs())
-            rows = self._versions.rows.lookup(ids.unique)
+            rows = self._lookup(ids.unique)
             try:
                 found = self._step(batch, rows, ids)
             except ElastableError:
@@ -345,6 +230,13 @@ class Predictor(Closing):
                         f"output {name!r} is {list(value.shape)} for {records} records: it has none of each"
                     )
             return named, self._version
+
+    def _lookup(self, ids: Mapping[str, Int64]) -> dict[str, Float32]:
+        found = self._versions.rows.lookup(ids)
+        for table, some in ids.items() if self._zeros else ():
+            known = self._versions.rows.read_rows(table, some).ids
+            found[table] = np.where(np.isin(some, known)[:, np.newaxis], found[table], np.float32(0))
+        return found
 
     def _failed(self, arrays: Mapping[str, Array], error: Exception) -> ElastableError:
         """What a model raised, named: a value that one of its layers does not take, or a failure of its own."""
@@ -394,33 +286,11 @@ class Predictor(Closing):
 
     @contextmanager
     def _at_version(self, fresh: bool = False) -> Iterator[None]:
-        with self._versions.current(-1 if fresh else self._version) as (version, dense):
-            if dense is not None:
-                weights = self._dense.weights(dense)
-                for layer in store_layers(self._model):
-                    layer.attach(self._versions.rows, self._seed)
-                for variable, value in zip(variables_of(self._model.weights), weights, strict=True):
-                    backend().assign(variable, value)
+        with self._versions.current(-1 if fresh else self._version) as (version, record):
+            if record is not None:
+                take_weights(self._model, self._dense, self._versions.rows, record)
             self._version = version
             yield
-
-
-def _model(job: DocumentFields, model_file: str | Path | None) -> keras.Model:
-    """The model of a version, built, without rows."""
-    file = None if model_file is None else load_model_file(model_file)
-
-    def records() -> Reader:
-        found = None if file is None else file.reader("train") or file.reader("validation")
-        if found is None:
-            raise ModelError(
-                "Keras builds the model on its first records only: name its model file (--model-file MODEL.py), with a "
-                "data() that has some"
-            )
-        return found
-
-    make = (lambda: model_of(str(job.get("model_config", "")))) if file is None else file.model
-    with leaving_rows_out():
-        return make_model(make, records, int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ()))
 
 
 def _inputs(model: keras.Model) -> tuple[list[TensorSignature], BatchSpec, Callable[[Mapping[str, object]], object]]:

@@ -36,8 +36,8 @@ def run_model_server(options: ModelServerOptions, console: Console) -> int:
     describe_process(role="model-server")
     with ExitStack() as held:
         predictor = Predictor(
-            options.source, version=options.version, checkpoints=options.checkpoints, model_file=options.model_file,
-            deadline_s=options.deadline_s,
+            options.source, version=options.version, checkpoints=options.checkpoints, unknown=options.unknown_ids,
+            model_file=options.model_file, deadline_s=options.deadline_s,
         )  # fmt: skip
         held.callback(predictor.close)
         service = held.enter_context(PredictionService(predictor, options.follow, options.batch_records))

@@ -1,13 +1,14 @@
 """Blocks of rows: made, chosen from and joined."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import SpecConflict, TableNotFound, Unsupported
@@ -79,6 +80,14 @@ def fresh_rows(spec: TableSpec, ids: Int64, weights: Float32) -> RowBlock:
     return RowBlock(ids, weights, np.repeat(slots[np.newaxis], len(ids), axis=0))
 
 
+class Scanned(Protocol):
+    """A store, or what else tells all rows of its tables."""
+
+    def specs(self) -> dict[str, TableSpec]: ...
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]: ...
+    def table_state(self, table: str) -> TableState: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """What a conversion did.
@@ -102,12 +111,18 @@ class Conversion:
 
 
 def convert_table(
-    source: EmbeddingStore, table: str, target: EmbeddingStore, dtype: str, block_rows: int = 65_536
+    source: Scanned,
+    table: str,
+    target: EmbeddingStore,
+    dtype: str,
+    block_rows: int = 65_536,
+    *,
+    trained: bool = True,
 ) -> Conversion:
     """Makes `table` in `target`, with the rows that it has in `source`, rounded to `dtype`.
 
-    Slots go along, and what is counted for admission and eviction; not so for int8, whose tables are not trained: the
-    table gets an optimizer without slots, and no admission or eviction. Nothing may be committed to `source` meanwhile.
+    Slots go along, and what is counted for admission and eviction; not so into a table that is not trained: it gets an
+    optimizer without slots, and no admission or eviction. Nothing may be committed to `source` meanwhile.
     The version of `target` is the caller's to set (`reset_version`).
 
     Args:
@@ -116,6 +131,7 @@ def convert_table(
         target: Another store.
         dtype: One of `WEIGHT_DTYPES`.
         block_rows: Rows that are converted at a time.
+        trained: Whether the table may be trained there; one of int8 never is.
 
     Raises:
         TableNotFound: `source` has no such table.
@@ -125,13 +141,13 @@ def convert_table(
     spec = source.specs().get(table)
     if spec is None:
         raise TableNotFound(f"no table {table!r}; tables there: {', '.join(sorted(source.specs())) or 'none'}")
-    there = spec_in_dtype(spec, dtype)
+    there = spec_in_dtype(spec, dtype, trained)
     if table in target.specs() or not target.create_table(there):
         raise SpecConflict(f"the target has a table {table!r} already; drop it, or convert into an empty store")
     rows, error, bound = 0, 0.0, 0.0
     try:
         for block in source.scan(table, block_rows):
-            kept = fresh_rows(there, block.ids, block.weights) if dtype == "int8" else block
+            kept = block if there.optimizer == spec.optimizer else fresh_rows(there, block.ids, block.weights)
             worst, limit = _put(target, there, kept)
             rows, error, bound = rows + len(block.ids), max(error, worst), max(bound, limit)
         state = source.table_state(table)
@@ -143,15 +159,19 @@ def convert_table(
     return Conversion(there, rows, rows * there.weight_bytes, rows * spec.weight_bytes, error, bound)
 
 
-def spec_in_dtype(spec: TableSpec, dtype: str) -> TableSpec:
+def spec_in_dtype(spec: TableSpec, dtype: str, trained: bool = True) -> TableSpec:
     """The table in another dtype; one of int8 is not trained: it has no slots, no admission and no eviction.
+
+    Where decay reaches rows that were never updated, a table that is not trained keeps its optimizer for them.
 
     Raises:
         Unsupported: the table's rows follow decay that the dtype has no place for.
     """
     there = replace(spec, dtype=dtype)
-    if dtype == "int8":
-        there = replace(there, optimizer=OptimizerSpec(), admission=None, eviction=None)
+    if dtype == "int8" or not trained:
+        decays = dtype != "int8" and decays_untouched_rows(spec.optimizer)
+        optimizer = spec.optimizer if decays else OptimizerSpec()
+        there = replace(there, optimizer=optimizer, admission=None, eviction=None)
     if decays_untouched_rows(spec.optimizer) and not follows_steps(there.optimizer):
         raise Unsupported(
             f"table {spec.name!r}: with lazy=False its weight_decay reaches rows that were never updated, and a table "

@@ -4,24 +4,37 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from elastable.embedding_store.contract.malformed import MALFORMED
-from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.errors import BadInput, BadSpec, CheckpointError
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
 
 _FORMAT = 1
 _NOTE = "elastable"
+_NO_JOB: tuple[type[Exception], ...] = (BadInput, BadSpec, *MALFORMED)
 
 
 def job_as_json(job: JobSpec) -> dict[str, object]:
     """A job's description as it is stored, without passwords."""
     return {**dataclasses.asdict(job), "store_url": redacted(job.store_url)}
+
+
+def job_from_json(saved: Mapping[str, Any]) -> JobSpec:
+    """A job from its description. Raises `CheckpointError` where that is malformed."""
+    known = {each.name for each in dataclasses.fields(JobSpec)}
+    try:
+        job = JobSpec(**{name: value for name, value in saved.items() if name in known})
+        Schedule(job)
+    except _NO_JOB as error:
+        raise CheckpointError(f"{str(saved)[:200]} describes no job: {error}") from error
+    return job
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from elastable.master.tasks.task_board import TaskBoard
 _log = logging.getLogger(__name__)
 
 _AHEAD = 16  # versions that are planned beyond the current one
-_LOOK_EVERY_S = 0.05
+_TURN_S = 0.05  # between two looks at the schedule
 _EVERY_S = 1.0  # lag is asked for, and positions are told, as often at least
 _JOIN_S = 5.0
 
@@ -54,6 +54,7 @@ class StreamPlanner:
         schedule.option = options.until
         self._logged, self._version, self._changing, self._extended = logged, version, changing, extended
         self._noted = self._looked = -_EVERY_S
+        self._look_again = 0.0  # no earlier is the stream asked for more events
         self._away_since, self._away, self._identified = 0.0, "", False
         self._over = threading.Event()
         self._lag_events, self._since = 0, float("inf")
@@ -69,7 +70,7 @@ class StreamPlanner:
 
         def run() -> None:
             try:
-                while not self._over.wait(0 if self._look() else _LOOK_EVERY_S):
+                while not self._over.wait(0 if self._look() else _TURN_S):
                     pass
             except BaseException as error:  # noqa: BLE001 - whatever a reader raises ends the job
                 fail(error)
@@ -115,13 +116,13 @@ class StreamPlanner:
         self._identified = True
 
     def _plan(self) -> bool:
-        until = self._bound()
         with self._changing():
             most = self._schedule.wanted(self._version(), _AHEAD)
             positions = dict(self._schedule.point.positions)
         now = time.monotonic()
-        if not most and now - self._looked < _EVERY_S:
+        if now < self._look_again if most else now - self._looked < _EVERY_S:
             return False
+        until = self._bound()
         self._looked, waiting = now, self._source.ahead(positions, max(1, most), until)
         if not self._identified:
             self._identify(positions.keys() & waiting.keys())
@@ -134,6 +135,7 @@ class StreamPlanner:
             if planned:
                 self._board.extend()
                 self._extended()
+        self._look_again = 0.0 if planned else now + self._source.look_s
         return planned
 
     def _bound(self) -> Mapping[str, str] | None:

@@ -170,8 +170,8 @@ class DenseTensors(DensePart):
             current[key] = value
         return current, fresh
 
-    def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """The model's weights among what `tensors` returned, in the order of `model.weights`, without rows.
+    def weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's weights by key among what `tensors` returned, in the order of `model.weights`, without rows.
 
         Raises:
             CheckpointError: a tensor is missing.
@@ -180,7 +180,7 @@ class DenseTensors(DensePart):
         keys = [key_of[id(weight)] for weight in self._weights]
         if missing := [key for key in keys if key not in tensors]:
             raise CheckpointError(f"the checkpoint lacks {missing[0]}: it is of another model")
-        return [tensors[key] for key in keys]
+        return {key: tensors[key] for key in keys}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores what `tensors` returned; entries of other kinds are ignored.

@@ -22,8 +22,8 @@ from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.pass_reader import PartReader, PassReader
-from elastable.worker.readers.stream_reader import EndlessReader, StreamReader
+from elastable.worker.readers.pass_reader import EndlessReader, PartReader, PassReader
+from elastable.worker.readers.stream_reader import StreamReader
 from tests.untyped import Keyword
 
 Table = Mapping[str, Any]
@@ -185,8 +185,7 @@ def _feature(value: Any) -> Any:
 
 def _endless(folder: Path, table: Table) -> Reader:
     records = list(_batches(table, 1))
-    opened = lambda start: itertools.islice(itertools.cycle(records), start % len(records), None)  # noqa: E731
-    return EndlessReader(opened, len(records))
+    return EndlessReader(itertools.cycle(records), len(records))
 
 
 def _part(folder: Path, table: Table) -> Reader:

@@ -10,7 +10,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.pytrees import batch_arrays, map_arrays, named_parts, records_of, refuse_large_ids
 from elastable.worker.readers.batch.ragged import Leaf, taken
 from elastable.worker.readers.batch.reader import Batch, Reader, checked_indices
-from elastable.worker.readers.stream_reader import EndlessReader, is_iterator, is_stream
+from elastable.worker.readers.stream_reader import is_iterator, is_stream
 
 
 class NumpyReader(Reader):
@@ -65,13 +65,13 @@ def as_reader(data: object, endless: bool = False) -> Reader:
     Args:
         data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict with the key "x" and optionally "y" and
             "sample_weight". x, y and sample_weight are arrays or pytrees of them.
-        endless: Whether a stream without an end is allowed: for training data, not for validation data.
+        endless: Whether a stream of events is allowed: for training data, not for validation data.
 
     Raises:
         BadInput: anything else; the message says what to pass. Streams too: only the user knows whether all processes
             see the same records.
     """
-    if isinstance(data, Reader) and (data.streams or isinstance(data, EndlessReader)) and not endless:
+    if isinstance(data, Reader) and data.streams and not endless:
         raise BadInput(
             f"an {type(data).__name__} is for training alone, in et.fit and jobs; give et.StreamReader(stream, "
             "count=...), or records in files"
@@ -95,7 +95,7 @@ def as_reader(data: object, endless: bool = False) -> Reader:
 def _kind(data: object) -> str:
     if is_stream(data) or is_iterator(data):
         return (f"{type(data).__name__}, a stream, and a job's seeded order fetches records by number: wrap it in "
-                "et.StreamReader, which reads it once, or, without an end, in et.EndlessReader")  # fmt: skip
+                "et.StreamReader, which reads it once (of one without an end, count= batches)")  # fmt: skip
     if hasattr(data, "__array__"):
         return f"{type(data).__name__} alone"
     return type(data).__name__

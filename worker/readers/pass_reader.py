@@ -1,4 +1,4 @@
-"""A finite stream as `model.fit` reads it: again for each pass, in its own order and batches."""
+"""Streams as `model.fit` reads them: again for each pass, in their own order and batches; or on and on."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.batch.pytrees import batch_arrays, gathered
+from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, named_parts, records_of
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
 from elastable.worker.readers.stream_reader import (
     StreamReader,
@@ -22,6 +22,8 @@ from elastable.worker.readers.stream_reader import (
     is_endless,
     is_py_dataset,
 )
+
+_KEPT = 64  # batches of a stream without an end, for micro-batches that are computed again
 
 
 class PartReader(Reader):
@@ -325,3 +327,94 @@ def _of_stream(data: object, count: int | None, once_more: bool) -> Iterator[obj
         # After its last batch Keras opens a dataset of known length again, and a seeded shuffle counts how often it
         # was opened.
         iter(data)
+
+
+class EndlessReader(Reader):
+    """A stream without an end as `model.fit` reads it: an epoch is its next `steps_per_epoch` batches.
+
+    Records are trained once each, in the order of the stream; only the last batches are kept.
+
+    Args:
+        batches: A stream, as for `StreamReader`.
+        steps_per_epoch: Batches in an epoch.
+        first_epoch: The epoch of its first batch.
+
+    Attributes:
+        batch_records: Records of every batch.
+
+    Raises:
+        BadInput: not a stream, a stream that ends, batches of different sizes or structures.
+    """
+
+    in_order = True
+
+    def __init__(self, batches: object, steps_per_epoch: int, first_epoch: int = 0) -> None:
+        self._steps, self._first_epoch, self._name = steps_per_epoch, first_epoch, type(batches).__name__
+        self._lock = threading.Lock()
+        self._stream = batches_of(batches, None, endless=True)
+        self._next = 0  # the number of the stream's next batch
+        self._kept: deque[tuple[int, Batch]] = deque(maxlen=_KEPT)
+        self.batch_records = 0
+        self.batch_records = self._records(self._batch(0), 0)
+
+    def __len__(self) -> int:
+        return self._steps * self.batch_records
+
+    def of_pass(self, number: int) -> Reader:
+        """The records of epoch `number`."""
+        return _Pass(self, max(0, number - self._first_epoch))
+
+    def take(self, indices: Int64) -> Batch:
+        return self.take_from(0, indices)
+
+    def take_from(self, first: int, indices: Int64) -> Batch:
+        """Records `first + indices` of the stream; one thread at a time reads on."""
+        numbers, places = np.divmod(checked_indices(indices, len(self), self._name) + first, self.batch_records)
+        with self._lock:
+            return cast("Batch", gathered(numbers, places, self._batch, empty=first // self.batch_records))
+
+    def _batch(self, number: int) -> Batch:
+        if self._kept and number < self._kept[0][0]:
+            raise BadInput(
+                f"{self._name}: batch {number} of the stream is asked for again, and only the last {_KEPT} are kept"
+            )
+        while self._next <= number:
+            self._kept.append((self._next, self._read()))
+            self._next += 1
+        return next(batch for at, batch in self._kept if at == number)
+
+    def _read(self) -> Batch:
+        try:
+            batch = next(self._stream)
+        except StopIteration:
+            raise BadInput(
+                f"{self._name}: the stream ended before its batch {self._next}; epochs x steps_per_epoch asks for "
+                "more: repeat it (tf.data: .repeat()), or ask for fewer"
+            ) from None
+        try:
+            parts = batch_arrays(batch_parts(batch))
+        except BadInput as error:
+            raise type(error)(f"{self._name}: batch {self._next}: {error}") from error
+        found = self._records(parts, self._next)
+        if found != self.batch_records and self.batch_records:
+            raise BadInput(
+                f"{self._name}: batch {self._next} holds {found} records, and the first {self.batch_records}: a stream "
+                "without an end needs batches of one size (tf.data: .repeat() before .batch(), or drop_remainder=True)"
+            )
+        return parts
+
+    def _records(self, parts: Batch, number: int) -> int:
+        return records_of(named_parts(parts), f"{self._name}: batch {number}")
+
+
+class _Pass(Reader):
+    """The records of one epoch of a stream."""
+
+    def __init__(self, stream: EndlessReader, number: int) -> None:
+        self._stream, self._first = stream, number * len(stream)
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def take(self, indices: Int64) -> Batch:
+        return self._stream.take_from(self._first, indices)

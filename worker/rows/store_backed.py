@@ -99,8 +99,19 @@ def exported_rows(layer: StoreLayer, ids: tf.Tensor, kind: str) -> tf.Tensor:
                 "that; export a SavedModel (model.export(path)), or give the layer input_dim"
             )
         return _searched(layer, ids)
-    _refuse_large(layer, rows)
-    return tf.gather(tf.constant(all_rows(layer)), ids)
+    spec = None if layer.source is None else layer.source.specs()[layer.table_name]
+    _refuse_large(layer, spec, rows)
+    return _gathered(all_rows(layer), "float32" if spec is None else spec.dtype, ids)
+
+
+def _gathered(rows: Float32, dtype: str, places: tf.Tensor) -> tf.Tensor:
+    """float32: rows of a constant that keeps them as the table does."""
+    if dtype == "int8":
+        scales = np.abs(rows).max(axis=1, keepdims=True, initial=0.0) / np.float32(127)
+        whole = np.rint(rows / np.where(scales > 0, scales, np.float32(1))).astype(np.int8)
+        return tf.cast(tf.gather(tf.constant(whole), places), tf.float32) * tf.gather(tf.constant(scales), places)
+    kept = tf.constant(rows.astype(tf.as_dtype(dtype).as_numpy_dtype))
+    return tf.cast(tf.gather(kept, places), tf.float32)
 
 
 def _searched(layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
@@ -110,7 +121,7 @@ def _searched(layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         return fresh
     place = tf.minimum(tf.searchsorted(known, ids), len(known) - 1)
     there = tf.equal(tf.gather(tf.constant(known), place), ids)
-    return tf.where(there[:, tf.newaxis], tf.gather(tf.constant(weights), place), fresh)
+    return tf.where(there[:, tf.newaxis], _gathered(weights, spec.dtype, place), fresh)
 
 
 def _trained(layer: StoreLayer) -> tuple[Int64, Float32, TableSpec, np.float32]:
@@ -124,19 +135,20 @@ def _trained(layer: StoreLayer) -> tuple[Int64, Float32, TableSpec, np.float32]:
             f"embedding layer {layer.name!r} reads its rows from elsewhere: export the model where it is trained"
         )
     spec = source.specs()[name]
-    _refuse_large(layer, source.row_count(name))
+    _refuse_large(layer, spec, source.row_count(name))
     rows = joined_rows(spec, list(source.scan(name)))
     order, decay = np.argsort(rows.ids), source.table_state(name).untouched_decay
     return rows.ids[order], rows.weights[order], spec, np.float32(1 if decay is None else np.exp(decay))
 
 
-def _refuse_large(layer: StoreLayer, rows: int) -> None:
-    size = rows * layer.output_dim * 4
+def _refuse_large(layer: StoreLayer, spec: TableSpec | None, rows: int) -> None:
+    size = rows * (layer.output_dim * 4 if spec is None else spec.weight_bytes)
     if size > LARGEST_EXPORTED_BYTES:
         raise Unsupported(
             f"embedding layer {layer.name!r}: its {rows} rows take {size / 2**20:.0f} MiB, and an exported graph holds "
             f"tables of at most {LARGEST_EXPORTED_BYTES / 2**20:.0f} MiB; write a .keras file (et.save, or "
-            "et.export_keras for et.Embedding), and export what keras.models.load_model makes of it"
+            "et.export_keras for et.Embedding), and export what keras.models.load_model makes of it; of a job "
+            "`elastable export --format serving` writes any size"
         )
 
 

@@ -141,7 +141,7 @@ def _positions(ids: keras.KerasTensor, layer: keras.Layer, trained: Int64) -> ke
         raise Unsupported(
             f"embedding layer {layer.name!r}: a plain Keras model finds the rows of any int64 id by an IntegerLookup, "
             f"which is TensorFlow's, and Keras runs on {backend().name}: give the layer input_dim, or export the "
-            "checkpoint with KERAS_BACKEND=tensorflow (elastable export MODEL.py --checkpoint ...)"
+            "checkpoint with KERAS_BACKEND=tensorflow"
         )
     known = set(trained.tolist())
     unused = next(token for token in range(-1, -2 - len(trained), -1) if token not in known)

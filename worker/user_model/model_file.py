@@ -14,7 +14,6 @@ import keras
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import as_reader
-from elastable.worker.readers.stream_reader import EndlessReader
 
 SPLITS = ("train", "validation")
 
@@ -56,14 +55,7 @@ class ModelFile:
             raise ModelError(f"{self.path}: defines no data(); split {split!r} is read here: define data(split)")
         records = self._call("data", split)
         try:
-            reader = None if records is None else as_reader(records, endless=split == "train")
-            if isinstance(reader, EndlessReader) and not reader.reopens:
-                raise BadInput(
-                    "an EndlessReader of a stream that can be read only once: a worker that restarts or takes over "
-                    "could not go back in it; pass a function open(start) that returns the stream from a batch on, "
-                    "such as lambda start: dataset.skip(start)"
-                )
-            return reader
+            return None if records is None else as_reader(records, endless=split == "train")
         except BadInput as error:
             raise type(error)(f"{self.path}: data({split!r}): {error}") from error
 

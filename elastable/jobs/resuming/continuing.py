@@ -18,13 +18,13 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.open_store import check_store_url, open_store
 from elastable.embedding_store.support.store_url import MemoryUrl, file_folder
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.jobs.resuming.resume import Beginning, described, finished
+from elastable.jobs.resuming.resume import Beginning, finished
 from elastable.jobs.store_watch import refuse_live_owner
 from elastable.master.api import Tensor
 from elastable.master.backend.contract import backend
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
-from elastable.master.commits.version_record import VersionRecord
+from elastable.master.commits.version_record import VersionRecord, job_from_json
 from elastable.master.model.dense import DenseModel
 from elastable.master.model.keras_optimizer import inner_optimizer
 from elastable.master.tasks.progress import Progress
@@ -60,7 +60,7 @@ class EndedJob:
 
     def before(self) -> dict[str, int]:
         """`Schedule.before_next` of a job that continues it. Raises `CheckpointError` where its job is malformed."""
-        return Schedule(described(self.job)).before_next(self.progress)
+        return Schedule(job_from_json(self.job)).before_next(self.progress)
 
 
 def _of_checkpoint(saved: Checkpoint) -> EndedJob:

@@ -4,18 +4,16 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastable.embedding_store.broken_store import BrokenStore
 from elastable.embedding_store.composite.store_servers import StoreServers
-from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
+from elastable.embedding_store.contract.malformed import DocumentFields
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
     BadInput,
-    BadSpec,
-    CheckpointError,
     ShardLost,
     StoreBroken,
     StoreFailed,
@@ -27,7 +25,7 @@ from elastable.jobs.store_watch import refuse_live_owner
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
-from elastable.master.commits.version_record import VersionRecord
+from elastable.master.commits.version_record import VersionRecord, job_from_json
 from elastable.master.model.dense import DenseModel
 from elastable.master.model.discovery import create_tables
 from elastable.master.tasks.progress import Progress
@@ -282,23 +280,9 @@ def _before(saved: DocumentFields) -> dict[str, int]:
     return {name: int(saved.get(name, 0)) for name in _BEFORE}
 
 
-_NO_JOB: tuple[type[Exception], ...] = (BadInput, BadSpec, *MALFORMED)
-
-
-def described(saved: DocumentFields) -> JobSpec:
-    """A job from its description. Raises `CheckpointError` where that is malformed."""
-    known = {each.name for each in fields(JobSpec)}
-    try:
-        job = JobSpec(**{name: value for name, value in saved.items() if name in known})
-        Schedule(job)
-    except _NO_JOB as error:
-        raise CheckpointError(f"{str(saved)[:200]} describes no job: {error}") from error
-    return job
-
-
 def finished(saved: DocumentFields, progress: Progress) -> bool:
     """Whether a saved job has had its last version."""
-    return Schedule(described(saved)).finished(progress.version)
+    return Schedule(job_from_json(saved)).finished(progress.version)
 
 
 _SAME = (

@@ -85,7 +85,13 @@ def _fits(command: Command, reply: object) -> bool:
             return _are_texts(keys)
         case "XINFO", list(pairs):
             return len(pairs) % 2 == 0 and _are_texts(pairs[::2])
-        case ("XRANGE" | "XREVRANGE" | "WAITAOF", list()) | ("GET" | "HGET", None):
+        case "EVAL_RO", []:
+            return True
+        case "EVAL_RO", [list(pairs), bytes()]:  # the one script that there is
+            return len(pairs) % 2 == 0 and _are_texts(pairs[::2])
+        case (("XRANGE" | "XREVRANGE"), list(entries)):
+            return _are_entries(entries)
+        case ("WAITAOF", list()) | ("GET" | "HGET", None):
             return True
         case "CLIENT", bytes():
             return command[1] != "KILL"
@@ -105,6 +111,14 @@ def _fits(command: Command, reply: object) -> bool:
 
 def _are_texts(reply: list[object]) -> bool:
     return all(isinstance(one, bytes) for one in reply)
+
+
+def _are_entries(reply: list[Any]) -> bool:
+    """Whether these are entries of a stream, however many."""
+    if {*map(type, reply)} != {list} or {*map(len, reply)} != {2}:
+        return not reply
+    ids, fields = zip(*reply, strict=True)
+    return {*map(type, ids)} == {bytes} and {*map(type, fields)} == {list}
 
 
 def _is_slot_range(entry: object) -> bool:

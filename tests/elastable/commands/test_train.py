@@ -137,8 +137,8 @@ class TestCheckpoint:
         import keras
 
         file = tmp_path / "again.keras"
-        (line,) = output_of("export", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", file)
-        assert line == {"output": str(file), "checkpoint": str(trained.checkpoint), "version": 40}
+        (line,) = output_of("export", trained.run, "--format", "keras", "--version", "40", "--output", file)
+        assert line == {"output": str(file), "source": str(trained.run), "version": 40}
         ours, theirs = (keras.saving.load_model(path) for path in (file, trained.run / "model.keras"))
         for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)

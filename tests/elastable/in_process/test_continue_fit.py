@@ -9,6 +9,7 @@ import pytest
 import elastable as et
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.worker.readers.pass_reader import EndlessReader
 from tests.untyped import Keywords
 
 SETTINGS: Keywords = {"batch_size": 8, "grads_to_wait": 2, "seed": 3, "verbose": 0}
@@ -100,7 +101,7 @@ class TestParts:
 
     def test_what_is_no_part_is_refused(self) -> None:
         with pytest.raises(BadInput, match="part 1, counted from 0, is a EndlessReader"):
-            et.PartsReader([day(1, 5), et.EndlessReader(lambda start: iter([(np.ones(2),)] * 9), 3)])
+            et.PartsReader([day(1, 5), EndlessReader(iter([(np.ones(2),)] * 9), 3)])
         with pytest.raises(BadInput, match="parts=\\[\\]"):
             et.PartsReader([])
         with pytest.raises(BadInput, match=r"validation_split of an et.PartsReader"):

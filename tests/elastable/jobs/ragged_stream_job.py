@@ -1,4 +1,4 @@
-"""A job on a stream without an end, of ragged strings with weights."""
+"""A job on a stream of ragged strings with weights."""
 
 import itertools
 from collections.abc import Iterator
@@ -35,5 +35,5 @@ def model() -> keras.Model:
 
 def data(split: str) -> et.Reader:
     if split == "train":
-        return et.EndlessReader(stream, STEPS)
+        return et.StreamReader(stream(), count=STEPS)
     return et.StreamReader(stream(1_000), count=3)

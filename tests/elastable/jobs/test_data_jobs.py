@@ -87,15 +87,16 @@ def test_a_job_on_files_is_trained_and_used(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_on_a_stream_without_an_end_is_resumed_and_used(tmp_path: Path) -> None:
-    """Each record of it, ragged strings with weights, is trained once."""
+def test_a_job_on_ragged_strings_with_weights_is_resumed_and_used(tmp_path: Path) -> None:
     rounds = [["--epochs", "1"], ["--epochs", "3", "--resume"]]
     found, loss, predictions = used(stream_job, tmp_path, "items_table", "item 3", "item 999", rounds=rounds)
     # As the job was: from one seed, in one process.
     keras.utils.set_random_seed(3)
     model, store, validation = stream_job.model(), et.MemoryStore(), stream_job.data("validation")
-    source = et.EndlessReader(stream_job.stream, stream_job.STEPS)
-    done = et.fit(model, source, epochs=3, seed=3, store=store, validation_data=validation, verbose=False)
+    done = et.fit(
+        model, stream_job.data("train"), batch_size=8, epochs=3, seed=3, store=store, validation_data=validation,
+        verbose=False,
+    )  # fmt: skip
     rows = store.lookup({"items_table": et.hash_ids(["item 3", "item 999"])})["items_table"]
     assert [line["string"] for line in found] == ["item 3", "item 999"]
     np.testing.assert_allclose([line["row"] for line in found], rows, rtol=1e-4, atol=1e-6)

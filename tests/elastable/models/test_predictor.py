@@ -28,9 +28,10 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.open_store import open_follower, open_store
 from elastable.embedding_store.store_reader import FollowedTable, HeldLog, HeldReader
-from elastable.models import predictor
+from elastable.models import versions
 from elastable.models.configuration import config_of, model_of
 from elastable.models.predictor import Predictor
+from elastable.models.saving import export_version
 from elastable.serving.service import PredictionService
 from tests.elastable.click_job import data as click_data
 from tests.elastable.processes import run_elastable
@@ -240,6 +241,29 @@ def test_a_configuration_is_read_and_never_run() -> None:
             model_of(config)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_ids_without_a_row_may_read_zeros(url: str, saved: bool, tmp_path: Path) -> None:
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    summed = keras.Model(ids, keras.layers.Identity(name="sum")(et.Embedding(None, 4, combiner="sum", name="any")(ids)))
+    summed.compile("sgd", "mse")
+    et.fit(summed, IDS[:16], np.ones((16, 4), np.float32), store=url, batch_size=16, verbose=0)
+    if saved:
+        export_version(url, tmp_path / "weights", "serving")
+    x = np.stack([IDS[0], [10**12, IDS[0, 1], 10**13], [10**12, 10**12 + 1, 10**12 + 2]])
+    with Predictor(tmp_path / "weights" if saved else url, unknown="zeros") as found:
+        outputs, _ = found.predict({"ids": x})
+    trained = summed.get_layer("any").read_rows(IDS[0])
+    np.testing.assert_allclose(outputs["sum"], [trained.sum(0), trained[1], np.zeros(4)], rtol=1e-5, atol=1e-6)
+    with pytest.raises(BadInput, match="unknown='mean': write one of 'initial', 'zeros'"):
+        Predictor(url, unknown="mean")
+
+
+def test_stores_that_their_job_alone_reads_say_what_to_serve(tmp_path: Path) -> None:
+    for url in (f"file://{tmp_path}", "grpc://127.0.0.1:1", "token:file:///a,file:///b"):
+        with pytest.raises(Unsupported, match=r"read by their job alone.*--checkpoint-every N"):
+            Predictor(url)
+
+
 def test_what_cannot_be_served_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[tuple[str | Path, type[ElastableError], str]] = [
         (tmp_path, CheckpointError, "no checkpoint"),
@@ -258,7 +282,7 @@ def test_what_cannot_be_served_is_refused(url: str, tmp_path: Path, monkeypatch:
         Unsupported, match=r"'half' of model 'rounded', \[None, 1\], is of bfloat16, which NumPy has not"
     ):
         Predictor(url)
-    monkeypatch.setattr(predictor, "backend", lambda: type("Other", (), {"name": "jax", "has_graphs": True}))
+    monkeypatch.setattr(versions, "backend", lambda: type("Other", (), {"name": "jax", "has_graphs": True}))
     with pytest.raises(Unsupported, match="KERAS_BACKEND=tensorflow"):
         Predictor(url)
     with pytest.raises(BadInput, match="follower"):

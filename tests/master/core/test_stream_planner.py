@@ -22,11 +22,14 @@ JOB = JobSpec(micro_batch_size=2, grads_to_wait=1, epochs=0, train_records=20, s
 class Source:
     """A stream with one partition of ten events."""
 
+    look_s = 3_600.0
+
     def __init__(self, identity: str = "") -> None:
-        self.name = identity
+        self.name, self.looks = identity, 0
         self.told = queue.Queue[Mapping[str, str]]()
 
     def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
+        self.looks += 1
         start = int(positions.get("a", "0"))
         return {"a": Waiting(str(start), [str(each) for each in range(start + 1, 11)][:most], start + most < 10)}
 
@@ -73,6 +76,20 @@ def test_the_stream_is_told_of_versions_that_are_logged(monkeypatch: pytest.Monk
         assert source.told.get(timeout=60) == {"a": "2"}
         state.unlogged = lambda: None
         assert told({"a": "4"})
+
+
+def test_a_stream_in_which_nothing_waits_is_left_alone_for_a_while() -> None:
+    state, source = state_of(Progress()), Source()
+    planner = planner_of(state, source, None)
+    while planner._look():
+        pass
+    looks, planned = source.looks, state.schedule.group_count
+    assert planned == 5
+    assert [planner._look() for _ in range(20)] == [False] * 20
+    assert (source.looks, state.schedule.group_count) == (looks, planned)
+    source.look_s, planner._look_again = 0.0, 0.0
+    assert [planner._look() for _ in range(20)] == [False] * 20
+    assert source.looks == looks + 20
 
 
 @pytest.mark.parametrize("until", [None, "a=8"])

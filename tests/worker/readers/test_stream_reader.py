@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 import elastable as et
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers import pass_reader
 from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.readers.pass_reader import EndlessReader
 from elastable.worker.readers.stream_reader import StreamReader, is_stream
-from elastable.worker.user_model.model_file import load_model_file
 
 X = {"user": np.arange(20, dtype=np.int32), "pair": np.arange(40.0).reshape(20, 2)}
 
@@ -207,7 +208,7 @@ def forever(start: int = 0) -> Iterator[object]:
     yield from map(batch, itertools.count(start))
 
 
-def numbers(reader: et.EndlessReader, of_pass: int, rows: list[int]) -> list[float]:
+def numbers(reader: EndlessReader, of_pass: int, rows: list[int]) -> list[float]:
     taken: list[float] = reader.of_pass(of_pass).take(np.array(rows, np.int64))[0].tolist()
     return taken
 
@@ -216,9 +217,8 @@ def counting(start: int = 0) -> Iterator[object]:
     return (np.arange(SIZE) + SIZE * number for number in itertools.count(start))
 
 
-@pytest.mark.parametrize("opened", [counting, counting()], ids=["function", "generator"])
-def test_passes_follow_one_another(opened: object) -> None:
-    reader = et.EndlessReader(opened, 3)
+def test_passes_follow_one_another() -> None:
+    reader = EndlessReader(counting(), 3)
     assert (len(reader), reader.batch_records, reader.in_order) == (12, SIZE, True)
     assert numbers(reader, 0, [5, 0, 11, 5]) == [5, 0, 11, 5]
     assert numbers(reader, 1, [0, 11]) == [12, 23]
@@ -228,7 +228,8 @@ def test_passes_follow_one_another(opened: object) -> None:
         numbers(reader, 0, [12])
 
 
-def test_only_the_last_batches_are_kept() -> None:
+def test_only_the_last_batches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_reader, "_KEPT", 3)
     made: list[weakref.ref[Array]] = []
 
     def stream() -> Iterator[object]:
@@ -238,29 +239,14 @@ def test_only_the_last_batches_are_kept() -> None:
             yield array
             del array
 
-    reader = et.EndlessReader(stream(), 10, keep_batches=3)
+    reader = EndlessReader(stream(), 10)
     for number in range(20):
         assert numbers(reader, number, [39]) == [40 * number + 39]
     assert len(made) == 200
     assert sum(array() is not None for array in made) <= 4
     assert numbers(reader, 19, [30]) == [790]
-    with pytest.raises(BadInput, match=r"batch 196 of the stream is asked for again, and only those from 197 on"):
+    with pytest.raises(BadInput, match="batch 196 of the stream is asked for again, and only the last 3 are kept"):
         numbers(reader, 19, [24])
-
-
-def test_a_stream_that_can_be_opened_anywhere_goes_back_and_ahead() -> None:
-    opened: list[int] = []
-
-    def open_at(start: int) -> Iterator[object]:
-        opened.append(start)
-        return counting(start)
-
-    reader = et.EndlessReader(open_at, 10, keep_batches=2)
-    assert numbers(reader, 1_000, [0]) == [40_000]
-    assert numbers(reader, 1_000, [20, 8]) == [40_020, 40_008]
-    assert numbers(reader, 0, [0]) == [0]
-    assert numbers(reader, 0, [4, 1]) == [4, 1]  # both kept, or read on
-    assert opened == [0, 10_000, 0]
 
 
 @pytest.mark.parametrize(
@@ -274,14 +260,7 @@ def test_a_stream_that_can_be_opened_anywhere_goes_back_and_ahead() -> None:
 )
 def test_streams_that_cannot_be_trained_on(stream: Callable[..., object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        numbers(et.EndlessReader(stream(), 5), 0, [0, 19])
-
-
-def test_settings_of_an_endless_reader_that_cannot_be() -> None:
-    with pytest.raises(BadInput, match="steps_per_epoch=0"):
-        et.EndlessReader(counting, 0)
-    with pytest.raises(BadInput, match=r"keep_batches=2\.5"):
-        et.EndlessReader(counting, 1, keep_batches=2.5)  # type: ignore[arg-type]
+        numbers(EndlessReader(stream(), 5), 0, [0, 19])
 
 
 def model(plain: bool) -> keras.Model:
@@ -293,15 +272,15 @@ def model(plain: bool) -> keras.Model:
     return made
 
 
-@pytest.mark.parametrize("kind", ["generator", "function", "dataset"])
+@pytest.mark.parametrize("kind", ["generator", "dataset"])
 def test_fit_equals_keras_with_steps_per_epoch(kind: str) -> None:
     def dataset() -> object:
         signature = ({"item": tf.TensorSpec([SIZE], tf.int64)}, tf.TensorSpec([SIZE, 1], tf.float32))
         return tf.data.Dataset.from_generator(forever, output_signature=signature)
 
     expected = model(plain=True).fit(forever(), steps_per_epoch=5, epochs=3, shuffle=False, verbose=0).history["loss"]
-    source = {"generator": forever, "function": lambda: forever, "dataset": dataset}[kind]()  # type: ignore[operator]
-    done = et.fit(model(plain=False), et.EndlessReader(source, 5), epochs=3, verbose=False)
+    source = {"generator": forever, "dataset": dataset}[kind]()
+    done = et.fit(model(plain=False), source, steps_per_epoch=5, epochs=3, verbose=False)
     np.testing.assert_allclose(done.history["loss"], expected, rtol=1e-5)
 
 
@@ -313,19 +292,13 @@ def test_each_record_is_read_once() -> None:
             read.append(number)
             yield batch(number)
 
-    et.fit(model(plain=False), et.EndlessReader(stream(), 5), epochs=3, verbose=False)
+    et.fit(model(plain=False), stream(), steps_per_epoch=5, epochs=3, verbose=False)
     assert read == list(range(15))
 
 
-def test_where_a_stream_without_an_end_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"for training alone.*give et\.StreamReader\(stream, count"):
-        et.fit(model(plain=False), (batch(0)), validation_data=et.EndlessReader(forever, 2), verbose=False)
-    text = "import itertools\nimport numpy as np\nimport elastable as et\ndef model(): pass\ndef data(split):\n"
-    text += "    forever = (np.zeros(3) for _ in itertools.count())\n    return et.EndlessReader(%s, 2)\n"
-    (tmp_path / "m.py").write_text(text % "forever")
-    with pytest.raises(BadInput, match=r"read only once: .* pass a function open\(start\)"):
-        load_model_file(tmp_path / "m.py").reader("train")
-    (tmp_path / "n.py").write_text(text % "lambda start: forever")
-    assert len(load_model_file(tmp_path / "n.py").reader("train") or ()) == 6
-    with pytest.raises(BadInput, match="for training alone"):
-        load_model_file(tmp_path / "n.py").reader("validation")
+def test_where_a_stream_without_an_end_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"validation_data is a generator, a stream without an end.*validation_steps="):
+        et.fit(model(plain=False), batch(0), validation_data=forever(), verbose=False)
+    endless = tf.data.Dataset.from_tensors(np.zeros(3)).repeat()
+    with pytest.raises(BadInput, match=r"has no end; say how many .*\(count=\), or give it to model.fit or et.fit"):
+        et.StreamReader(endless)

@@ -4,11 +4,13 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from itertools import repeat
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
@@ -29,9 +31,6 @@ from elastable.worker.readers.formats.arrow_columns import (
 Decode = Callable[[bytes], Mapping[str, Any]]
 """The payload of an event -> column -> value: a number, a text, or a list of these. Raises anything for a bad event."""
 
-Payloads = Sequence[tuple[str, Any]]
-"""(position, payload) of events, as `EventReader._record` takes it: bytes, where a stream has nothing else."""
-
 _LONGEST_REASON = 200  # characters
 _LOOKED_AT = 100  # events that are tried for the first that can be read
 
@@ -49,7 +48,42 @@ def _of_arrow(payload: bytes) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", table.to_pylist()[0])
 
 
-_FORMATS: Mapping[str, Decode] = {"json": _of_json, "arrow": _of_arrow}
+def _example() -> Any:
+    """A message as `tf.train.Example` is on the wire; TensorFlow is not imported for it."""
+    parts = {
+        "Texts": "1 value REPEATED BYTES", "Floats": "1 value REPEATED FLOAT", "Ints": "1 value REPEATED INT64",
+        "Feature": "1 texts OPTIONAL Texts,2 floats OPTIONAL Floats,3 ints OPTIONAL Ints",
+        "Named": "1 name OPTIONAL STRING,2 feature OPTIONAL Feature", "Features": "1 feature REPEATED Named",
+        "Example": "1 features OPTIONAL Features",
+    }  # fmt: skip
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto")
+    for name, fields in parts.items():
+        message = file.message_type.add(name=name)
+        for number, field, label, kind in (each.split() for each in fields.split(",")):
+            made = message.field.add(name=field, number=int(number), label=f"LABEL_{label}")
+            if kind in parts:
+                made.type_name = f".{kind}"
+            else:
+                made.type = descriptor_pb2.FieldDescriptorProto.Type.Value(f"TYPE_{kind}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
+
+
+_Example = _example()
+
+
+def _of_example(payload: bytes) -> Mapping[str, Any]:
+    """Feature -> its values, a list."""
+    found = {}
+    for named in _Example.FromString(payload).features.feature:
+        kind, it = next(((field.name, values) for field, values in named.feature.ListFields()), ("ints", None))
+        values = [] if it is None else list(it.value)
+        found[named.name] = [each.decode() for each in values] if kind == "texts" else values
+    return found
+
+
+_FORMATS: Mapping[str, Decode] = {"json": _of_json, "arrow": _of_arrow, "example": _of_example}
 
 
 class EventReader(Reader, EventSource):
@@ -67,6 +101,7 @@ class EventReader(Reader, EventSource):
 
     in_order = True
     streams = True
+    look_s = 0.05
 
     def __init__(self, name: str, steps_per_epoch: int) -> None:
         if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int) or steps_per_epoch < 1:
@@ -118,8 +153,9 @@ class PayloadReader(EventReader):
     passed over, noted and counted.
 
     Args:
-        events: How an event is read: "json" (an object), "arrow" (an IPC stream of one record), or a function, payload
-            -> dict of column -> value.
+        events: How an event is read: "json" (an object), "arrow" (an IPC stream of one record), "example" (a
+            `tf.train.Example`; a feature with one value is that value, unless its input is of `[n]`, or that of the
+            first event has several), or a function, payload -> dict of column -> value.
         features: Columns that make up x; None: the inputs of the model, or all but label and weight of the first event.
         label, weight, column_types, fill_null, fill_null_list: As of `et.ParquetReader`; targets are floats unless
             `column_types` names another type.
@@ -151,8 +187,16 @@ class PayloadReader(EventReader):
         self._sample: Batch = ()
 
     @abstractmethod
-    def payloads(self, span: Span) -> Payloads:
-        """The events of a span, the same each time. Raises `Unavailable` and `BadInput` as `read`."""
+    def events(self, span: Span) -> Sequence[Any]:
+        """The events of a span, as the stream gives them, the same each time. Raises as `read`."""
+
+    @abstractmethod
+    def position(self, event: Any) -> str:
+        """Where an event is."""
+
+    @abstractmethod
+    def payload(self, event: Any) -> bytes:
+        """What it says. Raises `BadInput` where it says nothing."""
 
     def take(self, indices: Int64) -> Batch:
         """The sample."""
@@ -164,20 +208,20 @@ class PayloadReader(EventReader):
         if inputs == self._inputs:
             return self
         other = copy(self)
-        other._inputs, other._columns = inputs, {}
+        other._inputs, other._columns, other._first = inputs, {}, None
         return other
 
     def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
         self._learn()
-        payloads = [(span.partition, *event) for span in spans for event in self.payloads(span)]
-        if self._decode is _of_json and payloads and (parsed := self._parsed([each for *_, each in payloads])):
+        found = [(span.partition, self.events(span)) for span in spans]
+        if self._decode is _of_json and (parsed := self._parsed([each for _, events in found for each in events])):
             return parsed, ()
         events, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
-        for partition, position, payload in payloads:
+        for partition, event in ((partition, event) for partition, several in found for event in several):
             try:
-                events.append((partition, position, self._record(payload)))
+                events.append((partition, self.position(event), self._record(event)))
             except Exception as error:  # noqa: BLE001 - a function of the user's
-                bad.append(_bad_event(partition, position, error))
+                bad.append(_bad_event(partition, self.position(event), error))
         batch = None
         try:
             batch = self._batch([event for _, _, event in events]) if events else None
@@ -197,12 +241,13 @@ class PayloadReader(EventReader):
             )
         return batch, tuple(bad)
 
-    def _parsed(self, payloads: Sequence[Any]) -> Batch | None:
+    def _parsed(self, events: Sequence[Any]) -> Batch | None:
         """All events at once, by Arrow, where nothing about any of them is unusual; None: look at each."""
         kinds = {name: first if column.named else column.kind for name, (first, column) in self._columns.items()}
         try:
-            lines = [self._bytes(payload).strip() for payload in payloads]
-            if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
+            lines = list(map(bytes.strip, map(self.payload, events)))
+            begun, ended = map(bytes.startswith, lines, repeat(b"{")), map(bytes.endswith, lines, repeat(b"}"))
+            if not (lines and all(begun) and all(ended)):
                 return None  # so each is at least one row, and as many rows as events are one each
             text = b"\n".join(lines)
             table = pa_json.read_json(
@@ -216,16 +261,20 @@ class PayloadReader(EventReader):
         except (BadInput, pa.ArrowException, OverflowError):
             return None
 
-    def _bytes(self, payload: Any) -> bytes:
-        return cast("bytes", payload)
-
-    def _record(self, payload: Any) -> Mapping[str, Any]:
-        found = self._decode(self._bytes(payload))
+    def _record(self, event: Any) -> Mapping[str, Any]:
+        found = self._decode(self.payload(event))
         if not isinstance(found, Mapping):
             raise BadInput(f"a {type(found).__name__}, and no object of columns")
+        if self._decode is _of_example:
+            found = {name: self._value(name, values) for name, values in found.items()}
         if missing := [name for name in self._columns if name not in found]:
             raise BadInput(f"no column {missing[0]!r}; its columns are {', '.join(map(repr, list(found)[:20]))}")
         return found
+
+    def _value(self, name: str, values: Sequence[object]) -> object:
+        known = self._columns.get(name)
+        several = name in self._inputs.lengths if known is None else pa.types.is_list(known[0])
+        return values if several or len(values) != 1 else values[0]
 
     def _batch(self, records: Sequence[Mapping[str, Any]]) -> Batch:
         values: dict[str, pa.Array] = {}
@@ -303,9 +352,9 @@ class PayloadReader(EventReader):
         for partition, waiting in sorted(self.ahead({}, _LOOKED_AT, None).items()):
             if not waiting.stops:
                 continue
-            for _, payload in self.payloads(Span(partition, waiting.start, waiting.stops[-1], len(waiting.stops))):
+            for event in self.events(Span(partition, waiting.start, waiting.stops[-1], len(waiting.stops))):
                 try:
-                    return self._record(payload)
+                    return self._record(event)
                 except Exception as error:  # noqa: BLE001 - as in read
                     last = error
         if last is not None:

@@ -47,6 +47,8 @@ class FolderReader(EventReader):
         BadInput: options that cannot be.
     """
 
+    look_s = 1.0  # a look lists the folder
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -107,7 +109,13 @@ class FolderReader(EventReader):
     def ends(self, before: float | None = None) -> Mapping[str, str]:
         found = {}
         for name, file in self._files().items():
-            if before is None or (_changed(file) or 0.0) < before:
+            changed = None if before is None else _changed(file)
+            if before is not None and changed is None:
+                raise BadInput(
+                    f"{self._name}: its file system does not say when {name!r} was written: end at positions, or "
+                    "at the end (--until)"
+                )
+            if before is None or (changed is not None and changed < before):
                 found[name] = str(self._count(file))
         return found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.extras import needs
 from elastable.master.api import Span, Waiting
-from elastable.worker.readers.streams.event_reader import Decode, PayloadReader, Payloads
+from elastable.worker.readers.streams.event_reader import Decode, PayloadReader
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, TopicPartition
@@ -42,7 +42,7 @@ class KafkaReader(PayloadReader):
         topic: A topic, or several.
         servers: `host:port`, or several with commas: some of the brokers.
         steps_per_epoch: Versions in an epoch.
-        events: "json", "arrow" or a function, as of `PayloadReader`.
+        events: "json", "arrow", "example" or a function, as of `PayloadReader`.
         columns: `features`, `label`, `weight`, `column_types`, `fill_null`, `fill_null_list`, as of `PayloadReader`.
         group: Whose committed offsets follow.
         config: Further settings of librdkafka, such as those of TLS and SASL.
@@ -119,9 +119,14 @@ class KafkaReader(PayloadReader):
     def committed(self, positions: Mapping[str, str]) -> None:
         self._log.commit({name: _offset(position, self._name) for name, position in positions.items()})
 
-    def payloads(self, span: Span) -> Payloads:
-        start, stop = _offset(span.start, self._name), _offset(span.stop, self._name)
-        return [(str(each.offset()), each.value() or b"") for each in self._log.read(span.partition, start, stop)]
+    def events(self, span: Span) -> list[Message]:
+        return self._log.read(span.partition, _offset(span.start, self._name), _offset(span.stop, self._name))
+
+    def position(self, event: Message) -> str:
+        return str(event.offset())
+
+    def payload(self, event: Message) -> bytes:
+        return event.value() or b""
 
 
 def _offset(position: str, name: str) -> int:
@@ -186,7 +191,10 @@ class _Topics:
 
     def cluster(self) -> str:
         with self._calling() as consumer:
-            return f"Kafka cluster {consumer.list_topics(self._topics[0], timeout=_CALL_S).cluster_id}"
+            cluster = consumer.list_topics(self._topics[0], timeout=_CALL_S).cluster_id
+        if cluster is None:
+            raise Unavailable(f"{self._name}: no broker has said which cluster it is of")
+        return f"Kafka cluster {cluster}"
 
     def offsets(self, names: Sequence[str], last: bool) -> dict[str, int]:
         """Of each partition the first offset that is there, or the one after the last."""
@@ -213,23 +221,30 @@ class _Topics:
 
     def before(self, names: Sequence[str], moment: float) -> dict[str, int]:
         """The offset after the last message that came before a Unix time."""
-        ends = self.offsets(names, last=True)
+        from confluent_kafka import OFFSET_END
+
+        ends, asked = self.offsets(names, last=True), int(moment * 1000)
         with self._calling() as consumer:
-            found = consumer.offsets_for_times([self._place(name, int(moment * 1000)) for name in names], _CALL_S)
+            found = consumer.offsets_for_times([self._place(name, asked) for name in names], _CALL_S)
         if failed := [place for place in found if place.error is not None]:
             raise self._error(failed[0].error)
-        return {
-            name: place.offset if place.offset >= 0 else ends[name] for name, place in zip(names, found, strict=True)
-        }
+        offsets = {name: place.offset for name, place in zip(names, found, strict=True)}
+        # What was not answered is an error neither, and is as it was asked.
+        if untold := [name for name, at in offsets.items() if at == asked or (at < 0 and at != OFFSET_END)]:
+            raise Unavailable(f"{self._name}: the broker of {untold[0]} has not said its offsets of a time")
+        return {name: ends[name] if at == OFFSET_END else at for name, at in offsets.items()}
 
     def ages(self, starts: Mapping[str, int]) -> dict[str, float]:
         """Unix time of the message at an offset, of some partitions, as of a few seconds ago."""
+        from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
+
         with self._lock:
             if time.monotonic() - self._aged > _AGES_EVERY_S:
                 self._ages = {}
                 for name, start in list(starts.items())[:_MOST_AGES]:
-                    for message in self.read(name, start, start + 1):
-                        self._ages[name] = message.timestamp()[1] / 1000
+                    for kind, moment in (message.timestamp() for message in self.read(name, start, start + 1)):
+                        if kind != TIMESTAMP_NOT_AVAILABLE:
+                            self._ages[name] = moment / 1000
                 self._aged = time.monotonic()
             return self._ages
 

@@ -7,19 +7,32 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.topology import Topology
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 from elastable.master.api import Span, Waiting
-from elastable.worker.readers.streams.event_reader import Decode, PayloadReader, Payloads
+from elastable.worker.readers.streams.event_reader import Decode, PayloadReader
 
 _POSITION = re.compile(r"([0-9]{1,20}-[0-9]{1,20})(?:/([0-9]{1,20})(?:/([0-9]{1,20}-[0-9]{1,20}))?)?")
 _LAST_SEQUENCE = 2**64 - 1
 _AT_ONCE = 10_000  # entries of one answer
+_FIRST_TIME = 1e9  # Unix time of 2001: before it there was no Redis
+_LISTING = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
+local ids, after, left = {}, ARGV[1], tonumber(ARGV[3])
+repeat -- a few at a time: their fields are in memory until the next ones are
+    local found = redis.call('XRANGE', KEYS[1], '(' .. after, ARGV[2], 'COUNT', math.min(left, 100))
+    for _, entry in ipairs(found) do ids[#ids + 1] = entry[1] end
+    after, left = ids[#ids] or after, left - #found
+until left == 0 or #found < 100
+return {redis.call('XINFO', 'STREAM', KEYS[1]), table.concat(ids, ' ')}
+"""
+# Of a stream at one moment: XINFO STREAM, and the ids of at most ARGV[3] entries behind ARGV[1], up to ARGV[2]; empty:
+# there is no stream. A command would send their fields, too, which workers read.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,7 @@ class RedisStreamReader(PayloadReader):
         url: `redis://host:port`, as of a store; servers may be a Cluster, or watched by Sentinels.
         key: The key of a stream, or several; those that are not there yet may come.
         steps_per_epoch: Versions in an epoch.
-        events: "json", "arrow" or a function, as of `PayloadReader`.
+        events: "json", "arrow", "example" or a function, as of `PayloadReader`.
         columns: `features`, `label`, `weight`, `column_types`, `fill_null`, `fill_null_list`, as of `PayloadReader`.
         field: The field of an entry that holds the event.
 
@@ -82,34 +95,57 @@ class RedisStreamReader(PayloadReader):
         for key in self._keys if until is None else until:
             if key not in self._keys:
                 raise BadInput(f"{self._name}: there is no partition {key!r} to end in: they are {self._keys}")
-            state = self._state(key)
-            if state is None and key not in positions:
-                continue
-            start = positions.get(key, state.beginning if state else "")
-            entry, number, deleted = _parsed(start, self._name)
+            start = positions.get(key)
             last = "+" if until is None else _parsed(until[key], self._name)[0]
-            ids = [each[0].decode() for each in self._entries(key, entry, last, most + 1)]
-            there = number + len(ids) if until is None and len(ids) <= most else None
-            self._refuse_lost(key, start, state.added - there if state and there is not None else 0)
+            behind = "0-0" if start is None else _parsed(start, self._name)[0]
+            state, ids = self._listed(key, behind, last, most + 1)
+            if start is None:
+                if state is None:
+                    continue
+                start = state.beginning
+            _, number, deleted = _parsed(start, self._name)
+            whole = until is None and len(ids) <= most
+            state = self._require_all(key, start, state, number + len(ids) if whole else None)
             known = f"/{deleted}" if deleted else ""
             stops = [f"{each}/{number + place}{known}" for place, each in enumerate(ids[:most], 1)]
-            since = int(ids[0].partition("-")[0]) / 1000 if ids else None
-            lag = max(len(stops), state.added - number if state else 0)
-            found[key] = Waiting(start, stops, len(ids) > most, lag, since)
+            moment = int(ids[0].partition("-")[0]) / 1000 if ids else 0.0
+            since = moment if moment > _FIRST_TIME else None  # ids that the sender made are numbers
+            found[key] = Waiting(start, stops, len(ids) > most, max(len(stops), state.added - number), since)
         return found
 
-    def _refuse_lost(self, key: str, start: str, lost: int) -> None:
-        """Raises `BadInput` where entries behind a position are gone, of which `lost` are known to be.
+    def _listed(self, key: str, after: str, last: str, most: int) -> tuple[_State | None, list[str]]:
+        """A stream, None: there is none, and the ids of at most so many entries behind one."""
+        ids: list[str] = []
+        while True:
+            count = min(_AT_ONCE, most - len(ids))
+            reply = self._call(key, ("EVAL_RO", _LISTING, 1, key, after, last, count))
+            if not reply:
+                return None, ids
+            said, listed = dict(zip(reply[0][::2], reply[0][1::2], strict=True)), reply[1].decode().split()
+            if b"entries-added" not in said:
+                raise BadInput(
+                    f"{self._name}: the server at {self._url} does not count entries: it takes Redis from 7.0"
+                )
+            ids += listed
+            if len(listed) < count or len(ids) == most:
+                added, gone = int(said[b"entries-added"]), int(said[b"entries-added"]) - int(said[b"length"])
+                first, deleted = said[b"recorded-first-entry-id"], said[b"max-deleted-entry-id"]
+                return _State(added, gone, first.decode(), deleted.decode()), ids
+            after = ids[-1]
 
-        Asked after they were listed, so that what went before or meanwhile is noticed.
+    def _require_all(self, key: str, start: str, state: _State | None, there: int | None) -> _State:
+        """The state of a stream. Raises `BadInput` where entries behind a position are gone.
+
+        Args:
+            there: How many were added up to the last one that is there; None: that is not known.
         """
         entry, number, deleted = _parsed(start, self._name)
-        if (state := self._state(key)) is None:
+        if state is None:
             raise BadInput(
                 f"{self._name}: the stream {key!r}, planned up to {entry}, is not at {self._url} any more: it was "
                 "deleted or has expired; bring it back and resume the job, or begin a new one"
             )
-        lost = max(lost, state.gone - number)
+        lost = max(0 if there is None else state.added - there, state.gone - number)
         if lost > 0 or _order(state.deleted) > max(_order(entry), _order(deleted or "0-0")):
             raise BadInput(
                 f"{self._name}: {lost if lost > 0 else 'some'} entries of {key!r} behind {entry} were trimmed or "
@@ -123,58 +159,42 @@ class RedisStreamReader(PayloadReader):
                 f"{number}: {state.added} were added to this one, from {state.first} on; bring the other back and "
                 "resume the job, or begin a new one"
             )
+        return state
 
     def ends(self, before: float | None = None) -> Mapping[str, str]:
         last = {}
         for key in self._keys:
             if before is not None:
                 last[key] = f"{int(before * 1000) - 1}-{_LAST_SEQUENCE}"
-            elif self._state(key) is not None and (found := self._call(key, ("XREVRANGE", key, "+", "-", "COUNT", 1))):
+            elif found := self._call(key, ("XREVRANGE", key, "+", "-", "COUNT", 1)):
                 last[key] = found[0][0].decode()
         return last
 
-    def payloads(self, span: Span) -> Payloads:
-        entries = self._entries(span.partition, _id(span.start), _id(span.stop), span.events)
-        if len(entries) != span.events:
-            raise BadInput(
-                f"{self._name}: {span.events - len(entries)} of the {span.events} entries of {span.partition!r} from "
-                f"{_id(span.start)} to {_id(span.stop)} were trimmed or deleted before they were trained"
-            )
-        return [(entry.decode(), dict(zip(fields[::2], fields[1::2], strict=True))) for entry, fields in entries]
-
-    def _bytes(self, payload: Mapping[bytes, bytes]) -> bytes:
-        if self._field not in payload:
-            raise BadInput(f"the entry has no field {self._field.decode()!r}; field= names the one of the event")
-        return payload[self._field]
-
-    def _state(self, key: str) -> _State | None:
-        """None: there is no stream."""
-        try:
-            pairs = self._call(key, ("XINFO", "STREAM", key))
-        except StoreFailed as error:
-            if "no such key" in str(error):
-                return None
-            raise
-        said = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        if b"entries-added" not in said:
-            raise BadInput(f"{self._name}: the server at {self._url} does not count entries: it takes Redis from 7.0")
-        added, ids = int(said[b"entries-added"]), (said[b"recorded-first-entry-id"], said[b"max-deleted-entry-id"])
-        return _State(added, added - int(said[b"length"]), *(each.decode() for each in ids))
-
-    def _entries(self, key: str, after: str, last: str, most: int) -> list[Reply]:
-        """At most so many entries of a stream behind an id."""
+    def events(self, span: Span) -> list[Reply]:
         found: list[Reply] = []
-        while len(found) < most:
-            count = min(_AT_ONCE, most - len(found))
-            more = self._call(key, ("XRANGE", key, f"({after}", last, "COUNT", count))
-            for entry in more:
-                if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], bytes)):
-                    raise StoreFailed(f"redis at {self._url} answered XRANGE with {repr(entry)[:80]}")
+        after = _id(span.start)
+        while len(found) < span.events:
+            count = min(_AT_ONCE, span.events - len(found))
+            more = self._call(span.partition, ("XRANGE", span.partition, f"({after}", _id(span.stop), "COUNT", count))
             found += more
             if len(more) < count:
-                break
-            after = more[-1][0].decode()
+                raise BadInput(
+                    f"{self._name}: {span.events - len(found)} of the {span.events} entries of {span.partition!r} from "
+                    f"{_id(span.start)} to {_id(span.stop)} were trimmed or deleted before they were trained"
+                )
+            after = self.position(more[-1])
         return found
+
+    def position(self, event: Reply) -> str:
+        return cast("bytes", event[0]).decode()
+
+    def payload(self, event: Reply) -> bytes:
+        _, fields = event
+        if fields[0] != self._field or len(fields) > 2:
+            fields = [value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == self._field]
+            if not fields:
+                raise BadInput(f"the entry has no field {self._field.decode()!r}; field= names the one of the event")
+        return cast("bytes", fields[-1])
 
     def _call(self, key: str, command: Command) -> Reply:
         with self._connecting:

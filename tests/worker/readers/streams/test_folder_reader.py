@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import fsspec.implementations.local
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,6 +49,19 @@ def test_files_come_in_order_and_a_late_one_is_not_lost(tmp_path: Path) -> None:
     batch, bad = reader.read([Span(two, "1", "3", 2), Span(four, "0", "1", 1)])
     assert batch is not None
     assert (batch[0]["user"].tolist(), batch[1].tolist(), bad) == ([2, 3, 4], [0, 1, 0], ())
+
+
+def test_a_file_system_that_says_no_times_has_no_end_at_one(tmp_path: Path) -> None:
+    class Timeless(fsspec.implementations.local.LocalFileSystem):
+        def info(self, path: str, **_: object) -> dict[str, object]:
+            found: dict[str, object] = super().info(path)
+            return {name: found[name] for name in ("name", "size", "type")}
+
+    write(tmp_path, 1, [1, 2])
+    reader = et.FolderReader(tmp_path, label="clicked", filesystem=Timeless())
+    assert list(reader.ends().values()) == ["2"]
+    with pytest.raises(BadInput, match=r"does not say when .*hour=01.parquet' was written: end at positions"):
+        reader.ends(time.time())
 
 
 def test_a_file_that_is_gone_or_changed_before_it_was_trained_is_missed(tmp_path: Path) -> None:

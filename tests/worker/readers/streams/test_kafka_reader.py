@@ -13,7 +13,16 @@ from types import SimpleNamespace
 import confluent_kafka
 import numpy as np
 import pytest
-from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_END,
+    OFFSET_INVALID,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 
 import elastable as et
@@ -145,7 +154,7 @@ def test_a_broker_that_is_gone_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
         reader.ends()
     with pytest.raises(Unavailable, match=r"et\.KafkaReader"):
-        reader.payloads(Span("clicks/1", "0", "1", 1))
+        reader.events(Span("clicks/1", "0", "1", 1))
 
 
 def test_a_broker_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +234,45 @@ def test_an_offset_that_no_broker_has_told_is_waited_for(broker: Broker, monkeyp
     for asked in (reader.ends, lambda: reader.ahead({}, 9, None)):
         with pytest.raises(Unavailable, match="untold/0 has not said its offsets"):
             asked()
+
+
+def test_a_time_and_a_cluster_that_no_broker_has_told_are_waited_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To librdkafka and its bindings neither is an error: places come back as they were sent, and None for a name."""
+
+    class Silent(Consumer):
+        def offsets_for_times(self, places: list[TopicPartition], *_: float) -> list[TopicPartition]:
+            if self.told is not None:
+                places = [TopicPartition(each.topic, each.partition, self.told) for each in places]
+            return places
+
+        def list_topics(self, *asked: Keyword, **options: Keyword) -> object:
+            return SimpleNamespace(cluster_id=None, topics=super().list_topics(*asked, **options).topics)
+
+        told: int | None = None
+
+    broker.send("silent", event(0))
+    assert reader_of(broker, "silent").identity() != "Kafka cluster None"
+    monkeypatch.setattr(confluent_kafka, "Consumer", Silent)
+    reader = reader_of(broker, "silent")
+    with pytest.raises(Unavailable, match="no broker has said which cluster it is of"):
+        reader.identity()
+    for told in (None, OFFSET_INVALID):
+        monkeypatch.setattr(Silent, "told", told)
+        with pytest.raises(Unavailable, match="silent/0 has not said its offsets of a time"):
+            reader.ends(time.time())
+    monkeypatch.setattr(Silent, "told", OFFSET_END)
+    assert reader.ends(time.time())["silent/0"] == "1"
+
+
+def test_a_message_without_a_time_has_no_age(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.send("timeless", event(0))
+    reader = reader_of(broker, "timeless")
+    untimed = SimpleNamespace(timestamp=lambda: (TIMESTAMP_NOT_AVAILABLE, -1))
+    monkeypatch.setattr(reader._log, "read", lambda *_: [untimed])
+    found = reader.ahead({"timeless/0": "0"}, 9, None)["timeless/0"]
+    assert (found.lag, found.since) == (1, None)
 
 
 def test_options_that_cannot_be_are_refused() -> None:

@@ -4,20 +4,23 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import hypothesis
 import numpy as np
 import pyarrow as pa
 import pytest
 import redis
+import tensorflow as tf
 from hypothesis import strategies as st
 
 import elastable as et
-from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.tiers.redis.reply_shapes import require_shapes
 from elastable.master.api import Span, Waiting
 from elastable.worker.readers.batch.pytrees import named_parts
 from elastable.worker.readers.batch.reader import ModelInputs
+from elastable.worker.readers.streams import redis_stream_reader
 from elastable.worker.readers.streams.event_reader import EventReader, PayloadReader
 from tests.untyped import Keyword
 
@@ -81,6 +84,7 @@ def test_an_end_is_one_of_now_of_a_time_or_of_positions(redis_url: str, client: 
         client.xadd("clicks", {"event": json.dumps(event())}, id=f"{moment}-5")
     reader = reader_of(redis_url, ["clicks", "later"])
     assert reader.ends() == {"clicks": "3000-5"}
+    assert reader.ahead({}, 9, None)["clicks"].since is None  # such ids are no times of 1970
     for until, listed in (({"clicks": "2000-5"}, 2), ({"clicks": "1999-0"}, 1), (reader.ends(3.0), 2), ({}, 0)):
         assert sum(len(each.stops) for each in reader.ahead({}, 9, until).values()) == listed
     with pytest.raises(BadInput, match="there is no partition 'x' to end in"):
@@ -160,8 +164,14 @@ class Given(PayloadReader):
     def ends(self, before: float | None = None) -> dict[str, str]:
         return {}
 
-    def payloads(self, span: Span) -> list[tuple[str, bytes]]:
-        return [(str(place), each) for place, each in enumerate(self._payloads)]
+    def events(self, span: Span) -> list[tuple[int, bytes]]:
+        return list(enumerate(self._payloads))
+
+    def position(self, event: tuple[int, bytes]) -> str:
+        return str(event[0])
+
+    def payload(self, event: tuple[int, bytes]) -> bytes:
+        return event[1]
 
 
 @hypothesis.given(PAYLOADS)
@@ -213,6 +223,32 @@ def test_events_as_arrow_and_by_a_function(redis_url: str, client: redis.Redis) 
     assert (batch[0]["user"].tolist(), batch[1].tolist(), len(bad)) == ([7, 8], [1.0, 0.0], 1)
 
 
+def test_events_as_tensorflow_examples(redis_url: str, client: redis.Redis) -> None:
+    def example(**features: Iterable[object]) -> bytes:
+        made = tf.train.Example()
+        for name, values in features.items():
+            kinds = {int: "int64_list", float: "float_list", bytes: "bytes_list"}
+            getattr(made.features.feature[name], kinds[type(next(iter(values)))]).value.extend(values)
+        return bytes(made.SerializeToString())
+
+    send(client, example(user=[7], price=[0.5], words=[b"a", b"b"], clicked=[1]))
+    send(client, example(user=[-(2**63)], price=[1], words=["ä".encode()], clicked=[0]))
+    bad = [example(user=[1, 2], price=[1.0], words=[b"a"], clicked=[0]), example(user=[1]), b"\xff", example()]
+    bad.append(example(user=[1], price=[1.0], words=[b"\xff"], clicked=[0]))
+    send(client, *bad)
+    reader = reader_of(redis_url, events="example").for_inputs(INPUTS)
+    assert isinstance(reader, EventReader)
+    (x, y), passed_over = reader.read(whole(reader))  # type: ignore[misc]
+    assert (x["user"].tolist(), x["price"].tolist(), y.tolist()) == ([7, -(2**63)], [0.5, 1.0], [1.0, 0.0])
+    assert (x["words"].values.tolist(), x["words"].splits.tolist()) == (["a", "b", "ä"], [0, 2, 3])
+    assert len(passed_over) == len(bad)
+    vectors = reader.for_inputs(ModelInputs({"user": "int64"}, {"user": 1}, own_step=False))
+    assert isinstance(vectors, EventReader)
+    batch, _ = vectors.read(whole(vectors, 1))
+    assert batch is not None
+    assert batch[0]["user"].shape == (1, 1)
+
+
 def test_what_was_trimmed_before_it_was_trained_is_missed(redis_url: str, client: redis.Redis) -> None:
     send(client, *(event(user) for user in range(6)))
     reader = reader_of(redis_url)
@@ -222,7 +258,7 @@ def test_what_was_trimmed_before_it_was_trained_is_missed(redis_url: str, client
         reader.ahead({"clicks": found.stops[1]}, 9, None)
     assert len(reader.ahead({"clicks": found.stops[2]}, 9, None)["clicks"].stops) == 3
     with pytest.raises(BadInput, match="2 of the 4 entries"):
-        reader.payloads(Span("clicks", found.stops[0], found.stops[4], 4))
+        reader.events(Span("clicks", found.stops[0], found.stops[4], 4))
     fresh = reader.ahead({}, 9, None)["clicks"]
     assert (fresh.start, fresh.lag) == ("0-0/3", 3)
 
@@ -253,16 +289,57 @@ def test_what_was_deleted_before_it_was_trained_is_missed(url: str) -> None:
         assert len(reader.ahead({"clicks": empty.start}, 9, None)["clicks"].stops) == 1
 
 
-def test_what_is_trimmed_while_it_is_listed_is_missed(redis_url: str, client: redis.Redis) -> None:
+def test_what_is_trimmed_while_it_is_listed_is_missed(
+    redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_stream_reader, "_AT_ONCE", 2)
+
     class Trimmed(et.RedisStreamReader):
-        def _entries(self, *asked: Keyword) -> list[object]:
+        def _call(self, *asked: Keyword) -> list[object]:
+            found: list[object] = super()._call(*asked)
             client.xtrim("clicks", maxlen=3, approximate=False)
-            return super()._entries(*asked)
+            return found
 
     send(client, *(event(user) for user in range(9)))
-    planned = reader_of(redis_url).ahead({}, 2, None)["clicks"].stops[-1]
+    whole = reader_of(redis_url).ahead({}, 9, None)["clicks"].stops
+    assert [each.partition("/")[2] for each in whole] == [str(number) for number in range(1, 10)]
     with pytest.raises(BadInput, match="4 entries of 'clicks' behind"):
-        Trimmed(redis_url, "clicks").ahead({"clicks": planned}, 2, None)
+        Trimmed(redis_url, "clicks").ahead({"clicks": whole[1]}, 4, None)
+
+
+def test_a_listing_leaves_the_fields_at_the_server(redis_url: str, client: redis.Redis) -> None:
+    send(client, *[event(words=["x" * 1_000])] * 2_000)
+    reader = reader_of(redis_url)
+    sent = client.info()["total_net_output_bytes"]
+    assert len(reader.ahead({}, 2_000, None)["clicks"].stops) == 2_000
+    assert client.info()["total_net_output_bytes"] - sent < 100_000
+
+
+def test_the_event_is_one_field_of_several(redis_url: str, client: redis.Redis) -> None:
+    for number in range(3):
+        client.xadd("clicks", {"sender": "{}", "event": json.dumps(event(number)), "at": "1"})
+    reader = reader_of(redis_url).for_inputs(INPUTS)
+    assert isinstance(reader, EventReader)
+    batch, bad = reader.read(whole(reader))
+    assert batch is not None
+    assert (batch[0]["user"].tolist(), bad) == ([0, 1, 2], ())
+
+
+def test_a_user_who_may_only_read_and_run_scripts_that_do(redis_url: str, client: redis.Redis) -> None:
+    send(client, event())
+    rights = ("~clicks", "+@read", "+ping", "+info", "+eval_ro")
+    client.execute_command("ACL", "SETUSER", "trainer", "on", ">secret", *rights)
+    try:
+        reader = reader_of(redis_url.replace("://", "://trainer:secret@"))
+        assert len(reader.events(whole(reader)[0])) == len(reader.ends()) == 1
+    finally:
+        client.execute_command("ACL", "DELUSER", "trainer")
+
+
+@pytest.mark.parametrize("reply", [[b"1-1"], [[b"1-1", b"x"]], [[1, [b"event", b"{}"]]], [[b"1-1", [], []]]])
+def test_what_is_no_entry_of_a_stream_is_refused(reply: list[object]) -> None:
+    with pytest.raises(StoreFailed, match="answered XRANGE with"):
+        require_shapes([("XRANGE", "clicks", "-", "+")], [reply], "here")
 
 
 def test_a_stream_that_is_gone_or_another_one_is_refused(redis_url: str, client: redis.Redis) -> None:
@@ -297,7 +374,7 @@ def test_a_stream_that_is_empty_is_refused_and_a_dead_server_is_away(redis_url: 
     ("options", "message"),
     [
         ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
-        ({"events": "xml"}, "events='xml': write 'json', 'arrow'"),
+        ({"events": "xml"}, "events='xml': write 'json', 'arrow', 'example'"),
         ({"key": []}, "give the key of a stream"),
     ],
 )
