@@ -71,14 +71,19 @@ class RowsAhead:
         self._source = source
         self._deadline_s = deadline_s
         self._asked: Prepared | None = None
-        self._rows: Future[Rows] = at_once({})
+        self._rows: Future[Rows | None] = at_once({})
         self._thread = DaemonExecutor("elastable-rows-ahead")
 
-    def begin(self, following: Prepared | None) -> None:
-        """Starts the lookup of a micro-batch, unless one is still running."""
+    def begin(self, following: Prepared | None, store: EmbeddingStore | None = None) -> None:
+        """Starts the lookup of a micro-batch, unless one is still running.
+
+        Args:
+            store: That brings its cold rows near instead (`read_ahead`), for `take` to wait for; None: none.
+        """
         if following is None or following is self._asked or not following.ids.unique or not self._rows.done():
             return
-        self._asked, self._rows = following, self._thread.submit(partial(self._look_up, following))
+        read = partial(store.read_ahead, following.ids.unique) if store else partial(self._look_up, following)
+        self._asked, self._rows = following, self._thread.submit(read)
 
     def take(self, prepared: Prepared) -> Rows | None:
         """The rows of a micro-batch whose version is committed; None: look them up.
@@ -381,6 +386,9 @@ class Worker:
         self.counted = 0
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._rows_to = rows_to
+        self._tiered: EmbeddingStore | None = None  # whose cold rows it reads ahead
+        if here is not None and rows_to is None and isinstance(source, EmbeddingStore):
+            self._tiered = source if source.flush_status() is not None else None
         self._show_session()
 
     def run(self) -> int:
@@ -570,6 +578,8 @@ class Worker:
         same = following is not None and following.task.version == prepared.task.version
         if self._here is None or same:
             self._rows_ahead.begin(following)
+        elif self._tiered is not None:
+            self._rows_ahead.begin(following, self._tiered)
 
     def _go_back(self, ahead: FutureVersion) -> None:
         """Starts again with a restarted master, which is at an earlier version, unless it stays behind: no restart."""

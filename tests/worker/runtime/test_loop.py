@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
@@ -352,6 +354,25 @@ def test_another_worker_joins_the_one_in_its_masters_thread(expected: np.ndarray
     life.run(At({5}, another), here=True)
     assert others[0].end() == []
     assert life.master.contributors == 2
+    np.testing.assert_array_equal(life.rows(), expected)
+
+
+class _Tiered(MemoryStore):
+    """A store whose rows may be cold, as it says, and that counts how often it is to bring some near."""
+
+    asked = 0
+
+    def flush_status(self) -> FlushStatus:
+        return FlushStatus(0, 0, 0, 0, 0, 0.0, None)
+
+    def read_ahead(self, ids: Mapping[str, Int64]) -> None:
+        self.asked += 1
+
+
+def test_cold_rows_of_the_next_version_are_read_while_the_step_runs(expected: np.ndarray) -> None:
+    life = Life(store=(store := _Tiered()))
+    life.run(here=True)
+    assert 0 < store.asked < VERSIONS
     np.testing.assert_array_equal(life.rows(), expected)
 
 
