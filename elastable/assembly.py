@@ -28,13 +28,16 @@ from elastable.embedding_store.optimizers.registry import decays_untouched_rows,
 from elastable.embedding_store.support.store_url import refuse_remote_shards
 from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.master.api import JobSpec, TaskKind
 from elastable.master.model.dense import DenseModel, dense_part
 from elastable.master.model.discovery import discover_tables
 from elastable.master.model.keras_optimizer import inner_optimizer
 from elastable.master.model.wrapping_optimizers import keeps_averages
-from elastable.worker.keras.structures import BatchSpec
+from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
+from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.step.step_plan import plan_step
 from elastable.worker.user_model.keras_slots import keras_slots
 from elastable.worker.user_model.offload import keep_on_worker
@@ -151,6 +154,20 @@ class Assembly:
         for layer in store_layers(self.model):
             found.append((layer, layer.optimizer or self.optimizers.get(layer.table_name, self.model.optimizer)))
         return found
+
+    def computer(
+        self,
+        job: JobSpec,
+        readers: Mapping[TaskKind, Reader],
+        sample: TensorBatch,
+        store: EmbeddingStore,
+        deadline_s: float = 30.0,
+        keras_draws: bool = False,
+    ) -> MicroBatchComputer:
+        """Computes micro-batches with the very model, for a worker in its master's thread; as `MicroBatchComputer`."""
+        return MicroBatchComputer(
+            self.model, job, readers, sample, store, self.tables, deadline_s, keras_draws, shares_model=True
+        )
 
     def dense(self) -> DenseModel:
         """The master's part of the model: variables, optimizer, states."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self
 
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.contract.row_data import FlushStatus
@@ -293,6 +296,9 @@ class ServedMaster(MasterApi):
         """Why workers cannot take part now, for health checks; None: they can."""
         return None
 
+    def refuse_ended(self) -> None:
+        """Raises the error that the job failed with; `StaleVersion` where it was stopped or is over."""
+
 
 Tensor = Array
 
@@ -548,6 +554,11 @@ class WorkerIdentity:
     incarnation: str
     host: str = ""
     pid: int = 0
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """A new one."""
+        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid())
 
     def __str__(self) -> str:
         """For logs: the incarnation, and where it is if that is known."""

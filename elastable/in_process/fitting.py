@@ -1,8 +1,6 @@
 """`et.fit`: a whole job in the current process and thread: its master calls its worker."""
 
 import json
-import os
-import socket
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -22,13 +20,12 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.in_process.fit_data import FitArguments, FitData, fit_data
 from elastable.in_process.fit_seeds import fit_seeds
 from elastable.in_process.in_process_stores import StoreGiven, parts_for_fit, placed_in_stores
 from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.resuming.continuing import continue_job, opened_origin
-from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.api import JobSpec, TaskKind
 from elastable.master.backend.contract import backend
 from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
@@ -46,7 +43,7 @@ from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.runtime.compute import MicroBatchComputer
-from elastable.worker.runtime.loop import Worker
+from elastable.worker.runtime.loop import working_here
 from elastable.worker.step.forward import batch_spec
 from elastable.worker.user_model.build import build_model, for_model, sample_batch, warn_of_other_numbers
 from elastable.worker.user_model.offload import OffloadedEmbedding, offload_built
@@ -202,7 +199,6 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     schedule = Schedule(job)
     records = schedule.records_before(version)
     start = Progress(version, evaluated=True, records=records, stream=stream) if version else Progress()
-    dense.begin()
     metrics: ModelMetrics = kept["metrics"] if "metrics" in kept else ModelMetrics(model)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
@@ -216,9 +212,7 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
     model.make_train_function()  # whose steps are traced: with the one of before until somebody makes it anew
-    computer = MicroBatchComputer(
-        model, job, readers, sample, store, parts.tables, keras_draws=settings.seeds.keras, shares_model=True
-    )
+    computer = parts.computer(job, readers, sample, store, keras_draws=settings.seeds.keras)
     if parts.steps is None:
         kept_traces(model).update({form: True, "dense": dense, "metrics": metrics})
     _refuse_backup_of_slots(settings.callbacks, model, parts.tables)
@@ -285,44 +279,25 @@ def _run(
         evaluations.append({"version": version, **logs})
         progress.evaluation(version, logs)
 
-    def epoch_ended(epoch: int, logs: Mapping[str, float]) -> None:
-        dense.rewind()  # what the evaluation changed in the states of the model that both share
-        progress.epoch(epoch, epochs, logs)
-
     hooks = JobHooks(
         joined,
         master.stop,
-        on_epoch=epoch_ended,
+        on_epoch=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
         evaluated=evaluated,
         version=schedule.first_version(schedule.job.initial_epoch),
-        shares_model=True,
     )
     joined.begin()
     parts.attach()  # a callback may have loaded weights
-    try:
-        with ExitStack() as held:
-            held.enter_context(progress)
-            worker = _worker_here(master, computer, store, joined.sees_versions)
-            held.enter_context(worker.working())
-            if settings.verbose == 1:
-                held.enter_context(repeating(lambda: progress.show(master.status()), _SHOW_EVERY_S, "elastable-watch"))
-            # Twice: the first call may find out that the master has a task that comes before those which it has.
-            master.run(hooks, lambda: worker.work() or worker.work())
-    except BaseException:
-        dense.rewind()
-        raise
+    with ExitStack() as held:
+        held.enter_context(progress)
+        work = held.enter_context(working_here(master, computer, store, rows_change=joined.sees_versions))
+        if settings.verbose == 1:
+            held.enter_context(repeating(lambda: progress.show(master.status()), _SHOW_EVERY_S, "elastable-watch"))
+        master.run(hooks, work)
     finalize_averages(dense, store, parts.tables)
     joined.end(hooks.logs)
     joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])
     return joined.history
-
-
-def _worker_here(master: Master, computer: MicroBatchComputer, store: EmbeddingStore, rows_change: bool) -> Worker:
-    """The worker of this process, whom its master calls."""
-    identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
-    servers = store if isinstance(store, ShardStore) else None
-    session = master.join(identity)
-    return Worker(master, computer, store, session, identity, rows_to=servers, rows_change=rows_change, direct=True)
 
 
 # `keras.callbacks.BackupAndRestore` in `et.fit`: where a fit that was interrupted goes on

@@ -103,7 +103,8 @@ class _BatchTrainer:
         self._freezing.look(f"train_on_batch of {records} x {self._form}")
         ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._specs)
         version = self._store.version()
-        self._step.hold(self._dense.snapshot(version).trainable)
+        snapshot = self._dense.snapshot(version)
+        self._step.hold(snapshot.trainable)
         rows = self._store.lookup(ids.unique) if ids.unique else {}
         result = self._step(batch, rows, ids, 0)
         push = Push(
@@ -113,7 +114,7 @@ class _BatchTrainer:
         try:
             check_finite(push, self._expected)
         except BaseException:
-            self._dense.rewind()  # the step has moved the states of the model itself
+            self._dense.take_states(snapshot.states)  # the step has moved the states of the model itself
             raise
         self._committer.commit(version + 1, [push], lambda made: Progress())
         total = add_metrics((), [result.metrics])

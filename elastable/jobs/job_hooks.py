@@ -84,7 +84,6 @@ class JobHooks(Hooks):
         evaluated: Called with (version, logs) after each evaluation during training.
         committed: Called with the updates, version and frozen tables of each commit.
         version: That was committed last; the job begins with 0, or where an earlier run of it ended.
-        shares_model: Whether a worker computes with the model that the master trains.
         written: How many rows of all tables were written besides commits; None: such rows are seen by every worker.
         seconds: Between versions, without evaluations.
         untimed_records: Of the first version: its seconds were the workers' way here, and are not counted.
@@ -100,7 +99,6 @@ class JobHooks(Hooks):
     evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None
     committed: Callable[[Mapping[str, TableUpdate], int, Collection[str]], None] = lambda *commit: None
     version: int = 0
-    shares_model: bool = False
     written: Callable[[], int] | None = None
     seconds: float = 0.0
     untimed_records: int = 0
@@ -183,7 +181,7 @@ class JobHooks(Hooks):
         self.callbacks.begin_step(self.schedule.step(self.version))
 
     def may_assign(self) -> bool:
-        return self.shares_model or self.callbacks.sees_versions
+        return self.callbacks.sees_versions
 
     def stops_epoch(self) -> bool:
         return self._stopped

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -21,8 +21,7 @@ from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.pins import PinKeeper
-from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
-from elastable.embedding_store.measures import LookupCounts
+from elastable.embedding_store.errors import CheckpointError, ElastableError, JobFailed, StaleVersion, Unsupported
 from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
@@ -40,7 +39,7 @@ from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
 from elastable.jobs.store_watch import StoreHealth
-from elastable.master.api import JobStatus, Tensor
+from elastable.master.api import JobStatus, TaskKind, Tensor
 from elastable.master.backend.contract import backend
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.checkpoint_locations import claimed_checkpoints, require_writable_checkpoints
@@ -57,6 +56,7 @@ from elastable.monitoring.metrics import (
     servers_source,
     shard_lookups_source,
     store_source,
+    worker_source,
 )
 from elastable.monitoring.page.views import JobView, Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
@@ -70,7 +70,11 @@ from elastable.process.logs import describe_process
 from elastable.process.repeating import repeating
 from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS, stopping_on_signals
 from elastable.worker.keras.same_optimizer import note_training
+from elastable.worker.readers.streams.event_reader import EventReader
+from elastable.worker.runtime.loop import working_here
+from elastable.worker.runtime.worker_measures import StepProfile, WorkerMeasures
 from elastable.worker.user_model.export import export_keras
+from elastable.worker.user_model.model_file import ModelFile
 
 _log = logging.getLogger(__name__)
 
@@ -104,14 +108,16 @@ def run_job(options: JobOptions, console: Console) -> int:
             origin = url if options.continues_in_place else options.continue_from
             placed = replace(options, store=url, stores=(), partition="token", continue_from=origin)
         describe_process(role="master")
+        profile = options.profile if options.works_here else None
+        measures = WorkerMeasures(None if profile is None else StepProfile(profile))
         prepared = prepare_job(placed, None if stores_access is None else stores_access.credentials)
         held.callback(prepared.store.close)
         master = _master(options, prepared)
         describe_process(job=prepared.job.job)
         keep_collections_short()
         run = run or _run_directory(options, held)
-        health, lookups = StoreHealth(), LookupCounts()
-        rows = store_service(prepared.store, lookups=lookups, not_ready=health.not_ready)
+        health = StoreHealth()
+        rows = store_service(prepared.store, lookups=measures.lookups, not_ready=health.not_ready)
         services, who = [rows, master_service(master, channels_of(prepared.store))], access.credentials
         limits, insecure = options.limits, options.insecure
         server = GrpcServer(options.listen, services, limits, who, insecure, access.anonymous)
@@ -124,15 +130,17 @@ def run_job(options: JobOptions, console: Console) -> int:
             "store": partial(store_source, prepared.store, health.not_ready),
             "servers": partial(servers_source, lambda: master.status().servers),
             "shards": partial(shard_lookups_source, prepared.store, prepared.store),
-            **server_sources("master", server, lookups),
+            **server_sources("master", server, measures.lookups),
         }
+        if options.works_here:
+            sources["worker"] = partial(worker_source, measures)
         view = JobView(
             master, prepared.store, health.not_ready, job.noted, run.curves, job.resume_command, job.ended_workers
         )
         watched = Watched(sources, server.health.not_ready, view)
         held.enter_context(watched_over_http(options.http, options.insecure, watched, console))
         held.enter_context(stopping_on_signals(master.stop, console))
-        if options.own_workers:
+        if options.own_workers and not options.works_here:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
             worker = _worker_options(options, server.address)
             job.workers = held.enter_context(
@@ -143,6 +151,9 @@ def run_job(options: JobOptions, console: Console) -> int:
                 servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
             held.enter_context(repeating(servers.watch.look, _LOOK_AT_SERVERS_S, "elastable-server-watch"))
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
+        if options.works_here:
+            of_worker = prepared.computer(options.deadline_s), prepared.store, options.deadline_s, measures
+            job.worker = partial(working_here, master, *of_worker)
         try:
             return job.train(started)
         finally:
@@ -168,9 +179,12 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
         linger_s=options.linger_s,
         until=options.until,
         max_bad_events=options.max_bad_events,
+        concurrent_evaluation=not options.works_here,
     )
     parts = prepared.job, prepared.store, prepared.dense, prepared.metrics
-    return Master(*parts, start=prepared.progress, options=settings, events=prepared.events)
+    train = prepared.readers[TaskKind.TRAIN]
+    events = train if isinstance(train, EventReader) else None
+    return Master(*parts, start=prepared.progress, options=settings, events=events)
 
 
 def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
@@ -379,6 +393,18 @@ class CheckpointWriter:
         self._noted.note_failure(version, time.monotonic() - begun, why.lstrip(":, "))
 
 
+def _worked(work: Callable[[], bool], file: ModelFile) -> bool:
+    """What `work` returns; an error of the model or its data, which is none of a callback, is told and named."""
+    try:
+        return work()
+    except ElastableError:
+        raise
+    except Exception as error:
+        _log.exception("a micro-batch failed")
+        failed = JobFailed(f"the worker of this process: {type(error).__name__}: {error}")
+        raise file.blamed("training", error) or failed from error
+
+
 class JobRun:
     """Drives a job from its first version to its last.
 
@@ -389,6 +415,7 @@ class JobRun:
 
     Attributes:
         workers: Worker processes to look after; None: the command started none.
+        worker: Enters the worker of this process (`working_here`); None: it has none.
         noted: Its checkpoints: those that it writes, and those that were there when it began.
     """
 
@@ -407,6 +434,7 @@ class JobRun:
         self._run = run
         self._console, self._health = console, health
         self.workers: Processes | None = None
+        self.worker: Callable[[], AbstractContextManager[Callable[[], bool]]] | None = None
         self.noted = CheckpointLog()
         self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
         self._series = CheckpointSeries(
@@ -450,7 +478,7 @@ class JobRun:
                 if prepared.resumed is None and prepared.progress.version > job.versions_before:
                     # At the store's own version.
                     hooks.go_on(LazyLogs(lambda: prepared.metrics.results(prepared.progress.metrics)))
-                status = self._master.run(hooks)
+                status = self._drive(hooks)
             except Exception as error:
                 if (blamed := prepared.file.blamed("a callback", error)) is not None:
                     raise blamed from error
@@ -468,6 +496,12 @@ class JobRun:
             return ExitCode.DONE
         self._show_how_to_continue(status.version)
         return ExitCode.OUTPUT_CLOSED if self._master.stop_reason == OUTPUT_CLOSED else ExitCode.INTERRUPTED
+
+    def _drive(self, hooks: JobHooks) -> JobStatus:
+        if self.worker is None:
+            return self._master.run(hooks)
+        with self.worker() as work:
+            return self._master.run(hooks, partial(_worked, work, self._prepared.file))
 
     @property
     def _interrupted(self) -> bool:

@@ -331,6 +331,11 @@ class JobOptions(ListeningOptions):
         return 0
 
     @property
+    def works_here(self) -> bool:
+        """Whether the only worker of the command works in the master's process and thread."""
+        return False
+
+    @property
     def default_grads_to_wait(self) -> int:
         """Micro-batches of one update where neither `grads_to_wait` nor the optimizer sets them."""
         return max(1, self.worker_range[1]) if self.mode == "sync" else 1
@@ -341,7 +346,9 @@ class TrainOptions(JobOptions):
     """Settings of `elastable train`."""
 
     workers: str | int = _of_job(
-        "2", "Workers to start; with --on also the least and the most, of which the cluster runs what it has room for.",
+        "2",
+        "Workers to start; 1 works in this process. With --on also the least and the most, of which the cluster runs "
+        "what it has room for.",
         metavar="N|LEAST:MOST",
     )  # fmt: skip
     profile: Path | None = setting(None, _PROFILE)
@@ -384,6 +391,10 @@ class TrainOptions(JobOptions):
     @property
     def own_workers(self) -> int:
         return self.worker_range[1]
+
+    @property
+    def works_here(self) -> bool:
+        return self.on is None and self.own_workers == 1
 
 
 MODEL_SOURCE = Option(

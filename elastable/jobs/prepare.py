@@ -21,7 +21,7 @@ from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.jobs.options import JobOptions
 from elastable.jobs.resuming.continuing import continue_job, opened_origin
 from elastable.jobs.resuming.resume import Beginning, JobStart, finished
-from elastable.master.api import JobSpec
+from elastable.master.api import JobSpec, TaskKind
 from elastable.master.backend.contract import backend
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import warm_start
@@ -36,6 +36,7 @@ from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.rows.saved_rows import leaving_rows_out
+from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.step.forward import batch_spec
 from elastable.worker.user_model.build import (
     for_model,
@@ -55,25 +56,39 @@ class PreparedJob:
     """Everything the master of a job needs.
 
     Attributes:
-        model: The master's model; it holds the dense variables.
+        parts: Of the master's model, which holds the dense variables.
+        readers: The splits.
         store: Holds the tables, at the version of `progress`.
         progress: Where the job begins.
         resumed: The checkpoint that the store was restored from; None: from none.
         warm: The one whose rows a new job may begin with; None: none.
-        events: The stream that it trains on; None: it has numbered records.
     """
 
     job: JobSpec
     file: ModelFile
-    model: keras.Model
+    parts: Assembly
+    readers: Mapping[TaskKind, Reader]
     store: EmbeddingStore
-    tables: Mapping[str, TableSpec]
     dense: DenseModel
     metrics: ModelMetrics
     progress: Progress
     resumed: Checkpoint | None = None
     warm: Checkpoint | None = None
-    events: EventReader | None = None
+
+    @property
+    def model(self) -> keras.Model:
+        """The master's model."""
+        return self.parts.model
+
+    @property
+    def tables(self) -> Mapping[str, TableSpec]:
+        """Table name -> its spec, of those in the store."""
+        return self.parts.tables
+
+    def computer(self, deadline_s: float) -> MicroBatchComputer:
+        """As `Assembly.computer`."""
+        sample = sample_batch(self.readers[TaskKind.TRAIN], self.model)
+        return self.parts.computer(self.job, self.readers, sample, self.store, deadline_s)
 
 
 def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> PreparedJob:
@@ -100,10 +115,13 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     if options.locations is not None and options.store.startswith(SERVERS):
         refuse_beside_servers(options.locations, locations, places, options.store)
     parts.place(places)
-    job = _described(options, file, train, parts)
+    readers = {TaskKind.TRAIN: train}
+    if (validation := file.reader("validation")) is not None:
+        readers[TaskKind.EVALUATE] = validation
+    job = _described(options, file, readers, parts)
     warn_of_other_numbers(model, job)
-    dense, tables = parts.dense(), parts.tables
-    start = JobStart(options, job, tables, checkpoint, _continued(options, parts))
+    dense = parts.dense()
+    start = JobStart(options, job, parts.tables, checkpoint, _continued(options, parts))
     store = open_places(
         locations,
         places,
@@ -121,9 +139,8 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         store.close()
         raise
     job = replace(job, job=beginning.job or job.job, **beginning.before)
-    events = train if isinstance(train, EventReader) else None
-    of_model = job, file, model, store, tables, dense, ModelMetrics(model)
-    return PreparedJob(*of_model, beginning.progress, beginning.checkpoint, warm, events)
+    of_model = job, file, parts, readers, store, dense, ModelMetrics(model)
+    return PreparedJob(*of_model, beginning.progress, beginning.checkpoint, warm)
 
 
 # Fields of a `JobSpec` that are options of the same name.
@@ -133,9 +150,9 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assembly) -> JobSpec:
+def _described(options: JobOptions, file: ModelFile, readers: Mapping[TaskKind, Reader], parts: Assembly) -> JobSpec:
     """A new job as the options describe it. Raises `Unsupported`, `BadInput` and `BadSpec`."""
-    model, size = parts.model, options.micro_batch_size
+    model, size, train = parts.model, options.micro_batch_size, readers[TaskKind.TRAIN]
     if options.until is not None and not train.streams:
         raise BadInput(f"--until {options.until}: data('train') of {file.path} is no stream of events: leave it out")
     batches = 0 if train.streams else sum(-(-records // size) for records in train.parts or (len(train),))
@@ -143,7 +160,6 @@ def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assem
     grads_to_wait, average = accumulated_by(model.optimizer, batches, asked, options.average)
     if options.mode == "async" and accumulation_of(model.optimizer):
         raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
-    validation = file.reader("validation")
     return JobSpec(
         job=uuid.uuid4().hex[:12],
         grads_to_wait=grads_to_wait,
@@ -155,7 +171,7 @@ def _described(options: JobOptions, file: ModelFile, train: Reader, parts: Assem
         stream=train.streams,
         epochs=options.epochs or (0 if train.streams else 1),
         parts=train.parts,
-        validation_records=0 if validation is None else len(validation),
+        validation_records=len(readers.get(TaskKind.EVALUATE, ())),
         average=average,
         backend=backend().name,
         model_config=config_of(model),

@@ -1,10 +1,7 @@
 """A worker process from its start to the end of the job."""
 
 import logging
-import os
 import signal
-import socket
-import uuid
 from functools import partial
 from types import FrameType
 
@@ -75,7 +72,7 @@ def run_worker(options: WorkerOptions) -> int:
         if peers.listed
         else MasterClient(addresses[0], deadline_s, find=peers.other_than)
     )
-    identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
+    identity = WorkerIdentity.of_this_process()
     try:
         session = client.join(identity)
     except Unsupported as error:

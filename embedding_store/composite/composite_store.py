@@ -375,6 +375,15 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
     def pins(self) -> tuple[PinStatistics, ...]:
         return joined_pins(list(self.group.each(lambda store: store.pins()).values()))
 
+    def read_ahead(self, ids: Mapping[str, Int64]) -> None:
+        wanted: dict[int, dict[str, Int64]] = {}
+        with self.group.lock.reading():
+            for name, of in ids.items():
+                found = self.group.partition(name)
+                for part in found.parts(require_ids(found.spec, of)):
+                    wanted.setdefault(part.shard, {})[name] = part.ids
+        self.group.calls.run({n: partial(self.group.sources[n].read_ahead, of) for n, of in wanted.items()})
+
     def flush_status(self) -> FlushStatus | None:
         return FlushStatus.of_all([*self.group.each(lambda store: store.flush_status(), together=False).values()])
 

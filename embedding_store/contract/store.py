@@ -186,6 +186,13 @@ class EmbeddingStore(Snapshot):
         """All pins that have not expired, oldest version first."""
         return ()
 
+    def read_ahead(self, ids: Mapping[str, Int64]) -> None:
+        """Brings rows near that a lookup is going to ask for, where they are kept at some distance; no value changes.
+
+        Raises:
+            ElastableError: the lookup would raise it, too.
+        """
+
     def flush_status(self) -> FlushStatus | None:
         """How far the tier that the store writes its rows to is behind; None: there is no such tier."""
         return None

@@ -118,6 +118,10 @@ class MemoryStore(BaseStore):
         with self._lock.reading():
             return look_up(self._readers(ids, version), ids, self._pool)
 
+    def read_ahead(self, ids: Mapping[str, Int64]) -> None:
+        if self._tier is not None and self._tier.tier.far:
+            self._tier.bring_near(list(ids.items()), self._lock)
+
     def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
         """Rows are folded where they lie."""
         if self._tier is not None:

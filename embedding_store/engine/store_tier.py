@@ -287,6 +287,11 @@ class StoreTier(ChangeLog):
                         if table.rows is rows:  # the table was not cleared since
                             rows.settle(positions)
             return
+        self.bring_near(wanted, lock)
+
+    def bring_near(self, wanted: Sequence[tuple[str, Int64]], lock: ReadersWriterLock) -> None:
+        """Reads cold rows of all tables at once, for a lookup now or later; all else as of `before_lookup`."""
+        tables = [table for table, _ in self.tables()]
         if sum(table.rows.prefetched.rows for table in tables) > _NEAR_ROWS:
             with lock.writing():
                 for table in tables:

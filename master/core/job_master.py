@@ -12,7 +12,7 @@ from functools import partial
 
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite
+from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed, NotFinite, StaleVersion
 from elastable.embedding_store.shards.ownership import session_of
 from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.embedding_store.support.futures import at_once, settle
@@ -139,6 +139,12 @@ class Master(ServedMaster):
         if self._state.failure is not None:
             raise self._state.failure
         return ended
+
+    def refuse_ended(self) -> None:
+        if self._state.failure is not None:
+            raise self._state.failure
+        if self._state.ending:
+            raise StaleVersion(f"the job has ended: {self._state.stop_reason or 'all is trained'}")
 
     def ended(self) -> Future[JobStatus]:
         return self._ended

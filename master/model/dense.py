@@ -67,8 +67,6 @@ class DenseTensors(DensePart):
         self._kinds = [type(each) for each in (model, *model._flatten_layers())]
         self.frozen_tables: tuple[str, ...] = ()
         self._flags = b""
-        # States of the last snapshot; None: they have changed since.
-        self._snapshot_states: tuple[Tensor, ...] | None = None
 
     @property
     def optimizers(self) -> list[keras.Optimizer]:
@@ -82,25 +80,15 @@ class DenseTensors(DensePart):
     def snapshot(self, version: int, tensors: Mapping[str, Tensor] | None = None) -> DenseSnapshot:
         known = tensors or {}
         trained, states, *_ = _KINDS
-        self._snapshot_states = (
+        reported = (
             *_values(states, self._states, known), *map(backend().copied, self._reported[len(self._states) :])
         )  # fmt: skip
-        values = _values(trained, self.trained, known)
-        return DenseSnapshot(version, values, self._snapshot_states, *self._names, self._flags)
+        return DenseSnapshot(version, _values(trained, self.trained, known), reported, *self._names, self._flags)
 
-    def begin(self) -> None:
-        """Another training begins: nothing goes back to the states that an earlier one knew."""
-        self._snapshot_states = None
-
-    def rewind(self) -> None:
-        """Makes the states those of the version again: a worker that shares the model changes them as it computes."""
-        for variable, value in zip(self._states, self._snapshot_states or (), strict=False):
-            variable.assign(value)
-
-    def _take_states(self, values: Sequence[Tensor]) -> None:
+    def take_states(self, values: Sequence[Tensor]) -> None:
+        """Makes the states those of a snapshot, or those that workers report."""
         for variable, value in zip(self._states, values, strict=False):
             variable.assign(value)
-        self._snapshot_states = None
 
     def tensors(self) -> dict[str, Tensor]:
         found = {key: backend().copied(variable) for key, variable in self._by_key().items()}
@@ -210,7 +198,6 @@ class DenseTensors(DensePart):
                 )
         for key, variable in targets.items():
             backend().assign(variable, values[key])
-        self._snapshot_states = None
 
     def _by_key(self) -> dict[str, keras.Variable]:
         optimizers = self._table_optimizers.values()
@@ -350,15 +337,13 @@ class DenseState(DenseTensors):
             self._traces[form] = self._compiled(whole)
         share = () if whole else (np.float32(rate_share),)
         self._traces[form](*gradients, *states, *share)
-        self._snapshot_states = None
 
     def overflow(self, states: Sequence[Tensor]) -> None:
         """Replaces `apply` where the gradient is not finite: no step, and a smaller loss scale."""
-        self._take_states(states)
+        self.take_states(states)
         self._update.overflow()
 
     def skip(self) -> None:
-        self.rewind()
         if self._counts:
             self._update.count()
 
@@ -621,10 +606,9 @@ class MultiUpdateState(DenseTensors):
                 for variable, spec in zip(update.trained, update.variables, strict=True)
             ]
             update.apply(given, (), rate_share)
-        self._take_states(states)
+        self.take_states(states)
 
     def skip(self) -> None:
-        self.rewind()
         for update in self._updates:
             update.skip()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +89,8 @@ class MicroBatchComputer:
         deadline_s: Seconds to retry a lookup of ids that could not be planned.
         keras_draws: Whether random layers continue from their current state, as in `model.fit`: for a single process
             that computes all micro-batches in order. False: they depend on the job's seed and the micro-batch.
-        shares_model: Whether the model is the master's own, whose variables are those of its version.
+        shares_model: Whether the model is the master's own, whose weights are those of its version, and stay so: what
+            a micro-batch changes of them is put back.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class MicroBatchComputer:
         self._traced = TracedSteps(model, self._likes, _sizes(job), seed, average, steps)
         self._traced.rows.source, self._traced.rows.deadline_s = source, deadline_s
         self._shares_model = shares_model
+        self._held: DenseSnapshot | None = None
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and computes their ids."""
@@ -168,13 +171,16 @@ class MicroBatchComputer:
 
     def hold(self, snapshot: DenseSnapshot) -> None:
         """Uses this version's dense part from now on, and trains what that version trains."""
-        self._traced.mirror.assign(snapshot, states_only=self._shares_model)
+        if not self._shares_model:
+            self._traced.mirror.assign(snapshot)
+        self._held = snapshot
         self._traced.steps[TaskKind.TRAIN].hold(snapshot.trainable)
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         """Gradients, states and metric state of a micro-batch."""
         number = prepared.task.micro_batch
-        result: StepResult = self._traced.steps[TaskKind.TRAIN](prepared.batch, bets, prepared.ids, number)
+        with self._weights_kept():
+            result: StepResult = self._traced.steps[TaskKind.TRAIN](prepared.batch, bets, prepared.ids, number)
         if not math.isfinite(result.loss):
             self._blame_data(prepared, result.loss)
         return result
@@ -202,8 +208,18 @@ class MicroBatchComputer:
 
     def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
         """Metric state of a micro-batch."""
-        state: tuple[Tensor, ...] = self._traced.steps[TaskKind.EVALUATE](prepared.batch, bets, prepared.ids)
+        with self._weights_kept():
+            state: tuple[Tensor, ...] = self._traced.steps[TaskKind.EVALUATE](prepared.batch, bets, prepared.ids)
         return state
+
+    @contextmanager
+    def _weights_kept(self) -> Iterator[None]:
+        """Around a micro-batch: the master reads the weights of a model that it shares whenever it likes."""
+        try:
+            yield
+        finally:
+            if self._shares_model and self._held is not None:
+                self._traced.mirror.assign(self._held, states_only=True)
 
 
 def _sizes(job: JobSpec) -> dict[TaskKind, tuple[int, bool]]:

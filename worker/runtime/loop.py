@@ -4,13 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
     ElastableError,
     FutureVersion,
@@ -38,6 +39,7 @@ from elastable.master.api import (
     Push,
     PushId,
     PushOutcome,
+    ServedMaster,
     Session,
     SyncPushId,
     Task,
@@ -69,14 +71,19 @@ class RowsAhead:
         self._source = source
         self._deadline_s = deadline_s
         self._asked: Prepared | None = None
-        self._rows: Future[Rows] = at_once({})
+        self._rows: Future[Rows | None] = at_once({})
         self._thread = DaemonExecutor("elastable-rows-ahead")
 
-    def begin(self, following: Prepared | None) -> None:
-        """Starts the lookup of a micro-batch, unless one is still running."""
+    def begin(self, following: Prepared | None, store: EmbeddingStore | None = None) -> None:
+        """Starts the lookup of a micro-batch, unless one is still running.
+
+        Args:
+            store: That brings its cold rows near instead (`read_ahead`), for `take` to wait for; None: none.
+        """
         if following is None or following is self._asked or not following.ids.unique or not self._rows.done():
             return
-        self._asked, self._rows = following, self._thread.submit(partial(self._look_up, following))
+        read = partial(store.read_ahead, following.ids.unique) if store else partial(self._look_up, following)
+        self._asked, self._rows = following, self._thread.submit(read)
 
     def take(self, prepared: Prepared) -> Rows | None:
         """The rows of a micro-batch whose version is committed; None: look them up.
@@ -272,8 +279,9 @@ class DirectFeed(TaskFeed):
     Data and ids of the next tasks are prepared in another thread while the worker computes.
     """
 
-    def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
+    def __init__(self, master: ServedMaster, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
         super().__init__(master, incarnation, prepare, ahead)
+        self._here = master
         self._preparing: dict[Task, Future[Prepared]] = {}
         self._preparer = DaemonExecutor("elastable-task-feed")
 
@@ -281,7 +289,7 @@ class DirectFeed(TaskFeed):
         """Nothing: the master is asked by `head`."""
 
     def head(self, wait_s: float) -> Prepared | None:
-        """The earliest task, once it is prepared; None: there is none now."""
+        """The earliest task, once it is prepared; None: there is none now, or the job has ended."""
         if self._idle or 4 * len(self._preparing) <= self._ahead:
             self._idle = False
             want = max(0, self._ahead - len(self._preparing))
@@ -291,7 +299,13 @@ class DirectFeed(TaskFeed):
             for task in lease.tasks:
                 if task not in self._preparing:
                     self._preparing[task] = self._preparer.submit(partial(self._prepare, task))
-        return self._preparing[min(self._preparing)].result() if self._preparing else None
+        if not self._preparing:
+            return None
+        first = self._preparing[min(self._preparing)]
+        while not wait((first,), _LOOK_EVERY_S).done:  # its reader may be waiting for a stream that is away
+            if self._here.not_ready() is not None:
+                return None
+        return first.result()
 
     def following(self, prepared: Prepared) -> Prepared | None:
         """The earliest task after `prepared`, if it is prepared."""
@@ -331,7 +345,7 @@ class Worker:
         measures: Counts what it does; None: not read by others.
         rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
         rows_change: Whether callbacks may write rows of a version that is committed: none are looked up ahead.
-        direct: Whether it works in its master's thread, by calls of `work`, and not by `run` in a thread of its own.
+        here: Its master, where it works in the master's thread, by calls of `work` (`working_here`); None: by `run`.
 
     Attributes:
         job_ended: After `run`: the last status of the job; None: its master is gone, or this worker left before.
@@ -349,7 +363,7 @@ class Worker:
         measures: WorkerMeasures | None = None,
         rows_to: ShardStore | None = None,
         rows_change: bool = False,
-        direct: bool = False,
+        here: ServedMaster | None = None,
     ) -> None:
         self._measures = measures or WorkerMeasures()
         self._measures.sessions.add(1)
@@ -365,13 +379,16 @@ class Worker:
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
         self.job_ended: JobStatus | None = None
-        self._direct, self._version_wait_s = direct, 0.0 if direct else _VERSION_WAIT_S
-        self._feed: TaskFeed = (DirectFeed if direct else TaskFeed)(
-            master, identity.incarnation, computer.prepare, _AHEAD
-        )
+        self._here, self._version_wait_s = here, _VERSION_WAIT_S if here is None else 0.0
+        of_feed = identity.incarnation, computer.prepare, _AHEAD
+        self._feed = TaskFeed(master, *of_feed) if here is None else DirectFeed(here, *of_feed)
+        self._refuse_ended = self._feed.refuse_failed if here is None else here.refuse_ended
         self.counted = 0
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._rows_to = rows_to
+        self._tiered: EmbeddingStore | None = None  # whose cold rows it reads ahead
+        if here is not None and rows_to is None and isinstance(source, EmbeddingStore):
+            self._tiered = source if source.flush_status() is not None else None
         self._show_session()
 
     def run(self) -> int:
@@ -395,7 +412,7 @@ class Worker:
         try:
             yield
         except Exception as error:
-            if not self._direct:
+            if self._here is None:
                 self._report(error)
             raise
         finally:
@@ -507,8 +524,13 @@ class Worker:
         )
         with self._measures.phase("push"):
             if self._rows_to is not None:
-                push = push_rows(push, self._rows_to, self._session.job, self._deadline_s, self._feed.refuse_failed)
-            reply = self._master.report_gradient(push)
+                push = push_rows(push, self._rows_to, self._session.job, self._deadline_s, self._refuse_ended)
+            if self._here is None:
+                reply = self._master.report_gradient(push)
+            elif (later := self._here.report_gradient_later(push)).done():
+                reply = later.result()
+            else:
+                return 1  # of an asynchronous job: this thread commits it next
         self._look_ahead(prepared)  # again, where the next one was not prepared yet
         if reply.outcome is not PushOutcome.ACCEPTED:
             _log.info("micro-batch %d %s: %s", prepared.task.micro_batch, reply.outcome, reply.reason)
@@ -540,7 +562,7 @@ class Worker:
         self._measures.lookups.add(asked)
 
         def look_up() -> dict[str, Float32]:
-            self._feed.refuse_failed()  # a store that is lost for good ends the job before the retries run out
+            self._refuse_ended()  # a store that is lost for good ends the job before the retries run out
             return self._source.lookup(asked, self._version_of(prepared.task))
 
         with self._measures.phase("lookup"):
@@ -553,8 +575,11 @@ class Worker:
             return
         following = self._feed.following(prepared)
         # In its master's thread, which commits meanwhile, rows of the next version would only be waited for.
-        if not self._direct or (following is not None and following.task.version == prepared.task.version):
+        same = following is not None and following.task.version == prepared.task.version
+        if self._here is None or same:
             self._rows_ahead.begin(following)
+        elif self._tiered is not None:
+            self._rows_ahead.begin(following, self._tiered)
 
     def _go_back(self, ahead: FutureVersion) -> None:
         """Starts again with a restarted master, which is at an earlier version, unless it stays behind: no restart."""
@@ -602,6 +627,31 @@ class Worker:
             self._master.report_failure(self._identity.incarnation, error, fatal)
         except ElastableError as silence:
             _log.warning("the master could not be informed of %s: %s", error, silence)
+
+
+@contextmanager
+def working_here(
+    master: ServedMaster,
+    computer: MicroBatchComputer,
+    store: EmbeddingStore,
+    deadline_s: float = 30.0,
+    measures: WorkerMeasures | None = None,
+    rows_change: bool = False,
+) -> Iterator[Callable[[], bool]]:
+    """A worker in the thread that drives its master: for the block, yields what `Master.run` takes as `work_here`.
+
+    Args:
+        computer: Of the master's own model.
+        store: The master's.
+        deadline_s, measures, rows_change: As of `Worker`.
+    """
+    identity = WorkerIdentity.of_this_process()
+    servers = store if isinstance(store, ShardStore) else None
+    session = master.join(identity)
+    worker = Worker(master, computer, store, session, identity, deadline_s, measures, servers, rows_change, here=master)
+    with worker.working():
+        # Twice: the first call may find out that the master has a task that comes before those which it has.
+        yield lambda: worker.work() or worker.work()
 
 
 def _refuse_other_job(before: JobSpec, now: JobSpec) -> None:

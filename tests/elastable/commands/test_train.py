@@ -103,7 +103,7 @@ assert not ours, ours
 
 
 def test_one_seed_is_one_result_in_new_interpreters_and_profiled(trained: Trained, tmp_path: Path) -> None:
-    """To the bit, by one worker. All other jobs of the tests are forks of a process that has imported TensorFlow."""
+    """To the bit, in one process. All other jobs of the tests are forks of one that has imported TensorFlow."""
     options = ("--run-dir", tmp_path, "--deadline", "60", "--profile", tmp_path / "profile")
     ran = succeeded("train", CLICK_JOB, "--workers", "1", *JOB, *options, new=True)
     assert ["takes the statistics of each micro-batch" in line for line in ran.err.splitlines()] == [True], ran.err
@@ -111,7 +111,7 @@ def test_one_seed_is_one_result_in_new_interpreters_and_profiled(trained: Traine
     trained.require_same_numbers(run / "checkpoints")
     # And it was profiled: ten micro-batches, with the phases of each.
     (log,) = (tmp_path / "profile" / "plugins" / "profile").glob("*/*.xplane.pb")
-    assert f"a profile of 10 micro-batches is in {tmp_path / 'profile'}" in (run / "worker-0.log").read_text()
+    assert not list(run.glob("worker-*.log"))
     counted = Counter[str]()
     for plane in xplane_pb2.XSpace.FromString(log.read_bytes()).planes:
         for line in plane.lines:

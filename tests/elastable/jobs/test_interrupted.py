@@ -69,7 +69,7 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
     first = ["train", str(CLICK_JOB), *JOB, "--deadline", "60", "--run-dir", str(tmp_path / "runs"), "--no-export"]
     second = stopped_at(7, signal.SIGINT, tmp_path, [*first, "--overwrite", "--workers", "2"], workers=2)
     assert "--overwrite" not in second
-    third = stopped_at(27, signal.SIGTERM, tmp_path, [*second, "--workers", "1"], workers=1)
+    third = stopped_at(27, signal.SIGTERM, tmp_path, [*second, "--workers", "1"], workers=0)  # it is this process
     assert third[third.index("--workers") + 1] == "1"
     with elastable(tmp_path, *third, name="to-the-end") as train:
         assert train.wait() == 0, train.err
@@ -132,15 +132,15 @@ def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, tmp_path:
 def test_what_a_killed_master_has_started_ends_with_it(tmp_path: Path) -> None:
     """And not after the deadline, for which workers elsewhere wait for another master."""
     hold = Hold(tmp_path / "hold", 3)
-    words = ("train", CLICK_JOB, *JOB, "--workers", "1", "--stores", "1", "--deadline", "3600", "--no-export")
+    words = ("train", CLICK_JOB, *JOB, "--workers", "2", "--stores", "1", "--deadline", "3600", "--no-export")
     with elastable(tmp_path, *words, "--run-dir", tmp_path / "runs", env=hold.environment, new=True) as train:
         hold.wait(train)
         started = train.children()
-        assert len(started) == 2, train.err
+        assert len(started) == 3, train.err
         assert all(map(is_running, started))
         train.signal(signal.SIGKILL)
         train.wait()
-        wait_until(lambda: not any(map(is_running, started)), "end of worker and store server", train, limit_s=120.0)
+        wait_until(lambda: not any(map(is_running, started)), "end of workers and store server", train, limit_s=120.0)
     run = (tmp_path / "runs" / "latest").resolve()
     assert "the process that started this one has ended" in (run / "worker-0.log").read_text()
     assert "stopping after this version" in (run / "store-0.log").read_text()

@@ -54,12 +54,12 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
     hold = Hold(home / "hold", HELD_AT)
     # No certificate names 0.0.0.0: workers here call another address.
     where = ("--listen", "0.0.0.0:0", "--transport", "grpc", "--run-dir", home / "runs", "--no-export")
-    train = ("train", CLICK_JOB, "--workers", "1", *JOB, *where)
+    train = ("train", CLICK_JOB, "--workers", "2", *JOB, *where)
     with elastable(home, *train, env={**secure, **hold.environment}) as job:
         hold.wait(job)
         master = ("--master", job.address("0.0.0.0").replace("0.0.0.0", "127.0.0.1"), "--deadline")
         status = ("status", "--json", *master)
-        (worker,) = job.children()
+        worker, _ = job.children()
         environment, command = environment_of(worker), command_of(worker)
         asked = {
             "status": asking(secure, *status, "60"),
@@ -71,7 +71,15 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
         }
         hold.go()
         code, run = job.wait(), (home / "runs" / "latest").resolve()
-        return Met(code, run, job.out + job.err, (run / "worker-0.log").read_text(), asked, environment, command)
+        return Met(
+            code,
+            run,
+            job.out + job.err,
+            "".join(log.read_text() for log in run.glob("worker-*.log")),
+            asked,
+            environment,
+            command,
+        )
 
 
 @pytest.mark.timeout(900)

@@ -132,10 +132,11 @@ class TestAccidents:
 @pytest.mark.timeout(900)
 def test_all_workers_killed(tmp_path: Path) -> None:
     hold = Hold(tmp_path / "hold", 2)
-    arguments = ("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path / "runs", "--no-export")
+    arguments = ("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", tmp_path / "runs", "--no-export")
     with elastable(tmp_path, *arguments, env=hold.environment) as train:
         hold.wait(train)
-        (worker,) = train.children()
+        workers = train.children()
+        assert len(workers) == 2
         address = train.address()
         # Whoever else can reach the port sees the job, and takes no part in it: only its own workers have the token.
         with MasterClient(address, deadline_s=60) as stranger:
@@ -149,9 +150,11 @@ def test_all_workers_killed(tmp_path: Path) -> None:
                     attempt()
         with (tmp_path / "runs" / "latest" / "worker-0.log").open("a") as log:
             log.write("the last thing it said [n]\n")
-        os.kill(worker, signal.SIGKILL)
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
         hold.go()
         assert train.wait() == 7
-        assert f"worker 0 (pid {worker}) ended with exit code -9" in train.out
+        for number, worker in enumerate(workers):
+            assert f"worker {number} (pid {worker}) ended with exit code -9" in train.out
         assert "every worker has ended before the job" in train.err
         assert "the last thing it said [n]" in train.err

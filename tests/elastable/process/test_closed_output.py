@@ -29,7 +29,7 @@ def piped(home: Path, *words: str | Path) -> Iterator[tuple[PreloadedProcess, Te
 
 
 def test_a_job_stops_with_a_checkpoint_and_its_workers_end(tmp_path: Path) -> None:
-    words = ("--epochs", "100000", "--micro-batch-size", "512", "--workers", "1", "--no-export", "--deadline", "60")
+    words = ("--epochs", "100000", "--micro-batch-size", "512", "--workers", "2", "--no-export", "--deadline", "60")
     places = ("--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "saved")
     with piped(tmp_path, "train", CLICK_JOB, *words, *places) as (job, printed):
         while "epoch 2" not in printed.readline():

@@ -2,14 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import FlushStatus
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
@@ -36,7 +38,8 @@ from elastable.master.rpc.master_service import master_service
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.runtime.compute import MicroBatchComputer
-from elastable.worker.runtime.loop import Worker
+from elastable.worker.runtime.loop import Worker, working_here
+from elastable.worker.runtime.worker_measures import WorkerMeasures
 from elastable.worker.user_model.build import build_model, sample_batch
 from tests.ports import free_address
 from tests.tcp_proxy import tcp_proxy
@@ -54,6 +57,7 @@ def _model() -> keras.Model:
     keras.utils.set_random_seed(4)
     inputs = keras.Input((3,), dtype="int64")
     flat = keras.layers.Flatten()(Embedding(50, 4, name="items")(inputs))
+    flat = keras.layers.BatchNormalization()(flat)
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.2)(flat)))
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     return model
@@ -68,9 +72,11 @@ def built() -> keras.Model:
 class Life:
     """One start of a job's master: from version 0, whatever an earlier one had reached."""
 
-    def __init__(self, job: JobSpec = JOB, address: str = "", shared: bool = False) -> None:
-        model = built()
-        self.store: MemoryStore = SharedMemoryStore() if shared else MemoryStore()
+    def __init__(
+        self, job: JobSpec = JOB, address: str = "", shared: bool = False, store: MemoryStore | None = None
+    ) -> None:
+        self.model = model = built()
+        self.store = store or (SharedMemoryStore() if shared else MemoryStore())
         create_tables(self.store, discover_tables(model, 0))
         options = MasterOptions(no_worker_timeout_s=60)
         self.master = Master(job, self.store, DenseState(model), ModelMetrics(model), options=options)
@@ -82,9 +88,17 @@ class Life:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    def run(self, hooks: Hooks | None = None) -> None:
+    def run(self, hooks: Hooks | None = None, here: bool = False) -> None:
+        """Until its end; `here`: with a worker in this thread."""
         try:
-            self.master.run(hooks)
+            if here:
+                job, there = self.master.job, self.store.specs()
+                of_job = job, {TaskKind.TRAIN: READER}, SAMPLE, self.store, there
+                computer = MicroBatchComputer(self.model, *of_job, shares_model=True)
+                with working_here(self.master, computer, self.store, deadline_s=3600.0) as work:
+                    self.master.run(hooks, work)
+            else:
+                self.master.run(hooks)
             give_up = time.monotonic() + 60
             while self.master.status().workers and time.monotonic() < give_up:
                 time.sleep(0.02)  # they are to hear that the job is over
@@ -315,3 +329,99 @@ def test_a_master_that_is_never_where_its_store_is_is_given_up() -> None:
     behind.server.stop(0)
     assert isinstance(failure, FutureVersion)
     assert not seen, "its rows are not those of a later version"
+
+
+# A worker in its master's thread
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_in_its_masters_thread_the_numbers_are_the_same(mode: str, expected: np.ndarray) -> None:
+    life = Life(replace(JOB, mode=mode))
+    life.run(here=True)
+    assert life.master.contributors == 1
+    np.testing.assert_array_equal(life.rows(), expected)
+
+
+def test_another_worker_joins_the_one_in_its_masters_thread(expected: np.ndarray) -> None:
+    life, others = Life(), list[Working]()
+
+    def another() -> None:
+        others.append(worker_of(life.address).start())
+        give_up = time.monotonic() + 60
+        while not all(worker.leases for worker in life.master.status().workers) and time.monotonic() < give_up:
+            time.sleep(0.02)
+
+    life.run(At({5}, another), here=True)
+    assert others[0].end() == []
+    assert life.master.contributors == 2
+    np.testing.assert_array_equal(life.rows(), expected)
+
+
+class _Tiered(MemoryStore):
+    """A store whose rows may be cold, as it says, and that counts how often it is to bring some near."""
+
+    asked = 0
+
+    def flush_status(self) -> FlushStatus:
+        return FlushStatus(0, 0, 0, 0, 0, 0.0, None)
+
+    def read_ahead(self, ids: Mapping[str, Int64]) -> None:
+        self.asked += 1
+
+
+def test_cold_rows_of_the_next_version_are_read_while_the_step_runs(expected: np.ndarray) -> None:
+    life = Life(store=(store := _Tiered()))
+    life.run(here=True)
+    assert 0 < store.asked < VERSIONS
+    np.testing.assert_array_equal(life.rows(), expected)
+
+
+class _Away(MemoryStore):
+    """A store that answers no lookup."""
+
+    asked: Callable[[], object]
+
+    def lookup(self, ids: object, version: int | None = None) -> dict[str, np.ndarray]:
+        self.asked()
+        raise Unavailable("away")
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_job_that_ends_does_not_wait_for_the_rows_of_its_thread(failed: bool) -> None:
+    """The deadline of the lookup is an hour."""
+    store = _Away()
+    life = Life(store=store)
+
+    def end() -> None:
+        if failed:
+            life.master.report_failure("shard", ShardLost("shard 1 of 2 is lost"), fatal=True)
+        else:
+            life.master.stop("enough")
+
+    store.asked = lambda: threading.Thread(target=end).start()
+    with pytest.raises(ShardLost, match="shard 1 of 2") if failed else nullcontext():
+        life.run(here=True)
+    assert life.master.status().version == 0
+
+
+def test_a_micro_batch_leaves_the_masters_model_as_it_was() -> None:
+    """Between the micro-batches of a version a job may be interrupted, and writes a checkpoint then."""
+    life = Life(job := replace(JOB, grads_to_wait=2))
+    before = list(map(np.copy, life.model.get_weights()))
+
+    computer = MicroBatchComputer(
+        life.model, job, {TaskKind.TRAIN: READER}, SAMPLE, life.store, life.store.specs(), shares_model=True
+    )
+    counted = WorkerMeasures()
+    with working_here(life.master, computer, life.store, measures=counted) as work:
+
+        def work_once() -> bool:
+            worked = work()
+            life.master.stop("interrupted")
+            return worked
+
+        life.master.run(work_here=work_once)
+    life.server.stop(0)
+    assert counted.micro_batches.totals() == {("train", "counted"): 1}
+    for one, other in zip(life.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,6 +1,7 @@
 """Rows looked up ahead are those of their version, or none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -100,3 +101,18 @@ def test_one_lookup_is_under_way_at_a_time(store: MemoryStore, ahead: RowsAhead)
     assert ahead.take(second) is None
     commit(store, 1)
     assert ahead.take(first) is not None
+
+
+def test_cold_rows_are_brought_near_and_looked_up_by_the_worker() -> None:
+    """Of a worker in its master's thread, whose version only that thread commits."""
+    asked = []
+
+    class Cold(MemoryStore):
+        def read_ahead(self, ids: Mapping[str, Int64]) -> None:
+            asked.append(ids)
+
+    with Cold(threads=1) as store, closing(RowsAhead(store, deadline_s=30.0)) as ahead:
+        following = prepared(1)
+        ahead.begin(following, store)
+        assert ahead.take(following) is None
+        assert asked == [following.ids.unique]

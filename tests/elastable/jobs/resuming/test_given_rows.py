@@ -135,15 +135,16 @@ def test_slots_go_on_where_every_row_follows_each_step(home: Home) -> None:
     assert max(np.abs(row).max() for row in slots.values()) > 0
 
 
-@pytest.mark.parametrize("stores", [(), ("--stores", "2")], ids=["master", "servers"])
-def test_a_job_goes_on_as_fit_does(home: Home, tmp_path: Path, stores: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [0, 2], ids=["one process", "servers"])
+def test_a_job_goes_on_as_fit_does(home: Home, tmp_path: Path, workers: int) -> None:
     again = home.trained()
     space: dict[str, object] = {}
     exec(DATA.format(home=str(home.path)), space)
     et.fit(again, space["x"], space["y"], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    succeeded(
-        "train", home.file(LOADED), "--epochs", "2", "--micro-batch-size", str(BATCH), "--no-shuffle", "--workers", "1",
-        "--run-dir", tmp_path / "runs", "--deadline", "60", *stores,
+    processes = ("--workers", "2", "--stores", "2", "--grads-to-wait", "1") if workers else ("--workers", "1")
+    ran = succeeded(
+        "train", home.file(LOADED), "--epochs", "2", "--micro-batch-size", str(BATCH), "--no-shuffle",
+        "--run-dir", tmp_path / "runs", "--deadline", "60", *processes,
     )  # fmt: skip
     latest = tmp_path / "runs" / "latest"
     exported = keras.models.load_model(json.loads((latest / "result.json").read_text())["model"])
@@ -151,8 +152,9 @@ def test_a_job_goes_on_as_fit_does(home: Home, tmp_path: Path, stores: tuple[str
     np.testing.assert_allclose(
         exported.predict(inputs, verbose=0), again.predict(inputs, verbose=0), rtol=1e-5, atol=1e-6
     )
-    # The worker built the model without them.
-    assert "ROWS HERE False" in (latest / "worker-0.log").read_text()
+    assert "ROWS HERE True" in ran.out
+    logs = [log.read_text() for log in latest.glob("worker-*.log")]
+    assert ["ROWS HERE False" in log for log in logs] == [True] * workers  # a worker builds the model without them
 
 
 def test_a_worker_reads_no_rows_from_files(home: Home) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store import MemoryStore, OptimizerSpec, RowBlock, TableSpec
+from elastable.embedding_store import EmbeddingStore, MemoryStore, OptimizerSpec, RowBlock, TableSpec
+from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.tier import MappedRecords, Records
 from elastable.embedding_store.engine import table_rows
@@ -145,3 +146,30 @@ def test_cold_rows_of_all_requests_are_one_read(monkeypatch: pytest.MonkeyPatch)
         assert tier.reads - before == 1
         for request in requests:
             np.testing.assert_array_equal(request.out, values[request.table][request.ids])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_read_ahead_is_near(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are not in memory, of one store or of several, while a step runs; those of the lookup are current."""
+    monkeypatch.setattr(table_rows, "_LEAST_FRAMES", 1)
+    kept, ids = [Kept() for _ in range(count)], np.arange(100)
+
+    def opened() -> tuple[list[CountingDicts], EmbeddingStore]:
+        tiers = [CountingDicts(each) for each in kept]
+        stores = [tiered_store(tier, NoLog(), 1) for tier in tiers]
+        return tiers, stores[0] if count == 1 else PartitionedStore(stores)
+
+    _, store = opened()
+    with store:
+        store.create_table(SPECS["a"])
+        store.put("a", [RowBlock(ids, np.ones((100, 4), np.float32), np.empty((100, 0), np.float32))])
+    tiers, store = opened()  # again, so that all rows are cold
+    with store:
+        store.read_ahead({"a": ids})
+        before = [tier.reads for tier in tiers]
+        assert all(before)
+        np.testing.assert_array_equal(store.lookup({"a": ids})["a"], np.ones((100, 4)))
+        assert [tier.reads for tier in tiers] == before
+        store.read_ahead({"a": ids})
+        store.put("a", [RowBlock(ids[:1], np.zeros((1, 4), np.float32), np.empty((1, 0), np.float32))])
+        np.testing.assert_array_equal(store.lookup({"a": ids})["a"][:, 0], ids > 0)
