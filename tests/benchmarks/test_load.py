@@ -29,7 +29,7 @@ def address() -> Iterator[str]:
 
 
 def test_a_good_client_is_answered_beside_silent_and_busy_ones(address: str) -> None:
-    waits = measure(address, Load("some of each", silent=100, busy=4), lookups=10)
+    waits = measure(address, Load("some of each", silent=40, busy=4), lookups=10)
     assert (waits.wrong, waits.unanswered) == (0, 0)
     assert len(waits.seconds) == 10
 

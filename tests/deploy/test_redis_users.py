@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 import yaml
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.ports import free_port
 from tests.servers import redis_binary, valkey_binary
@@ -56,7 +58,8 @@ def running(script: str, binary: Path, folder: Path, port: int) -> Iterator[subp
 
 
 def client(port: int, user: str | None, password: str | None = None) -> redis.Redis:
-    return redis.Redis(port=port, username=user, password=password, socket_timeout=START_S)
+    # What asks again by itself does so after seconds.
+    return redis.Redis(port=port, username=user, password=password, socket_timeout=START_S, retry=Retry(NoBackoff(), 0))
 
 
 def answers(port: int) -> bool:

@@ -18,8 +18,6 @@ from elastable.worker.readers.batch.reader import Batch
 
 RECORDS = 6400
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "adam": lambda: keras.optimizers.Adam(0.01),
     "clipped": lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.5),

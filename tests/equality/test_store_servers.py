@@ -58,29 +58,13 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 @pytest.mark.parametrize(
-    ("count", "workers", "place", "cut"),
-    [
-        pytest.param(1, 1, "memory", "token", marks=pytest.mark.slow),
-        (3, 2, "redis", "encoding"),
-        (2, 2, "files", "token"),
-    ],
+    ("count", "workers", "cut"), [pytest.param(1, 1, "token", marks=pytest.mark.slow), (3, 2, "encoding")]
 )
 def test_numbers_do_not_depend_on_store_servers(
-    alone: Numbers,
-    tmp_path: Path,
-    servers: Servers,
-    redis_url: str,
-    count: int,
-    workers: int,
-    place: str,
-    cut: str,
+    alone: Numbers, tmp_path: Path, servers: Servers, redis_url: str, count: int, workers: int, cut: str
 ) -> None:
-    urls = {
-        "memory": ["memory"] * count,
-        "redis": [f"{redis_url}?namespace=store/{number}" for number in range(count)],
-        "files": [f"file://{tmp_path}/rows-{number}?budget=1MiB&flush=0.01" for number in range(count)],
-    }
-    started = servers(*urls[place])
+    places = ("memory", f"{redis_url}?namespace=store", f"file://{tmp_path}/rows?budget=1MiB&flush=0.01")
+    started = servers(*places[:count])
     stores = [f"dns://{started[0].address}?count=1"] if count == 1 else [server.address for server in started]
     ours = train(tmp_path, workers, "adagrad", stores=stores, options=("--partition", cut))
     assert differing(alone, ours) == []

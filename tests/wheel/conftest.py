@@ -28,19 +28,30 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def environment(home: Path, wheel: Path, *extras: str) -> Environment:
+    """With the kernels that this checkout has compiled from the same sources: none is compiled again."""
+    made = make_environment(home, wheel, extras)
+    for folder in FOLDERS:
+        for kernel in (ROOT / folder).rglob("*.nbc"):
+            there = made.site / "elastable" / kernel.relative_to(ROOT)
+            there.parent.mkdir(exist_ok=True)
+            shutil.copy(kernel, there)
+    return made
+
+
 @pytest.fixture(scope="session")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """`pip install elastable`."""
-    return make_environment(tmp_path_factory.mktemp("bare"), wheel)
+    return environment(tmp_path_factory.mktemp("bare"), wheel)
 
 
 @pytest.fixture(scope="session")
 def with_jax(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """`pip install "elastable[jax]"`."""
-    return make_environment(tmp_path_factory.mktemp("jax"), wheel, ["jax"])
+    return environment(tmp_path_factory.mktemp("jax"), wheel, "jax")
 
 
 @pytest.fixture(scope="session")
 def with_keras(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """`pip install "elastable[keras]"`."""
-    return make_environment(tmp_path_factory.mktemp("keras"), wheel, ["keras"])
+    return environment(tmp_path_factory.mktemp("keras"), wheel, "keras")

@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.elastable.processes import LIMIT_S
+from tests.elastable.small_models import store_model
 from tests.wheel.conftest import FOLDERS, ROOT
 from tests.wheel.environments import Environment, run, wheel_metadata
 
@@ -62,6 +63,15 @@ assert history.history["loss"][1] < history.history["loss"][0], history.history
 assert worker.WHOSE == "mine"
 assert sys.modules["elastable.worker"] is not worker
 print("trained")
+"""
+
+
+# Of Elastable, before Keras: where tests import both, Keras is the first.
+LOADS_A_MODEL = """
+import sys, elastable
+assert "keras" not in sys.modules, "elastable imports Keras"
+import keras
+print(type(keras.models.load_model("saved.keras").get_layer("users")).__module__)
 """
 
 
@@ -243,9 +253,12 @@ print(len(found))
 
 
 def test_keras_is_the_extra_that_trains(with_keras: Environment, folder: Path) -> None:
-    (folder / "script.py").write_text(SCRIPT + ALL_NAMES)
-    output, missing, names = run(folder, with_keras.python, "script.py").splitlines()
-    assert (output, missing) == ("trained", "None")
+    saved = store_model()
+    saved.compile("adam", "mse")
+    saved.save(folder / "saved.keras")
+    (folder / "script.py").write_text(LOADS_A_MODEL + SCRIPT + ALL_NAMES)
+    loaded, output, missing, names = run(folder, with_keras.python, "script.py").splitlines()
+    assert (loaded, output, missing) == ("elastable.worker.layers.embedding", "trained", "None")
     assert int(names) > 40
 
 
@@ -262,7 +275,7 @@ def test_with_jax_there_is_no_other_framework_and_nothing_needs_one(with_jax: En
     run(folder, with_jax.python, "-c", JOBS_ON_JAX, KERAS_BACKEND="jax")
 
 
-@pytest.mark.slow  # kernels are compiled again; tests/backends trains where other frameworks cannot be imported
+@pytest.mark.slow  # tests/backends trains where other frameworks cannot be imported
 def test_jax_trains_where_there_is_no_other_framework(with_jax: Environment, folder: Path) -> None:
     assert run(folder, with_jax.python, "script.py", KERAS_BACKEND="jax") == "trained\n"
     run(folder, with_jax.python, *JOB, KERAS_BACKEND="jax")

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_source import variables_of
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.open_store import open_store
+from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
+from elastable.master.model.dense import DenseState
+from elastable.master.tasks.progress import Progress
 from tests.elastable.callbacks import freezing_job
-from tests.elastable.kept_jobs import assert_same, kept, killed_at, refusal, store_of, trained
+from tests.elastable.kept_jobs import assert_same, kept, killed_at, store_of, trained
 from tests.untyped import Keywords
 
 HOME = Path(__file__).parent
@@ -30,31 +36,53 @@ def content(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 def test_the_best_version_is_what_a_job_ends_with(tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    trained(BEST, whole, *OPTIONS)
+    trained(BEST, whole, *OPTIONS, env={"KEPT_IN": str(whole)})
     best = content(kept(whole, VERSIONS))
     assert kept(whole).version == 4 * VERSIONS
     assert content(kept(whole)) == best
     assert content(kept(whole, 3 * VERSIONS)) != best
+    assert_files_of_model_checkpoint(whole)
 
     killed_at(2 * VERSIONS, whole, resumed)
     shutil.rmtree(whole)
-    assert "resuming at version 8" in trained(BEST, resumed, *OPTIONS, "--resume")
+    assert "resuming at version 8" in trained(BEST, resumed, *OPTIONS, "--resume", env={"KEPT_IN": str(resumed)})
     assert content(kept(resumed)) == best
 
 
-def test_a_store_that_a_job_is_resumed_from_is_refused(tmp_path: Path, redis_url: str) -> None:
-    message = refusal(BEST, tmp_path, *OPTIONS, "--checkpoint-dir", tmp_path / "saved", "--store", redis_url)
-    assert "EarlyStopping(restore_best_weights=True): the store keeps a record" in message
+def assert_files_of_model_checkpoint(home: Path) -> None:
+    """They hold what the checkpoints of their versions hold."""
+    loaded = {epoch: keras.models.load_model(home / f"{epoch}.keras") for epoch in (1, 2, 4)}
+    rows = {epoch: model.get_layer("words").read_rows(IDS) for epoch, model in loaded.items()}
+    for epoch in (1, 2):
+        saved = kept(home, epoch * VERSIONS)
+        np.testing.assert_array_equal(store_of(saved).lookup({"words": IDS})["words"], rows[epoch])
+        dense = saved.dense()
+        expected = [dense[key] for key in sorted(dense) if key.startswith("variables/")]
+        for weight, saved_one in zip(variables_of(loaded[epoch].trainable_weights), expected, strict=True):
+            np.testing.assert_array_equal(weight, saved_one)
+    assert np.abs(rows[1] - rows[2]).max() > 1e-3
+    best = freezing_job.model()
+    best.optimizer.build(best.trainable_variables)  # the file holds its slots, too
+    best.load_weights(home / "best.weights.h5")
+    np.testing.assert_array_equal(best.get_layer("words").read_rows(IDS), rows[4])  # the loss falls
 
 
-def test_keras_backups_are_refused(tmp_path: Path) -> None:
-    job = tmp_path / "job.py"
-    job.write_text(
-        f"import sys\nsys.path.insert(0, {str(HOME)!r})\nimport keras\n"
-        "from freezing_job import data, model\n"
-        "def callbacks():\n    return [keras.callbacks.BackupAndRestore('anywhere')]\n"
-    )
-    assert "backed up and resumed by --checkpoint-dir and --resume" in refusal(job, tmp_path)
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (
+            keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
+            r"EarlyStopping\(restore_best_weights=True\): the store keeps a record",
+        ),
+        (keras.callbacks.BackupAndRestore("anywhere"), "backed up and resumed by --checkpoint-dir and --resume"),
+    ],
+)
+def test_what_a_job_could_not_go_on_from_is_refused(
+    callback: keras.callbacks.Callback, message: str, tmp_path: Path, redis_url: str
+) -> None:
+    model, job = freezing_job.model(), JobSpec(job="job", train_records=64)
+    with open_store(redis_url) as store, pytest.raises(Unsupported, match=message):
+        JobCallbacks([callback], model, DenseState(model), store, job, lambda: Progress(0), directory=str(tmp_path))
 
 
 def test_workers_hold_to_what_callbacks_freeze(tmp_path: Path) -> None:
@@ -78,34 +106,3 @@ def test_workers_hold_to_what_callbacks_freeze(tmp_path: Path) -> None:
     settings: Keywords = {"epochs": freezing_job.EPOCHS, "batch_size": freezing_job.BATCH}
     et.fit(model, freezing_job.data("train"), callbacks=freezing_job.callbacks(), lazy=False, verbose=False, **settings)
     np.testing.assert_allclose(rows[-1], model.get_layer("words").read_rows(IDS), rtol=1e-5, atol=1e-6)
-
-
-def test_files_of_model_checkpoint_hold_what_the_checkpoints_of_their_versions_hold(tmp_path: Path) -> None:
-    job = tmp_path / "job.py"
-    job.write_text(
-        f"import sys\nsys.path.insert(0, {str(HOME)!r})\nimport keras\n"
-        "from freezing_job import data, model\n"
-        "def callbacks():\n"
-        "    kinds = keras.callbacks\n"
-        f"    best = kinds.ModelCheckpoint({str(tmp_path / 'best.weights.h5')!r}, 'loss', save_best_only=True,\n"
-        "        save_weights_only=True)\n"
-        f"    return [kinds.ModelCheckpoint({str(tmp_path)!r} + '/{{epoch}}.keras'), best]\n"
-    )
-    options = ("--epochs", "2", "--micro-batch-size", "8", "--workers", "2", "--checkpoint-every", str(VERSIONS))
-    trained(job, tmp_path, *options)
-    rows = {}
-    best = freezing_job.model()
-    best.optimizer.build(best.trainable_variables)  # the file holds its slots, too
-    best.load_weights(tmp_path / "best.weights.h5")
-    loaded = {1: keras.models.load_model(tmp_path / "1.keras"), 2: keras.models.load_model(tmp_path / "2.keras")}
-    for epoch, model in loaded.items():
-        saved = kept(tmp_path, epoch * VERSIONS)
-        rows[epoch] = store_of(saved).lookup({"words": IDS})["words"]
-        assert rows[epoch] == pytest.approx(model.get_layer("words").read_rows(IDS), abs=0)
-        dense = saved.dense()
-        expected = [dense[key] for key in sorted(dense) if key.startswith("variables/")]
-        for weight, saved_one in zip(variables_of(model.trainable_weights), expected, strict=True):
-            np.testing.assert_array_equal(weight, saved_one)
-    assert np.abs(rows[1] - rows[2]).max() > 1e-3
-    # The loss falls, so the last epoch is the best.
-    np.testing.assert_array_equal(best.get_layer("words").read_rows(IDS), rows[2])

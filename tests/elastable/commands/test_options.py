@@ -1,6 +1,5 @@
 """Every option of every command has one definition: its help, default, bounds and forwarding come from it."""
 
-import functools
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -39,19 +38,17 @@ def _commands(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 COMMANDS = dict(_commands(typer.main.get_command(app)))
-OPTIONS: list[tuple[tuple[str, ...], object, OptionField]] = [
-    (path, parameter, command.callback.options[parameter.name])
-    for path, command in COMMANDS.items()
-    for parameter in command.params
-    if parameter.name not in ("help", "config_file")
-]
-NAMES = [f"{' '.join(path)} {field.name}" for path, _, field in OPTIONS]
+every_command = pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 
 
-@functools.cache
-def _help(path: tuple[str, ...]) -> str:
-    """What `--help` of a command says, on one line."""
-    return " ".join(CliRunner().invoke(app, [*path, "--help"], env=WIDE).output.replace("│", " ").split())
+def _options(path: tuple[str, ...]) -> list[tuple[Any, OptionField]]:
+    """The parameters of a command, each with its definition."""
+    command = COMMANDS[path]
+    return [
+        (parameter, command.callback.options[parameter.name])
+        for parameter in command.params
+        if parameter.name not in ("help", "config_file")
+    ]
 
 
 def _wrong_value(field: OptionField) -> str | None:
@@ -65,39 +62,40 @@ def _wrong_value(field: OptionField) -> str | None:
 
 def test_there_are_the_options_of_all_commands() -> None:
     assert len(COMMANDS) >= 18
-    assert len(OPTIONS) > 120
+    assert sum(len(_options(path)) for path in COMMANDS) > 120
 
 
-@pytest.mark.parametrize(("path", "parameter", "field"), OPTIONS, ids=NAMES)
-def test_help_and_default_are_those_defined(path: tuple[str, ...], parameter: Any, field: OptionField) -> None:
-    option = field.option
-    assert parameter.help.replace("\\[", "[") == option.help
-    assert option.help[0].isupper() or option.help.split()[0] in (*option.choices, "memory,")
-    assert option.help.endswith("."), "a sentence"
-    assert parameter.required is (field.default is MISSING)
-    assert parameter.default == (None if field.default in (MISSING, ()) else field.default)
-    if not option.positional:
-        assert set(parameter.opts + parameter.secondary_opts) == {
-            name for flags in field.flags for name in flags.split("/")
-        }
-    shown = _help(path)
-    assert " ".join(option.help.split()) in shown
-    if option.unset:
-        assert f"[default: ({option.unset})]" in shown
+@every_command
+def test_help_and_default_are_those_defined(path: tuple[str, ...]) -> None:
+    shown = " ".join(CliRunner().invoke(app, [*path, "--help"], env=WIDE).output.replace("│", " ").split())
+    for parameter, field in _options(path):
+        option = field.option
+        assert parameter.help.replace("\\[", "[") == option.help
+        assert option.help[0].isupper() or option.help.split()[0] in (*option.choices, "memory,")
+        assert option.help.endswith("."), "a sentence"
+        assert parameter.required is (field.default is MISSING)
+        assert parameter.default == (None if field.default in (MISSING, ()) else field.default)
+        if not option.positional:
+            names = {name for flags in field.flags for name in flags.split("/")}
+            assert set(parameter.opts + parameter.secondary_opts) == names
+        assert " ".join(option.help.split()) in shown
+        if option.unset:
+            assert f"[default: ({option.unset})]" in shown
 
 
-@pytest.mark.parametrize(("path", "parameter", "field"), OPTIONS, ids=NAMES)
-def test_a_wrong_value_is_refused_by_the_typed_name(path: tuple[str, ...], parameter: Any, field: OptionField) -> None:
-    wrong = _wrong_value(field)
-    if wrong is None:
-        assert not field.option.choices
-        return
-    for name in field.flags:
-        ran = CliRunner().invoke(app, [*path, name, wrong], env=WIDE)
-        assert ran.exit_code == 2
-        shown = parameter.get_error_hint()
-        assert f"Invalid value for {shown}: {wrong} {field.wanted}" in ran.output
-        assert name in shown
+@every_command
+def test_a_wrong_value_is_refused_by_the_typed_name(path: tuple[str, ...]) -> None:
+    for parameter, field in _options(path):
+        wrong = _wrong_value(field)
+        if wrong is None:
+            assert not field.option.choices
+            continue
+        for name in field.flags:
+            ran = CliRunner().invoke(app, [*path, name, wrong], env=WIDE)
+            assert ran.exit_code == 2
+            shown = parameter.get_error_hint()
+            assert f"Invalid value for {shown}: {wrong} {field.wanted}" in ran.output
+            assert name in shown
 
 
 def test_no_command_defines_an_option_by_hand() -> None:

@@ -11,7 +11,7 @@ import elastable as et
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.rows import store_backed
 from tests.elastable.models.test_saving import in_plain_keras
-from tests.untyped import Keyword, Keywords
+from tests.untyped import Keywords
 
 ROWS, DIM = 40, 6
 IDS = np.random.default_rng(0).integers(0, ROWS, (32, 3))
@@ -20,15 +20,17 @@ LABELS = np.random.default_rng(1).random((32, 1)).astype(np.float32)
 
 
 class Subclassed(keras.Model):
-    """Any ids, of which some were never trained, twice."""
+    """Any ids, of which some were never trained, twice; with a table for each of the settings."""
 
-    def __init__(self, **table: Keyword) -> None:
+    def __init__(self, *settings: Keywords) -> None:
         super().__init__()
-        self.rows = et.Embedding(None, DIM, name="any", **table)
+        names = ["any", *(f"any-{number}" for number in range(1, len(settings)))]
+        self.rows = [et.Embedding(None, DIM, name=name, **of) for name, of in zip(names, settings or [{}], strict=True)]
         self.out = keras.layers.Dense(1)
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
-        return self.out(keras.ops.mean(self.rows(ids), axis=1) + keras.ops.mean(self.rows(ids + 1), axis=1))
+        means = [keras.ops.mean(rows(each), axis=1) for rows in self.rows for each in (ids, ids + 1)]
+        return self.out(keras.ops.concatenate(means, axis=1))
 
 
 def functional() -> keras.Model:
@@ -41,25 +43,24 @@ def functional() -> keras.Model:
     return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(parts)))
 
 
-def trained(model: keras.Model, ids: object, lazy: bool = True) -> keras.Model:
+def trained(model: keras.Model, ids: object) -> keras.Model:
     model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse")
-    settings: Keywords = {"batch_size": 8, "seed": 5, "verbose": False, "lazy": lazy}
-    et.fit(model, (ids, LABELS), offload_embeddings_above=ROWS * DIM - 1, **settings)
+    et.fit(model, (ids, LABELS), batch_size=8, seed=5, verbose=False, offload_embeddings_above=ROWS * DIM - 1)
     return model
 
 
 SIGNATURE = [tf.TensorSpec([None, 3], tf.int64)]
-INITIAL = {
-    "uniform": keras.initializers.RandomUniform(-0.3, 0.7),
-    "normal": keras.initializers.RandomNormal(0.1, 0.5),
-    "truncated": keras.initializers.TruncatedNormal(0.0, 0.5),
-    "constant": keras.initializers.Constant(0.25),
-}
+INITIAL = [
+    keras.initializers.RandomUniform(-0.3, 0.7),
+    keras.initializers.RandomNormal(0.1, 0.5),
+    keras.initializers.TruncatedNormal(0.0, 0.5),
+    keras.initializers.Constant(0.25),
+]
 
 
 def test_artefacts_work_in_a_fresh_process(tmp_path: Path) -> None:
-    models = {name: (Subclassed(embeddings_initializer=initial), LARGE) for name, initial in INITIAL.items()}
-    models |= {"functional": (functional(), IDS), "every row": (Subclassed(lazy=False), LARGE)}
+    settings: list[Keywords] = [{"embeddings_initializer": initial} for initial in INITIAL]
+    models = {"any": (Subclassed(*settings, {"lazy": False}), LARGE), "functional": (functional(), IDS)}
     for name, (model, ids) in models.items():
         trained(model, ids)
         unseen = np.concatenate([ids, ids + 7 if name != "functional" else (ids + 7) % ROWS])

@@ -30,8 +30,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain() -> keras.Model:
+    """Tests may train it on: they save what they load."""
     model = model_of(plain_table())
     model.get_layer("items").set_weights([START])
     train(model)

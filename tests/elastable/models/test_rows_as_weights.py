@@ -159,6 +159,8 @@ def test_rows_are_written_by_id(trained: bool) -> None:
         np.testing.assert_array_equal(layer.read_rows(np.array([7, 3])), MATRIX[:2])
         others = np.setdiff1d(EVERY, [3, 7])
         np.testing.assert_array_equal(layer.read_rows(others), before[others])
+        if trained:
+            continue
         fit(model)
         assert (layer.read_rows(np.array([7])) != MATRIX[0]).any() == (7 in IDS)
 

@@ -71,10 +71,15 @@ def answered(
 
 
 @pytest.fixture(scope="module")
-def clicks(valkey_node: Server) -> Iterator[tuple[HttpServer, PredictionService, keras.Model]]:
-    """Version 4 of a model, which stays."""
+def kept(valkey_node: Server) -> tuple[str, keras.Model]:
+    """Version 4 of a model, which stays: its store, and the model."""
     url = f"{valkey_node.url}?namespace={uuid.uuid4().hex}"
-    model = trained(url)
+    return url, trained(url)
+
+
+@pytest.fixture(scope="module")
+def clicks(kept: tuple[str, keras.Model]) -> Iterator[tuple[HttpServer, PredictionService, keras.Model]]:
+    url, model = kept
     with served(url) as (server, counted):
         yield server, counted, model
 
@@ -196,12 +201,12 @@ def test_every_answer_is_of_one_version(url: str) -> None:
     with served(url, follow=True) as (server, counted):
         store = model.get_layer("any").source
         training = threading.Thread(
-            target=lambda: et.fit(model, IDS, Y, store=store, batch_size=4, epochs=21, initial_epoch=1, verbose=0)
+            target=lambda: et.fit(model, IDS, Y, store=store, batch_size=4, epochs=11, initial_epoch=1, verbose=0)
         )
         training.start()
         answers: dict[str, set[str]] = {}
         end = time.monotonic() + LIMIT_S
-        while training.is_alive() or counted.predictor.version < 21 * 16:
+        while training.is_alive() or counted.predictor.version < 11 * 16:
             assert time.monotonic() < end, counted.predictor.version
             answer = post(server, "v1/models/clicks:predict", {"instances": IDS[:8].tolist()})
             if answer.status == 503:  # between the fits, where no version is the job's yet
@@ -233,10 +238,9 @@ def test_a_store_that_is_away_is_no_outage(server_binary: Path, tmp_path: Path) 
             assert (answer.status, answer.headers["elastable-model-version"]) == (200, "4")
 
 
-def test_a_server_that_drains_says_so_and_answers_whoever_has_asked(url: str) -> None:
-    trained(url)
+def test_a_server_that_drains_says_so_and_answers_whoever_has_asked(kept: tuple[str, keras.Model]) -> None:
     body, answers = {"instances": IDS[:1].tolist()}, list[Answer]()
-    with served(url) as (server, counted):
+    with served(kept[0]) as (server, counted):
         counted.drain()
         assert get(f"{server.url}readyz").status == get(f"{server.url}v2/health/ready").status == 503
         asking = threading.Thread(target=lambda: answers.append(post(server, "v1/models/clicks:predict", body)))
@@ -266,10 +270,11 @@ def refuses(server: HttpServer) -> bool:
     return False
 
 
-def test_a_version_is_held_by_whoever_may_write(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_is_held_by_whoever_may_write(
+    kept: tuple[str, keras.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over HTTP, and by the command; the version itself: `test_predictor.py`."""
-    trained(url)
-    with served(url, token=TOKEN) as (server, counted):
+    with served(kept[0], token=TOKEN) as (server, counted):
         json_, token = {"Content-Type": "application/json"}, {"Authorization": f"Bearer {TOKEN}"}
         assert post(server, "hold", {"version": 4}, json_).status == 401
         for body, headers, status, said in (

@@ -16,8 +16,6 @@ from elastable.worker.layers.embedding import EdlEmbedding, Embedding
 from tests.untyped import Keywords
 from tests.worker.layers.in_step import column, ids_as_rows, record_calls, run_in_step
 
-BOTH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-
 # elasticdl/python/tests/layer_test.py: sparse ids of shape [4, 6].
 SPARSE = tf.SparseTensor([[0, 0], [1, 1], [1, 2], [2, 1], [3, 1], [3, 3], [3, 5]], [1, 1, 3, 2, 0, 2, 6], [4, 6])
 COMBINED = {"sum": [1, 4, 2, 8], "mean": [1, 2, 2, 8 / 3], "sqrtn": [1, 4 / np.sqrt(2), 2, 8 / np.sqrt(3)]}
@@ -28,16 +26,7 @@ GRADIENTS = {
 }
 
 
-@BOTH
-def test_dense_ids_read_their_rows(graph: bool) -> None:
-    """ElasticDL: E[i] = i in all 8 columns."""
-    layer = Embedding(None, 8, name="table")
-    ids = np.array([0, 1, 3, 8, 3, 2, 3])
-    output, _ = run_in_step(lambda: layer(ids), ids_as_rows(8), graph)
-    np.testing.assert_array_equal(output, column(ids))  # type: ignore[arg-type]
-
-
-@BOTH
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_sparse_ids_are_combined_and_gradients_reach_every_unique_id(combiner: str, graph: bool) -> None:
     """ElasticDL: the output scaled by the row index 0..3 and summed."""
@@ -141,14 +130,6 @@ def test_nested_ragged_ids_stay_ragged_and_are_combined_over_their_innermost_axi
     assert output.to_list() == expected
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32"])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 2)])
-def test_any_rank_and_integer_dtype(dtype: str, shape: tuple[int, ...]) -> None:
-    layer = Embedding(100, 4, name="table")
-    ids = np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
-    np.testing.assert_array_equal(layer(ids), layer.read_rows(np.arange(ids.size)).reshape(*shape, 4))
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_unattached_layers_read_initial_values_of_their_table(shared: bool) -> None:
     first = Embedding(None, 4, name="a", table="words" if shared else None)
@@ -233,11 +214,6 @@ def test_arguments_come_in_the_order_of_keras() -> None:
     np.testing.assert_array_equal(ours(np.array([3])), theirs(np.array([3])))
     of_keras = list(inspect.signature(keras.layers.Embedding).parameters)[:7]
     assert list(inspect.signature(Embedding.__init__).parameters)[1:8] == of_keras
-
-
-def test_what_only_keras_own_layer_has_is_refused_by_name() -> None:
-    with pytest.raises(Unsupported, match=r"lora_rank=4.*keras.layers.Embedding"):
-        Embedding(9, 4, lora_rank=4)
 
 
 def test_sparse_ids_need_a_combiner_and_weights_do_too() -> None:

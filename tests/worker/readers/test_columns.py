@@ -90,7 +90,6 @@ RIGHT = {
     "int64 with a null": (
         arrow([2**53 + 1, None, -(2**63)]), "", {"fill_null": {"c": 2**53 + 3}}, [2**53 + 1, 2**53 + 3, -(2**63)],
     ),
-    "uint64": (arrow([1, 2, 2**63 - 1], pa.uint64()), "", {}, [1, 2, 2**63 - 1]),
     "bits of uint64": (UNSIGNED, "", {"column_types": {"c": "uint64-bits"}}, [[-1], [], [1, -(2**63)]]),
     "bits of lists": (UNSIGNED, "", {"column_types": {"c": "list<uint64-bits>"}}, [[-1], [], [1, -(2**63)]]),
     "digits of lists": (UNSIGNED[:1], "", {"column_types": {"c": "string"}}, [[str(2**64 - 1)]]),
@@ -105,12 +104,9 @@ RIGHT = {
     "days": (arrow([3], pa.date32()), "int64", {"column_types": {"c": "int32"}}, [3]),
     "a plus": (arrow(["+1", "2"]), "int64", INTEGER, [1, 2]),
     "NaN in a column that is filled": (arrow([0.5, np.nan]), "float32", {"fill_null": {"c": 2}}, [0.5, 2]),
-    "flags": (arrow([True, False]), "", {}, [True, False]),
-    "lists of one size": (arrow([[6.0, 7.0]], pa.list_(pa.float64(), 2)), "", {}, [[6, 7]]),
     "pandas Int64": (
         pd.DataFrame({"c": pd.array([1, None, 2**60], "Int64")}), "int64", {"fill_null": {"c": 0}}, [1, 0, 2**60],
     ),
-    "pandas NaN": (pd.DataFrame({"c": [16_777_217, None]}), "int64", {"fill_null": {"c": 0}}, [16_777_217, 0]),
     "pandas strings": (pd.DataFrame({"c": ["007", None]}), "string", {"fill_null": {"c": ""}}, ["007", ""]),
     "pandas categories": (pd.DataFrame({"c": pd.Categorical(["b", "a", "b"])}), "string", {}, ["b", "a", "b"]),
     "pandas categories of integers": (pd.DataFrame({"c": pd.Categorical([2**60, 7])}), "int64", {}, [2**60, 7]),
@@ -196,16 +192,13 @@ REFUSED = {
     "float32 at 2**24": (
         arrow([5, 2**24], pa.float32()), "int64", {}, r"row 1: column 'c': 16777216.0 .* below 2\*\*24",
     ),
-    "float64 at 2**53": (arrow([5, 2.0**53]), "int64", {}, r"row 1: column 'c': .* below 2\*\*53"),
     "bits of lists unsaid": (UNSIGNED, "", {}, r"column_types=\{'c': 'uint64-bits'\}"),
     "a fraction by name": (arrow([1.0, 2.5]), "", {"column_types": {"c": "int64"}}, r"row 1: column 'c': 2\.5 where"),
     "a type of no column": (arrow([1]), "", {"column_types": {"m": "int64"}}, "no column 'm'; its columns are 'c'"),
     "struct": (arrow([{"a": 1}]), "", {}, "column 'c': type struct"),
-    "null ints": (arrow([1, None]), "", {}, r"row 1: column 'c': null, one of 1 nulls.*fill_null=\{'c'"),
     "a text target": (
         pa.table({"c": [1], "y": ["a"]}), "int64", {"label": "y"}, "column 'y' is string, and the model takes",
     ),
-    "integers for strings": (arrow([7]), "string", {}, "column 'c' is int64, and the model's input takes strings"),
 }  # fmt: skip
 
 
@@ -264,7 +257,6 @@ def test_csv_text_is_read_as_the_input_wants_it(
 
 
 CSV_REFUSED = {
-    "text": ("c\n1\n2\nx\n", "int64", {"block_records": 2}, r"t.csv, line 4: column 'c': 'x' is no int64"),
     "text for floats": ("c\n1.5\n\"two\nlines\"\n", "float32", {}, r"line 3: column 'c': 'two\\nlines' is no double"),
     "thousands": ('c\n"1,000"\n', "int64", {}, "line 2: column 'c': '1,000' is no int64"),
     "yes for a boolean": ("c\nyes\n", "bool", {}, "line 2: column 'c': 'yes' is no bool"),
@@ -272,7 +264,6 @@ CSV_REFUSED = {
     "hexadecimal, untyped": ("c\n7\n0x10\n", "", {}, r"line 3: column 'c': '0x10' is no int64: .* or say .*'string'"),
     "UTF-16 unsaid": ("c\n1\n".encode("utf-16"), "int64", {}, "it is UTF-16: convert the file to UTF-8"),
     "one of several": ("c\nyes\nno\n", "float32", {}, r"line 2: column 'c': 'yes' is no double$"),
-    "beyond int64": (f"c\n1\n{2**63}\n", "int64", {}, r"line 3: column 'c': .*\{'c': 'uint64-bits'\}"),
     "a later fraction": (
         "c\n1\n2\n1.5\n", "", {"block_records": 2}, r"line 4: column 'c': '1.5' is no int64; say .*'float64'",
     ),
@@ -296,7 +287,6 @@ CSV_REFUSED = {
     "a quoted header cut by semicolons": ('"c";"d"\n1;2\n', "", {}, "is cut by ';', not by ','; say delimiter=';'"),
     "a line for Excel": ("sep=;\nc;d;e\n1;2;3\n", "", {"delimiter": ";"}, "'sep=;' .*: delete it; say delimiter=';'"),
     "5,000 digits": (f"c\n{'9' * 5_000}\n", "", {}, r"beyond int64, such as 9{40}\.\.\. \(5000 digits\)"),
-    "an exponent": ("c\n1\n2\n1e3\n", "", {"block_records": 2}, "line 4: column 'c': '1e3' is no int64"),
     "a header that is no UTF-8": ("größe,c\n1,2\n".encode("latin-1"), "", {}, r"t\.csv: no header can be read from it"),
     "two columns of a name": ("a,a,c\n1,2,3\n", "", {"label": "c"}, r"t\.csv: 2 of its columns are called 'a'"),
     "nulls alone": ("c,d\n,1\n", "", {}, "column 'c' holds nulls alone"),

@@ -19,12 +19,7 @@ from tests.untyped import Keyword
 
 BIG = 2**24 + 1  # float32 makes 2**24 of it
 Y = np.ones((4, 1), np.float32)
-BAD = {
-    "a null": (np.nan, "nan"),
-    "an infinity": (np.inf, "inf"),
-    "a fraction": (1.7, "1.7"),
-    "beyond float64": (2.0**53, r"9007199254740992|9.00719925e\+15"),
-}
+BAD = [(np.nan, "nan"), (np.inf, "inf"), (1.7, "1.7"), (2.0**53, r"9007199254740992|9.00719925e\+15")]
 
 
 def made(size: int | None = None, dtype: str = "int64", **layer: Keyword) -> keras.Model:
@@ -97,6 +92,8 @@ TRAINING: dict[str, Callable[[keras.Model, Array], object]] = {
 }
 READING = {**FACES, **LOSSES}
 EVERY = {**READING, **TRAINING}
+# One function looks at what comes in at each: those are all of them, and these the ones that hand it on in their way.
+DOORS = ("a call", "predict of tf.data", "evaluate", "et.fit")
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -106,14 +103,12 @@ def test_doubles_that_are_integers_are_exact(model: keras.Model, face: str) -> N
     np.testing.assert_array_equal(found, model.predict({"item": ids}, verbose=0))
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("face", EVERY)
-@pytest.mark.parametrize("kind", BAD)
-def test_doubles_that_are_no_ids_are_refused(model: keras.Model, face: str, kind: str) -> None:
-    value, message = BAD[kind]
-    with pytest.raises(BadIds, match=r"input 'item'.*record 2|record 2.*item") as found:
-        EVERY[face](model, np.array([1.0, 2.0, value, 3.0]))
-    assert re.search(message, str(found.value))
+def test_doubles_that_are_no_ids_are_refused(model: keras.Model, face: str) -> None:
+    for value, message in BAD if face in DOORS else BAD[:1]:
+        with pytest.raises(BadIds, match=r"input 'item'.*record 2|record 2.*item") as found:
+            EVERY[face](model, np.array([1.0, 2.0, value, 3.0]))
+        assert re.search(message, str(found.value))
 
 
 @pytest.mark.parametrize("face", TRAINING)
@@ -131,12 +126,11 @@ def test_a_float_input_works_where_it_holds_every_id(floats: keras.Model, face: 
     np.testing.assert_allclose(FACES[face](floats, ids.astype(np.float32)), wanted, rtol=1e-5)
 
 
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("face", EVERY)
-@pytest.mark.parametrize(("value", "message"), [(0.5, "0.5"), (np.nan, "nan"), (float(BIG), "16777216")])
-def test_a_float_input_refuses_what_is_no_id(floats: keras.Model, face: str, value: float, message: str) -> None:
-    with pytest.raises(BadIds, match=rf"'rows': id {re.escape(message)}.* of record 1 .*no integer below 2\*\*24"):
-        EVERY[face](floats, np.array([1, value, 2, 3], np.float32))
+@pytest.mark.parametrize("face", DOORS)
+def test_a_float_input_refuses_what_is_no_id(floats: keras.Model, face: str) -> None:
+    for value, message in ((0.5, r"0\.5"), (np.nan, "nan"), (float(BIG), "16777216")):
+        with pytest.raises(BadIds, match=rf"'rows': id {message}.* of record 1 .*no integer below 2\*\*24"):
+            EVERY[face](floats, np.array([1, value, 2, 3], np.float32))
 
 
 def test_training_on_a_float_input_names_the_column_and_the_record_of_all(floats: keras.Model) -> None:
@@ -150,25 +144,23 @@ def test_a_float_input_that_cannot_hold_every_id_is_refused() -> None:
         made(BIG, "float32").fit({"item": np.ones(4, np.float32)}, Y, verbose=0)
 
 
-@pytest.mark.parametrize("face", EVERY)
+@pytest.mark.parametrize("face", DOORS)
 def test_an_input_of_32_bits_refuses_what_it_would_cut(narrow: keras.Model, face: str) -> None:
     with pytest.raises(BadIds, match=r"input 'item'.*4294967301.*int32"):
         EVERY[face](narrow, np.array([1, 2, 2**32 + 5, 3]))
 
 
-@pytest.mark.parametrize("face", READING)
+@pytest.mark.parametrize("face", DOORS[:3])
 def test_an_id_out_of_range_is_named_with_layer_and_record(few: keras.Model, face: str) -> None:
     with pytest.raises(IdOutOfRange, match=r"'rows': id 10 of record 2 of the batch is outside 0 <= id < 10"):
         READING[face](few, np.array([1, 2, 10, 3]))
 
 
-@pytest.mark.parametrize("face", READING)
-@pytest.mark.parametrize("kind", ["U", "S", "O"])
-def test_strings_of_numpy_are_read(strings: keras.Model, face: str, kind: str) -> None:
-    texts, wanted = np.array(["a", "bc", "a", "d"]).astype(kind), et.hash_ids(["a", "bc", "a", "d"])
-    found = READING[face](strings, texts)
-    if face in FACES:
-        rows = strings.get_layer("rows").read_rows(wanted)
+@pytest.mark.parametrize("face", FACES)
+def test_strings_of_numpy_are_read(strings: keras.Model, face: str) -> None:
+    rows = strings.get_layer("rows").read_rows(et.hash_ids(["a", "bc", "a", "d"]))
+    for kind in ("U", "S", "O"):
+        found = FACES[face](strings, np.array(["a", "bc", "a", "d"]).astype(kind))
         np.testing.assert_allclose(np.asarray(found)[:, 0], rows.sum(axis=1), rtol=1e-5)
 
 
@@ -211,25 +203,20 @@ SEQUENTIAL: dict[str, Callable[[], keras.Model]] = {
 }
 OF_ARRAYS: dict[str, Callable[[keras.Model, Array], object]] = {
     "a call": lambda model, ids: model(ids),
-    "predict": lambda model, ids: model.predict(ids, verbose=0),
     "predict of tf.data": lambda model, ids: model.predict(tf.data.Dataset.from_tensors(ids), verbose=0),
     "evaluate": lambda model, ids: model.evaluate(ids, Y, verbose=0),
-    "model.fit": lambda model, ids: model.fit(ids, Y, verbose=0),
     "model.fit of tf.data": lambda model, ids: model.fit(tf.data.Dataset.from_tensors((ids, Y)), verbose=0),
     "et.fit": lambda model, ids: et.fit(model, ids, Y, verbose=False),
-    "train_on_batch": lambda model, ids: model.train_on_batch(ids, Y),
 }
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("face", OF_ARRAYS)
 @pytest.mark.parametrize("kind", SEQUENTIAL)
-def test_a_sequential_model_looks_at_its_integer_input_as_others_do(kind: str, face: str) -> None:
+def test_a_sequential_model_looks_at_its_integer_input_as_others_do(kind: str) -> None:
     model = SEQUENTIAL[kind]()
     model.compile("sgd", "mse")
-    for value in (1.7, np.nan, np.inf):
-        with pytest.raises(BadIds, match=rf"input 'item'.*{value}|'rows': id {value}"):
-            OF_ARRAYS[face](model, np.array([1.0, 2.0, value, 3.0]))
+    for face in OF_ARRAYS.values():
+        with pytest.raises(BadIds, match=r"input 'item'.*1\.7|'rows': id 1\.7"):
+            face(model, np.array([1.0, 2.0, 1.7, 3.0]))
 
 
 @pytest.mark.parametrize("kind", ["a list", "add", "a subclass"])
@@ -258,8 +245,8 @@ def test_a_sequential_model_reads_a_file_as_its_input_wants_it(tmp_path: Path) -
         assert read["item"].numpy().tolist() == [wanted]
 
 
-@pytest.mark.parametrize("column", [np.array([1.0, 2.0, 1.7, 3.0]), np.array([1.0, 2.0, np.nan, 3.0])])
-def test_an_offloaded_layer_refuses_what_keras_would_cut(column: Array) -> None:
+def test_an_offloaded_layer_refuses_what_keras_would_cut() -> None:
+    column = np.array([1.0, 2.0, 1.7, 3.0])
     item = keras.Input((), name="item")
     model = keras.Model({"item": item}, keras.layers.Dense(1)(keras.layers.Embedding(10, 2, name="rows")(item)))
     model.compile("sgd", "mse")

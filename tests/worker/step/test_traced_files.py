@@ -1,13 +1,16 @@
 """What AutoGraph writes leaves nothing behind, also in processes that are killed."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
+from tests.preloaded.client import run_preloaded
+
 _PROGRAM = """
-import inspect, os, signal
+import inspect, os, signal, tempfile
 import tensorflow as tf
 import elastable.worker.step.forward
+
+tempfile.tempdir = None  # it was looked for before the fork
 
 @tf.function
 def traced(values):
@@ -28,13 +31,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_process_leaves_no_files_of_autograph(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(_PROGRAM)
+    (tmp_path / "program.py").write_text(_PROGRAM)
     files = tmp_path / "files"
     files.mkdir()
-    run = subprocess.run(
-        [sys.executable, str(program)], env={"PATH": "/usr/bin:/bin", "TMPDIR": str(files)}, capture_output=True,
-        text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert run.returncode == -9, run.stderr[-2_000:]
+    ran = run_preloaded(["program.py"], tmp_path, {**os.environ, "TMPDIR": str(files)})
+    assert ran.returncode == -9, ran.stderr
     assert not list(files.glob("__autograph*")), [path.name for path in files.iterdir()]

@@ -54,7 +54,8 @@ def _same_rows(*models: keras.Model) -> None:
         model.get_layer("items").attach(None, seed=0)
 
 
-def _step(model: keras.Model, batch: tf.Tensor = BATCH, micro_batch: int = 0, seed: int = 0) -> StepResult:
+def _steps(model: keras.Model, batch: tf.Tensor = BATCH, seed: int = 0) -> Callable[[int], StepResult]:
+    """The step of the micro-batch with a number, traced once."""
     spec = batch_spec(batch)
     plan = plan_ids(model, spec, training=True)
     layers = {layer.table_name: layer for layer in store_layers(model)}
@@ -62,7 +63,11 @@ def _step(model: keras.Model, batch: tf.Tensor = BATCH, micro_batch: int = 0, se
     ids = make_id_sets(plan.tables, plan.ids(batch), specs)
     rows = {name: layers[name].read_rows(unique) for name, unique in ids.unique.items()}
     step = TrainStep(model, spec, plan, lambda table, asked: layers[table].read_rows(asked), seed)
-    return step(batch, rows, ids, micro_batch)
+    return lambda micro_batch: step(batch, rows, ids, micro_batch)
+
+
+def _step(model: keras.Model, batch: tf.Tensor = BATCH) -> StepResult:
+    return _steps(model, batch)(0)
 
 
 def _assign(target: keras.Model, model: keras.Model) -> None:
@@ -136,8 +141,8 @@ def test_a_condition_on_a_tensor_is_refused_as_by_fit() -> None:
 
 
 def test_metrics_are_of_the_micro_batch_alone() -> None:
-    ours, _ = _twins()
-    first, again = _step(ours), _step(ours)
+    step = _steps(_model(_ours))
+    first, again = step(0), step(0)
     counts = [float(metric) for metric in again.metrics if metric.ndim == 0]
     assert 16.0 in counts
     np.testing.assert_array_equal(first.metrics[1], again.metrics[1])
@@ -148,14 +153,15 @@ def test_dropout_belongs_to_the_micro_batch() -> None:
     model, other = _model(_ours, dropout=0.5), _model(_ours, dropout=0.5)
     _same_rows(model, other)
     _assign(other, model)
-    once = _step(model, micro_batch=7)
-    _step(other, micro_batch=3)
-    for gradient, same in zip(once.dense, _step(other, micro_batch=7).dense, strict=True):
+    step, step_of_other = _steps(model), _steps(other)
+    once = step(7)
+    step_of_other(3)
+    for gradient, same in zip(once.dense, step_of_other(7).dense, strict=True):
         np.testing.assert_array_equal(gradient, same)
-    assert once.loss != _step(model, micro_batch=8).loss
-    assert once.loss != _step(model, micro_batch=7, seed=1).loss
+    assert once.loss != step(8).loss
+    assert once.loss != _steps(model, seed=1)(7).loss
     # Beyond 2**32 draws the numbers go on differing.
-    assert once.loss != _step(model, micro_batch=7 + 2**22).loss
+    assert once.loss != step(7 + 2**22).loss
 
 
 def test_a_regularizer_counts_once_a_layer_over_touched_rows() -> None:
@@ -294,22 +300,16 @@ def test_jit_compile_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture)
     assert "jit_compile=True) has no effect" in caplog.text
 
 
-@pytest.mark.parametrize(("compiled", "message"), [(False, "not compiled"), (True, "fails on the first records")])
-def test_models_that_are_not_compiled_or_fail_on_their_data_are_refused(compiled: bool, message: str) -> None:
-    model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(1)])
-    if compiled:
-        model.compile("sgd", "mse")
-    with pytest.raises(ModelError, match=message):
-        build_model(model, BATCH)
-
-
 def test_why_a_model_fails_on_its_first_records_is_said_where_it_is_known() -> None:
-    inputs = keras.Input(batch_shape=(24, 4))
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.ops.reshape(inputs, (24, 4))))
-    model.compile("sgd", "mse")
-    with pytest.raises(ModelError, match=r"has a fixed batch size: write keras\.Input"):
-        build_model(model, (tf.ones((2, 4)), tf.ones(2)))
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with pytest.raises(ModelError, match="not compiled"):
+        build_model(model, BATCH)
     model.compile("sgd", "mse")
-    with pytest.raises(ModelError, match="its data has no labels"):
-        build_model(model, (tf.ones((2, 4)),))
+    for batch, message in ((BATCH, "fails on the first records"), ((tf.ones((2, 4)),), "its data has no labels")):
+        with pytest.raises(ModelError, match=message):
+            build_model(model, batch)
+    inputs = keras.Input(batch_shape=(24, 4))
+    fixed = keras.Model(inputs, keras.layers.Dense(1)(keras.ops.reshape(inputs, (24, 4))))
+    fixed.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=r"has a fixed batch size: write keras\.Input"):
+        build_model(fixed, (tf.ones((2, 4)), tf.ones(2)))
