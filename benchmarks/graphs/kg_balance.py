@@ -19,9 +19,10 @@ from benchmarks.harness import RESULTS, Row, Work, drawing, publish, versus
 from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
+from elastable.replicas.knowledge_graphs.negatives import RandomNegatives, TypedNegatives
+from elastable.replicas.knowledge_graphs.samplers import RigidSampler
+from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 
 _ENTITIES, _RELATIONS, _TRIPLES = 40_943, 11, 86_835  # WN18RR's sizes, triples at random
@@ -50,7 +51,7 @@ class _Way:
         return _STEP / workers**2, self.candidates / workers
 
     def formula(self, workers: float, sizes: tuple[float, float] | None = None) -> float:
-        """Bytes that a worker sends in a step, forward and backward: see `knowledge_graphs.candidate_losses`."""
+        """Bytes that a worker sends in a step, forward and backward: see `knowledge_graphs.schemes`."""
         p, m = sizes or self.sizes(workers)
         own, others = workers * p, workers - 1
         if self.scheme is EmbeddingMoving:
@@ -133,7 +134,7 @@ def _batches(triples: Int32) -> Iterator[Row]:
         "256 shared candidates": RandomNegatives(sharding, 256, corruption="t", shared=True),
         "256 candidates a triple": RandomNegatives(sharding, 256, corruption="t"),
         "256 a triple, by type": TypedNegatives(sharding, 256, corruption="t"),
-        "256 a triple, known ones masked": RandomNegatives(sharding, 256, corruption="t", exclude="known", known=known),
+        "256 a triple, known ones masked": RandomNegatives(sharding, 256, corruption="t", known=known),
     }
     for name, negatives in kinds.items():
         sampler = RigidSampler(partition, _STEP, negatives=negatives)

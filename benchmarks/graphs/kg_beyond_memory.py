@@ -24,10 +24,10 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
 from elastable.replicas.groups.thread_group import alone
-from elastable.replicas.knowledge_graphs.candidate_losses import StepGradients
 from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
+from elastable.replicas.knowledge_graphs.schemes import StepGradients
 
 _ENTITIES, _RELATIONS, _TRIPLES, _STEPS, _DIM = 500_000, 50, 1_000_000, 300, 128
 _TABLE = "entities"

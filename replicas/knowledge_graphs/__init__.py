@@ -1,7 +1,6 @@
 """Balanced entity sampling and sharing (BESS): knowledge graphs over a replica group."""
 
 __all__ = [
-    "candidate_losses",
     "evaluation",
     "graph_run",
     "graph_settings",
@@ -10,6 +9,6 @@ __all__ = [
     "negatives",
     "rank_report",
     "samplers",
+    "schemes",
     "trained_graph",
-    "whole_losses",
 ]

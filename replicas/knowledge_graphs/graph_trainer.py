@@ -14,30 +14,24 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.candidate_losses import (
-    Dropout,
-    EmbeddingMoving,
-    Scheme,
-    ScoreMoving,
-    StepGradients,
-)
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding, with_inverses
 from elastable.replicas.knowledge_graphs.graph_settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
 from elastable.replicas.knowledge_graphs.losses import Loss, SampledSoftmax, loss_function, penalty_gradients
-from elastable.replicas.knowledge_graphs.negatives import NegativeSampler
-from elastable.replicas.knowledge_graphs.samplers import (
-    AugmentedNegatives,
-    RandomNegatives,
-    RandomSampler,
-    RigidSampler,
-    ShardedSampler,
-    TypedNegatives,
-    frequency_weights,
+from elastable.replicas.knowledge_graphs.negatives import AugmentedNegatives, RandomNegatives, TypedNegatives
+from elastable.replicas.knowledge_graphs.samplers import RandomSampler, RigidSampler, ShardedSampler, frequency_weights
+from elastable.replicas.knowledge_graphs.schemes import (
+    Dropout,
+    EmbeddingMoving,
+    KvsAll,
+    Scheme,
+    ScoreMoving,
+    StepGradients,
+    WholeSoftmax,
+    distinct_queries,
 )
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction, Values
-from elastable.replicas.knowledge_graphs.whole_losses import KvsAll, WholeSoftmax, distinct_queries
 
 # A worker's part of a model: weights and optimizer state of its shard of the entities, and of all relations
 
@@ -323,7 +317,7 @@ def _sampler(
 
 def _negatives(
     settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int, types: Int32 | None
-) -> NegativeSampler:
+) -> RandomNegatives:
     known = KnownTriples.create(sharding.entities, relations, triples) if settings.filtered else None
     count, total = -(-settings.negatives // sharding.shards), settings.negatives
     if settings.augment_negative:
@@ -335,7 +329,6 @@ def _negatives(
         corruption=settings.ends,
         shared=settings.shared,
         seed=settings.seed,
-        exclude="known" if settings.filtered else "nothing",
         known=known,
         total=total,
     )

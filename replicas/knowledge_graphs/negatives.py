@@ -1,28 +1,19 @@
-"""Candidates of a step: what all kinds share, their masks, and those that are not drawn: all entities, listed ones."""
+"""Candidates of a step: drawn at random or by type, with the tails of the step's triples; which of them count."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Bools, Int32, Int64, UInt64
-from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, SIDES, Corruption, Negatives, Side
-from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, stream_key
-from elastable.replicas.knowledge_graphs.graph.sharding import (
-    KnownTriples,
-    PartitionedTriples,
-    Sharding,
-    first_at_least,
-)
+from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, Negatives, Side, asked_sides
+from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, draw_between, stream_key
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, first_at_least
 
-Exclude = Literal["nothing", "answer", "known"]
-
-_STREAM = 0x4E47  # of a sampler's seed
+_STREAM, _TYPE_STREAM = 0x4E47, 0x7E9E  # of a sampler's seed: candidates; which of an entity's types
 
 
 @dataclass(frozen=True)
@@ -41,18 +32,16 @@ class StepTriples:
     of: Callable[[int], tuple[Int32, Int64]]
 
 
-class NegativeSampler(ABC):
-    """Draws candidates with a separate key for every (shard, worker), so that any worker can repeat another's draws.
+class RandomNegatives:
+    """Entities of each shard, drawn uniformly with replacement.
+
+    Every pair of shard and worker has a key of its own, so that any worker can repeat another's draws.
 
     Args:
         count: Candidates from each shard, m: for each triple, or (shared) for all triples of the step.
         corruption: Which end they replace; see `batch.CORRUPTIONS`.
-        shared: All triples of a step are scored with the same candidates (with `local`: all of a worker's).
-        local: Draw only from the worker's own shard; nothing is exchanged.
-        exclude: What to mask besides padding: "nothing", the triple's own "answer",
-            or every "known" answer, so that no true triple is a negative.
-        known: The true triples; needed for exclude "known".
-        tell_entities: Whether to set `Negatives.entities`.
+        shared: All triples of a step are scored with the same candidates.
+        known: The true triples: candidates that make one are masked. None: they count.
         total: Candidates of a triple from all shards together, if fewer than n * m: shards in turn then draw one
             fewer, and their last candidate is padding. None: all count.
 
@@ -60,8 +49,8 @@ class NegativeSampler(ABC):
         BadInput: arguments that do not fit together.
     """
 
-    _shareable = True
-    _pads = True  # any candidate may be padding
+    _pads = False  # whether any candidate may be padding
+    _masks_own = False  # whether a triple's own answer is masked where no triples are known
 
     def __init__(
         self,
@@ -70,84 +59,50 @@ class NegativeSampler(ABC):
         *,
         corruption: Corruption = "ht",
         shared: bool = False,
-        local: bool = False,
         seed: int = 0,
-        exclude: Exclude = "nothing",
         known: KnownTriples | None = None,
-        tell_entities: bool = False,
         total: int | None = None,
     ) -> None:
         if count < 1:
             raise BadInput(f"candidates: at least 1 from each shard, got {count}")
         if corruption not in CORRUPTIONS:
             raise BadInput(f"corruption {corruption!r}: known are {', '.join(CORRUPTIONS)}")
-        if exclude not in get_args(Exclude):
-            raise BadInput(f"exclude {exclude!r}: known are {', '.join(get_args(Exclude))}")
-        if exclude == "known" and known is None:
-            raise BadInput("candidates that exclude known triples need `known`, the triples that are known")
-        if shared and not self._shareable:
-            raise BadInput(
-                "candidates of the type of what they replace are drawn for each triple; they cannot be shared"
-            )
-        every = count * sharding.shards
-        self._surplus = 0 if total is None else every - total
+        self._surplus = 0 if total is None else count * sharding.shards - total
         if not 0 <= self._surplus < sharding.shards:
             raise BadInput(f"{total} candidates from {sharding.shards} shards are not {count} from each, or one fewer")
         self.sharding, self.count, self.corruption, self.shared = sharding, count, corruption, shared
-        self.local, self.seed, self.exclude = local, seed, exclude
-        self._known, self._tell_entities = known, tell_entities
+        self.seed, self._known = seed, known
 
-    @abstractmethod
+    def draw(self, step: StepTriples, worker: int) -> Negatives:
+        """One worker's part of a step's candidates."""
+        every, here = np.arange(self.sharding.shards), np.full(self.sharding.shards, worker)
+        rows, valid = self._drawn(step, here, every)
+        mask = None
+        if self._pads or self._surplus or self._known is not None or self._masks_own:
+            drawn, there = (rows, valid) if len(every) == 1 else self._drawn(step, every, here)
+            entities = self.sharding.entity_at[every[:, None, None], drawn]
+            mask = self._mask(entities if there is None else np.where(there, entities, -1), step, worker)
+        return Negatives(rows, not self.shared, self.corruption, mask)
+
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
         """Candidates of k pairs of shard and worker.
 
         Args:
             keys: uint64 `[k]`: keys of the pairs' random numbers.
-            shards: int64 `[k]`.
-            workers: int64 `[k]`.
+            shards, workers: int64 `[k]`.
 
         Returns:
             int32 `[k, B, m]`, rows of the shards; bool `[k, B, m]`, False at padding, or None if no step has padding.
         """
+        sets = len(self.corruption) if self.shared else self.sharding.shards * step.block
+        count = self.sharding.counts[shards][:, None]
+        drawn = draw_between(keys, np.zeros_like(count), count, sets * self.count)
+        return drawn.reshape(len(keys), sets, self.count), None
 
-    def check(self, partition: PartitionedTriples) -> None:
-        """Raises BadInput for triples that do not match these candidates."""
-        if partition.sharding != self.sharding:
-            raise BadInput("the candidates and the triples are of two different shardings of the entities")
-
-    def settings(self) -> str:
-        """Everything that the candidates depend on, except the step and its triples."""
-        return (
-            f"{type(self).__name__} count={self.count} corruption={self.corruption} shared={self.shared} "
-            f"local={self.local} seed={self.seed} exclude={self.exclude} surplus={self._surplus}"
-        )
-
-    def draw(self, step: StepTriples, worker: int) -> Negatives:
-        """One worker's part of a step's candidates."""
-        n = self.sharding.shards
-        others, here = np.arange(n), np.full(n, worker)
-        rows, valid = self._drawn(step, here, others, here if self.local else others)
-        masked = self._pads or self._surplus > 0 or self.exclude != "nothing"
-        own = None
-        if masked or self._tell_entities:
-            if not self.local and n > 1:
-                own = self._entities(others, *self._drawn(step, others, here, here))
-            else:
-                own = self._entities(here, rows, valid)
-        return Negatives(
-            rows=rows,
-            per_triple=not self.shared,
-            corruption=self.corruption,
-            local=self.local,
-            mask=self._mask(own, step, worker) if masked and own is not None else None,
-            entities=np.ascontiguousarray(own.transpose(1, 0, 2)) if self._tell_entities and own is not None else None,
-        )
-
-    def _drawn(self, step: StepTriples, shards: Int64, draws: Int64, workers: Int64) -> tuple[Int32, Bools | None]:
-        """`_draw` for k pairs of shard and draw (`[k]` each), for these workers; what triples share is drawn once."""
+    def _drawn(self, step: StepTriples, shards: Int64, workers: Int64) -> tuple[Int32, Bools | None]:
+        """`_draw` with keys and surplus; what triples share is drawn once."""
         key, n = stream_key(self.seed, _STREAM, step.step), self.sharding.shards
-        if self.shared and not self.local:
-            draws = np.zeros_like(draws)
+        draws = np.zeros_like(workers) if self.shared else workers
         rows, valid = self._draw(derived_keys(key, shards * n + draws), shards, workers, step)
         if not self._surplus:
             return rows, valid
@@ -155,173 +110,184 @@ class NegativeSampler(ABC):
         counts[(shards + step.step) % n < self._surplus, :, -1] = False
         return rows, counts if valid is None else valid & counts
 
-    def _entities(self, shards: Int64, rows: Int32, valid: Bools | None) -> Int64:
-        """The entities of rows `[k, B, m]` of shards `[k]`; -1 at padding."""
-        entities = np.stack([self.sharding.entity_at[shard][found] for shard, found in zip(shards, rows, strict=True)])
-        return entities if valid is None else np.where(valid, entities, -1)
-
     def _mask(self, entities: Int64, step: StepTriples, worker: int) -> Bools:
         """Which candidates count for a worker's triples.
 
         Args:
-            entities: int64 `[k, B, m]`, -1 at padding.
+            entities: int64 `[n, B, m]`, global ids of every shard's candidates; -1 at padding.
 
         Returns:
-            bool `[n * p, k, m]`, or `[1, k, m]` if it is the same for all triples.
+            bool `[n * p, n, m]`, or `[1, n, m]` if it is the same for all triples.
         """
-        blocks, sets, count = entities.shape
-        flat = np.ascontiguousarray(entities.transpose(1, 0, 2)).reshape(sets, blocks * count)
-        if self.exclude == "nothing" and sets == 1:
-            return (flat >= 0).reshape(1, blocks, count)
+        shards, sets, count = entities.shape
+        flat = np.ascontiguousarray(entities.transpose(1, 0, 2)).reshape(sets, shards * count)
+        excludes = self._known is not None or self._masks_own
+        if not excludes and sets == 1:
+            return (flat >= 0).reshape(1, shards, count)
         triples, _ = step.of(worker)
-        of_side = {side: which for side in SIDES if (which := self.corrupted(side, step.block)).size}
-        mask = flat >= 0
-        if self.shared:
-            mask = np.empty((len(triples), flat.shape[1]), np.bool_)
-            for place, which in enumerate(of_side.values()):
-                mask[which] = flat[min(place, sets - 1)] >= 0
-        if self.exclude != "nothing":
-            for place, (side, which) in enumerate(of_side.items()):
-                answers, first, last = self._excluded(side, triples[which])
+        mask = np.empty((len(triples), flat.shape[1]), np.bool_) if self.shared else flat >= 0
+        for part in asked_sides(self.corruption, shards, step.block):
+            if self.shared:
+                mask[part.triples] = flat[part.place] >= 0
+            if excludes:
+                answers, first, last = self._true_answers(part.side, triples[part.triples])
                 if self.shared:
-                    mask_shared(flat[min(place, sets - 1)], which, answers, first, last, mask)
+                    mask_shared(flat[part.place], part.triples, answers, first, last, mask)
                 else:
-                    mask_each(flat, which, answers, first, last, mask)
-        return mask.reshape(len(mask), blocks, count)
+                    mask_each(flat, part.triples, answers, first, last, mask)
+        return mask.reshape(len(mask), shards, count)
 
-    def corrupted(self, side: Side, block: int) -> Int64:
-        """int64 `[q]`: the worker's triples, counted through its blocks, whose candidates replace this end."""
-        place = np.arange(self.sharding.shards * block)
-        if self.corruption == "ht":
-            return np.flatnonzero((place % block < block // 2) == (side == "head"))
-        return np.flatnonzero(np.full(len(place), self.corruption == side[0]))
-
-    def _excluded(self, side: Side, triples: Int32) -> tuple[Int32, Int64, Int64]:
-        """The excluded answers of `triples` (int32 `[q, 3]`).
+    def _true_answers(self, side: Side, triples: Int32) -> tuple[Int32, Int64, Int64]:
+        """What is masked for `triples` (int32 `[q, 3]`).
 
         Returns:
             int32 `[a]`, ascending for each triple; int64 `[q]`, `[q]`: where each triple's begin and end.
         """
         given, answer = (triples[:, 2], triples[:, 0]) if side == "head" else (triples[:, 0], triples[:, 2])
-        if self.exclude == "answer" or self._known is None:
+        if self._known is None:
             first = np.arange(len(triples))
             return np.ascontiguousarray(answer), first, first + (answer >= 0)
         lists = self._known.lists(side)
         return (lists.answers, *lists.spans(given, triples[:, 1]))
 
 
-class AllEntities(NegativeSampler):
-    """All rows of every shard, in order, for every triple; arguments as of `NegativeSampler`."""
+class TypedNegatives(RandomNegatives):
+    """Entities of the replaced entity's type, drawn uniformly with replacement, for each triple.
 
-    def __init__(
-        self, sharding: Sharding, *, corruption: Corruption = "t", exclude: Exclude = "answer", **settings: Any
-    ) -> None:
-        super().__init__(sharding, sharding.rows, corruption=corruption, shared=True, exclude=exclude, **settings)
-        self._pads = bool((sharding.counts < sharding.rows).any())
-
-    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
-        rows = np.broadcast_to(np.arange(self.count, dtype=np.int32), (len(shards), 1, self.count))
-        return rows, rows < self.sharding.counts[shards][:, None, None]
-
-
-class TripleNegatives(NegativeSampler):
-    """Candidates from lists, each scored on its own shard; padded so that all shards have the same number.
+    If a shard has no entity of the type, its candidates are padding and masked. For a triple whose replaced entity has
+    several types, one of them is drawn first.
 
     Args:
-        heads: int `[N, k]`, global ids: candidates for the head of each triple, by its position in the partitioned
-            array; or `[k]`: the same for all. -1 is padding. Needed for corruption "h" and "ht".
-        tails: The same for tails; needed for "t" and "ht".
-        corruption: As of `NegativeSampler`.
-        settings: Its `exclude`, `known` and `tell_entities`.
-
-    Raises:
-        BadInput: lists are missing or do not fit together.
-        IdOutOfRange: a candidate is not an entity.
+        sharding, count: As of `RandomNegatives`.
+        further_types: int `[K, 2]`: entity and type, besides the types of the sharding; None: each entity has one.
+        settings: Further arguments of `RandomNegatives`, but for `shared`.
     """
 
-    def __init__(
-        self,
-        sharding: Sharding,
-        *,
-        heads: npt.ArrayLike | None = None,
-        tails: npt.ArrayLike | None = None,
-        corruption: Corruption = "ht",
-        **settings: Any,
-    ) -> None:
-        lists = {
-            side: _checked_lists(side, given, sharding.entities)
-            for side, given in zip(SIDES, (heads, tails), strict=True)
-            if side[0] in corruption
-        }
-        dimensions = {found.ndim for found in lists.values()}
-        if len(dimensions) > 1:
-            raise BadInput("listed candidates: heads and tails must both be [N, k], or both [k]")
-        shared = dimensions == {1}
-        self._lists = {side: found.reshape(-1, found.shape[-1]) for side, found in lists.items()}
-        count = max((_most(found, sharding.shard_of, sharding.shards) for found in self._lists.values()), default=1)
-        super().__init__(sharding, max(1, count), corruption=corruption, shared=shared, **settings)
-
-    def check(self, partition: PartitionedTriples) -> None:
-        super().check(partition)
-        for side, found in self._lists.items():
-            if not self.shared and len(found) != len(partition):
-                raise BadInput(f"listed candidates: {len(found)} lists of {side}s for {len(partition)} triples")
+    def __init__(self, sharding: Sharding, count: int, *, further_types: Int32 | None = None, **settings: Any) -> None:
+        super().__init__(sharding, count, **settings)
+        if self.shared:
+            raise BadInput(
+                "candidates of the type of what they replace are drawn for each triple; they cannot be shared"
+            )
+        self._members = TypeMembers.create(sharding, further_types)
+        self._pads = self._members.some_shard_lacks_a_type
 
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
-        """The workers' listed candidates on the shards."""
-        sets = len(self._lists) if self.shared else self.sharding.shards * step.block
-        rows = np.zeros((len(shards), sets, self.count), np.int32)
-        valid = np.zeros(rows.shape, np.bool_)
-        for place, (side, lists) in enumerate(self._lists.items()):
-            for k, worker in enumerate(workers.tolist()):
-                if self.shared:
-                    which, source = np.array([place]), np.zeros(1, np.int64)
-                else:
-                    which = self.corrupted(side, step.block)
-                    source = step.of(worker)[1][which]
-                _split(lists, source, which, self.sharding.shard_of, self.sharding.row_of, shards[k], rows[k], valid[k])
-        return rows, valid
+        kinds = np.stack([self._types(step, int(worker)) for worker in workers])
+        first, count = self._members.spans(shards[:, None], kinds)
+        rows = self._members.rows[draw_between(keys, first, count, self.count)]
+        return rows, np.broadcast_to(count[..., None] > 0, rows.shape) if self._pads else None
+
+    def _types(self, step: StepTriples, worker: int) -> Int64:
+        """int64 `[n * p]`: the type of the entity that each triple's candidates replace; any type at padding."""
+        triples, _ = step.of(worker)
+        replaced = np.empty(len(triples), np.int64)
+        for part in asked_sides(self.corruption, self.sharding.shards, step.block):
+            replaced[part.triples] = triples[part.triples, 0 if part.side == "head" else 2]
+        key = derived_keys(stream_key(self.seed, _TYPE_STREAM, step.step), np.array([worker]))
+        return self._members.drawn_type(replaced, key)
 
 
-def _checked_lists(side: Side, given: npt.ArrayLike | None, entities: int) -> Int64:
-    if given is None:
-        raise BadInput(f"listed candidates: corruption replaces {side}s, but no {side}s are given")
-    lists = np.asarray(given)
-    if lists.ndim not in (1, 2) or lists.dtype.kind not in "iu" or not lists.shape[-1]:
-        raise BadInput(f"listed {side}s must be integers [N, k] or [k], got {lists.dtype} {list(lists.shape)}")
-    if lists.size and not -1 <= lists.min() <= lists.max() < entities:
-        raise IdOutOfRange(f"listed {side}s are in {lists.min()} .. {lists.max()}; there are {entities} entities")
-    return np.ascontiguousarray(lists, np.int64)
+class AugmentedNegatives(RandomNegatives):
+    """Random candidates for tails, shared by the step's triples, and the tails of all its triples.
+
+    So a triple is scored with the tail of every other triple of the step, on whichever worker that is: as many as
+    without shards. Its own answer does not count, nor does padding; with `known`, no true answer does.
+
+    Args:
+        sharding, count: As of `RandomNegatives`.
+        settings: Its `seed`, `known` and `total`.
+    """
+
+    _pads = _masks_own = True
+
+    def __init__(self, sharding: Sharding, count: int, **settings: Any) -> None:
+        super().__init__(sharding, count, corruption="t", shared=True, **settings)
+
+    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
+        drawn, _ = super()._draw(keys, shards, workers, step)
+        met = {shard: self._met(int(shard), step) for shard in np.unique(shards)}
+        rows = np.stack([met[shard][0] for shard in shards])[:, None]
+        valid = np.stack([met[shard][1] for shard in shards])[:, None]
+        # Random ones last: the last of them is padding where shards draw one fewer in turn.
+        return np.concatenate([rows, drawn], axis=2), np.concatenate([valid, np.ones(drawn.shape, np.bool_)], axis=2)
+
+    def _met(self, shard: int, step: StepTriples) -> tuple[Int32, Bools]:
+        """The step's tails on a shard, int32 `[n * p]`, and which of them are there, once for each triple."""
+        block = slice(shard * step.block, (shard + 1) * step.block)
+        found = [step.of(worker) for worker in range(self.sharding.shards)]
+        tails = np.concatenate([triples[block, 2] for triples, _ in found])
+        source = np.concatenate([source[block] for _, source in found])
+        first = np.zeros(len(source), np.bool_)
+        first[np.unique(source, return_index=True)[1]] = True  # padding repeats a triple
+        there = (source >= 0) & first
+        return np.where(there, self.sharding.row_of[np.maximum(tails, 0)], 0).astype(np.int32), there
 
 
-@kernel
-def _most(lists: Int64, shard_of: Int32, shards: int) -> int:
-    most, count = 0, np.zeros(shards, np.int64)
-    for i in range(lists.shape[0]):
-        count[:] = 0
-        for c in range(lists.shape[1]):
-            if lists[i, c] >= 0:
-                count[shard_of[lists[i, c]]] += 1
-        for shard in range(len(count)):
-            most = max(most, count[shard])
-    return most
+@dataclass(frozen=True, eq=False)
+class TypeMembers:
+    """Entities by type, and types by entity, as compressed sparse rows.
 
+    Attributes:
+        rows: int32 `[M]`: rows of shards, by shard and type; ends with one row more than there are members.
+        offsets: int64 `[n, T + 1]`: the rows of type t on shard s are `rows[offsets[s, t]:offsets[s, t + 1]]`.
+        types: int32 `[M]`: the types of each entity.
+        ends: int64 `[E + 1]`: those of entity e are `types[ends[e]:ends[e + 1]]`.
+    """
 
-@kernel
-def _split(
-    lists: Int64, source: Int64, which: Int64, shard_of: Int32, row_of: Int32, shard: int, rows: Int32, valid: Bools
-) -> None:
-    """Writes the candidates of list `source[i]` on `shard` to `rows[which[i]]`; sets `valid` where one is."""
-    for i in range(len(source)):
-        if source[i] < 0:
-            continue
-        found = 0
-        for c in range(lists.shape[1]):
-            entity = lists[source[i], c]
-            if entity >= 0 and shard_of[entity] == shard:
-                rows[which[i], found] = row_of[entity]
-                valid[which[i], found] = True
-                found += 1
+    rows: Int32
+    offsets: Int64
+    types: Int32
+    ends: Int64
+
+    @classmethod
+    def create(cls, sharding: Sharding, further: Int32 | None = None) -> "TypeMembers":
+        """Lists members.
+
+        Args:
+            sharding: Knows one type of each entity.
+            further: int `[K, 2]`: entity and type, besides those.
+
+        Raises:
+            BadInput: an entity or a type that does not exist.
+        """
+        first = np.stack([np.arange(sharding.entities), sharding.entity_types], axis=1).astype(np.int64)
+        more = np.empty((0, 2), np.int64) if further is None else np.asarray(further, np.int64).reshape(-1, 2)
+        kinds = max(int(sharding.entity_types.max()), int(more[:, 1].max(initial=0))) + 1
+        if more.size and (more.min() < 0 or more[:, 0].max() >= sharding.entities):
+            raise BadInput(f"types of entities outside 0 .. {sharding.entities - 1}, or below 0")
+        pairs = np.unique(np.concatenate([first, more]), axis=0)  # by entity, then type
+        shard, row = sharding.shard_of[pairs[:, 0]], sharding.row_of[pairs[:, 0]]
+        order = np.lexsort((row, pairs[:, 1], shard))
+        counts = np.bincount(shard.astype(np.int64) * kinds + pairs[:, 1], minlength=sharding.shards * kinds)
+        ends = np.append(0, np.cumsum(counts))
+        offsets = np.stack([ends[s * kinds : (s + 1) * kinds + 1] for s in range(sharding.shards)])
+        members = np.bincount(pairs[:, 0], minlength=sharding.entities)
+        return cls(
+            np.append(row[order], 0).astype(np.int32),
+            offsets.astype(np.int64),
+            pairs[:, 1].astype(np.int32),
+            np.append(0, np.cumsum(members)).astype(np.int64),
+        )
+
+    @property
+    def some_shard_lacks_a_type(self) -> bool:
+        """Whether candidates may be padding."""
+        return bool((np.diff(self.offsets, axis=1) == 0).any())
+
+    def spans(self, shards: Int64, types: Int64) -> tuple[Int64, Int64]:
+        """Where the rows of types on shards begin, and their numbers; int64, of the arguments' common shape."""
+        first = self.offsets[shards, types]
+        return first, self.offsets[shards, types + 1] - first
+
+    def drawn_type(self, entities: Int64, key: UInt64) -> Int64:
+        """int64 `[k]`: one of the types of each entity (int64 `[k]`, -1: any); `key` is uint64 `[1]`."""
+        first = self.ends[entities]
+        count = np.where(entities < 0, 0, self.ends[entities + 1] - first)
+        if count.max(initial=0) <= 1:
+            return self.types[np.where(count, first, 0)].astype(np.int64)
+        drawn = draw_between(key, first[None], count[None], 1)[0, :, 0]
+        return self.types[drawn].astype(np.int64)
 
 
 def mask_shared(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding, with_inverses
+from elastable.replicas.knowledge_graphs.negatives import RandomNegatives
 from elastable.replicas.knowledge_graphs.samplers import (
-    RandomNegatives,
     RandomSampler,
     RigidSampler,
     ShardedSampler,
@@ -104,9 +104,6 @@ def test_a_run_resumes_at_its_step(kind: type[ShardedSampler]) -> None:
     went_on = [whole.batch(step, 2) for step in range(2 * whole.steps_per_epoch)]
     for step in (len(went_on) // 3, len(went_on) - 1):
         assert equal(resumed.batch(step, 2), went_on[step])
-    assert resumed.settings() == whole.settings()
-    for other in (kind(partition, 30, seed=6), kind(partition, 60, seed=5), kind(partitioned(5, 1999), 30, seed=5)):
-        assert other.settings() != whole.settings()
 
 
 def test_both_ends_are_corrupted_equally_often() -> None:
@@ -165,11 +162,7 @@ def test_frequency_weights_by_hand() -> None:
     triples = np.array([[0, 0, 1], [0, 0, 2], [3, 0, 2], [0, 1, 2]], np.int32)
     raw = 1 / np.sqrt([3.0, 4.0, 3.0, 2.0])
     np.testing.assert_allclose(frequency_weights(triples), raw / raw.mean(), rtol=1e-6)
-    smooth = 1 / np.sqrt([103.0, 104.0, 103.0, 102.0])
-    np.testing.assert_allclose(frequency_weights(triples, 100.0), smooth / smooth.mean(), rtol=1e-6)
     assert frequency_weights(triples[:0]).shape == (0,)
-    with pytest.raises(BadInput, match="smoothing"):
-        frequency_weights(triples, -1.0)
 
 
 def test_weights_do_not_depend_on_the_number_of_shards() -> None:
