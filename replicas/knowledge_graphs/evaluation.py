@@ -12,64 +12,45 @@ from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
-from elastable.replicas.knowledge_graphs.graph.sharding import (
-    Exclusions,
-    KnownTriples,
-    PartitionedTriples,
-    Sharding,
-    with_inverses,
-)
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
 from elastable.replicas.knowledge_graphs.ranking import RankCounts, RankingMetrics, Ranks
 
 
-class QueryBatches:
-    """Triples as queries for one of their ends, the same number for every worker in every batch.
+def query_batches(triples: npt.ArrayLike, sharding: Sharding, side: Side, size: int, worker: int) -> Iterator[Queries]:
+    """One worker's batches of triples as queries for one of their ends; every worker has as many, of the same size.
 
     Args:
         triples: int `[N, 3]`, global ids; -1 at the queried end if no answer is known.
         sharding: Sharding of the entities. A query belongs to the worker that owns its given entity.
         side: The queried end. (With reciprocal relations, head queries are tail
             queries of the inverse triples: `with_inverses`.)
-        batch_per_worker: Queries of each worker in a batch, q.
-
-    Attributes:
-        batches: Number of batches, as many as the fullest worker needs.
+        size: Queries of each worker in a batch, q.
 
     Raises:
         BadInput: an unknown side, a batch below 1, or malformed triples.
         IdOutOfRange: an entity does not exist.
     """
-
-    def __init__(self, triples: npt.ArrayLike, sharding: Sharding, side: Side, batch_per_worker: int) -> None:
-        if side not in SIDES:
-            raise BadInput(f"queries ask for one of {', '.join(SIDES)}, not for {side!r}")
-        if batch_per_worker < 1:
-            raise BadInput(f"a batch has at least 1 query a worker, got {batch_per_worker}")
-        self._partition = PartitionedTriples.create(triples, sharding, "head" if side == "tail" else "tail")
-        self._size = batch_per_worker
-        self.side = side
-        self.batches = -(-int(self._partition.counts.max()) // batch_per_worker)
-
-    def batch(self, index: int, worker: int) -> Queries:
-        """One worker's part of a batch. Raises BadInput if there is no such batch."""
-        partition = self._partition
-        if not 0 <= index < self.batches:
-            raise BadInput(f"batch {index} of queries: there are {self.batches}")
-        place = index * self._size + np.arange(self._size)
-        mask = place < partition.counts[worker]
-        place = np.where(mask, partition.offsets[worker] + place, 0)
-        triples = partition.triples[place].astype(np.int64)
-        given, answer = triples[:, 0], triples[:, 2]
-        if self.side == "head":
-            given, answer = answer, given
-        return Queries(
-            side=self.side,
-            row=np.where(mask, partition.sharding.row_of[given], 0),
-            given=np.where(mask, given, partition.sharding.entity_at[worker, 0]),
-            relation=np.where(mask, triples[:, 1], 0).astype(np.int32),
-            answer=np.where(mask, answer, -1),
-            triple=np.where(mask, partition.source[place], -1),
+    if side not in SIDES:
+        raise BadInput(f"queries ask for one of {', '.join(SIDES)}, not for {side!r}")
+    if size < 1:
+        raise BadInput(f"a batch has at least 1 query a worker, got {size}")
+    asked, known = (2, 0) if side == "tail" else (0, 2)
+    checked = checked_triples(triples, sharding.entities, unknown_in=(asked,)).astype(np.int64)
+    owner = sharding.shard_of[checked[:, known]]
+    mine = np.flatnonzero(owner == worker)
+    for first in range(0, int(np.bincount(owner, minlength=1).max()), size):
+        triple = np.full(size, -1)
+        part = mine[first : first + size]
+        triple[: len(part)] = part
+        mask, found = triple >= 0, checked[triple]
+        yield Queries(
+            side=side,
+            row=np.where(mask, sharding.row_of[found[:, known]], 0),
+            given=np.where(mask, found[:, known], sharding.entity_at[worker, 0]),
+            relation=np.where(mask, found[:, 1], 0).astype(np.int32),
+            answer=np.where(mask, found[:, asked], -1),
+            triple=triple,
             mask=mask,
         )
 
@@ -212,7 +193,7 @@ _EVERY = Candidates()
 class AllScores:
     """Everyone's queries against all entities: queries are gathered, scored on each shard, and small results returned.
 
-    Every member of the group calls the same methods with its own part of the same batch of queries (`QueryBatches`).
+    Every member of the group calls the same methods with its own part of the same batch of queries (`query_batches`).
 
     Args:
         window_values: Most scores in memory at once (at least one column per query).
@@ -236,14 +217,15 @@ class AllScores:
             among: The candidates; all entities by default.
         """
         flat, given, relation, answer = self._everyones(queries)
-        counts = RankCounts(self._true_scores(flat, answer), self._rounding(flat))
-        if known is None:
-            known = KnownTriples.create(self.model.sharding.entities, len(self.model.relations))
-        left_out = known.exclusions(queries.side, given, relation, answer, self.model.sharding)
+        counts, sharding = RankCounts(self._true_scores(flat, answer), self._rounding(flat)), self.model.sharding
+        mine = np.flatnonzero((answer >= 0) & (sharding.shard_of[answer] == self.group.rank))
+        own = mine, sharding.row_of[answer[mine]].astype(np.int64)  # an answer does not compete with itself
+        left_out = self._known_rows(known, queries.side, given, relation)
         for rows, scores in self._windows(flat, among):
-            counted = among.counted(answer, self.model.sharding.entity_at[self.group.rank, rows])
-            exact = partial(self._exact, flat, rows)
-            counts.add(scores, exact, counted=counted, without=self._columns(left_out, rows))
+            counted = among.counted(answer, sharding.entity_at[self.group.rank, rows])
+            counted = np.ones(scores.shape, np.bool_) if counted is None else counted
+            counted[_columns(*own, rows)] = counted[_columns(*left_out, rows)] = False
+            counts.add(scores, counted, partial(self._exact, flat, rows))
         return self._ranks(np.stack([counts.greater, counts.equal], axis=1))
 
     def ranks_among(self, queries: Queries, listed: Int64, known: KnownTriples | None = None) -> Ranks:
@@ -264,11 +246,9 @@ class AllScores:
             (everyones >= 0) & (everyones != answer[:, None]) & (sharding.shard_of[everyones] == rank)
         )
         row = sharding.row_of[everyones[query, column]].astype(np.int64)
-        if known is not None:
-            left_out = known.exclusions(queries.side, given, relation, answer, sharding)
-            queries_out, rows_out = left_out.window(rank, 0, sharding.rows)
-            competes = ~np.isin(query * sharding.rows + row, queries_out * sharding.rows + rows_out)
-            query, row = query[competes], row[competes]
+        queries_out, rows_out = self._known_rows(known, queries.side, given, relation)
+        competes = ~np.isin(query * sharding.rows + row, queries_out * sharding.rows + rows_out)
+        query, row = query[competes], row[competes]
         scores = self._exact(flat, row, query, np.arange(len(query)))
         counts = np.zeros((len(flat), 2), np.int64)
         np.add.at(counts[:, 0], query, ~(scores <= true[query]))
@@ -296,13 +276,11 @@ class AllScores:
         if not 1 <= k <= sharding.entities:
             raise BadInput(f"the best {k} answers of {sharding.entities} entities: ask for 1 to {sharding.entities}")
         flat, given, relation, _ = self._everyones(queries)
-        nobody = np.full(len(given), -1, np.int64)
-        left_out = None if known is None else known.exclusions(queries.side, given, relation, nobody, sharding)
+        left_out = self._known_rows(known, queries.side, given, relation)
         best = np.full((len(flat), k), -1, np.int64)
         scores = np.full((len(flat), k), -np.inf, np.float32)
         for rows, window in self._windows(flat, among):
-            if left_out is not None:
-                window[self._columns(left_out, rows)] = -np.inf
+            window[_columns(*left_out, rows)] = -np.inf
             ids = np.broadcast_to(sharding.entity_at[rank, rows], window.shape)
             best, scores = _best(np.concatenate([best, ids], axis=1), np.concatenate([scores, window], axis=1), k)
         shape = (self.group.size, len(queries.row), k)
@@ -375,15 +353,18 @@ class AllScores:
             places = np.arange(len(rows))[None]
             yield rows, model.score.comparison.scores(single, model.score.prepared(raw), places, self.pool)
 
-    def _columns(self, left_out: Exclusions, rows: Int64) -> tuple[Int64, Int64]:
-        """The excluded pairs of query and column of a window, int64 `[P]` each."""
-        query, column = left_out.window(self.group.rank, int(rows[0]), int(rows[-1]) + 1)
-        if len(rows) == rows[-1] - rows[0] + 1:
-            return query, column
-        row = column + rows[0]
-        place = np.searchsorted(rows, row)
-        listed = rows[place] == row
-        return query[listed], place[listed]
+    def _known_rows(self, known: KnownTriples | None, side: Side, given: Int64, relation: Int64) -> tuple[Int64, Int64]:
+        """Pairs of everyone's queries and this shard's rows that are known answers, int64 `[P]` each."""
+        if known is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return known.answers_on(side, given, relation, self.model.sharding, self.group.rank)
+
+
+def _columns(query: Int64, row: Int64, rows: Int64) -> tuple[Int64, Int64]:
+    """The pairs of query and row (int64 `[P]` each) that a window of `rows`, ascending, has; by query and column."""
+    column = np.minimum(np.searchsorted(rows, row), len(rows) - 1)
+    there = rows[column] == row
+    return query[there], column[there]
 
 
 @kernel
@@ -473,9 +454,7 @@ class Evaluation:
         group, sharding = self._model.group, self._model.sharding
         for side in SIDES:
             asked, of = as_asked(triples, side, self._relations, self._reciprocal)
-            batches = QueryBatches(asked, sharding, of, max(1, _QUERIES // group.size))
-            for index in range(batches.batches):
-                queries = batches.batch(index, group.rank)
+            for queries in query_batches(asked, sharding, of, max(1, _QUERIES // group.size), group.rank):
                 yield side, queries, self._ranks(side, queries)
 
     def _ranks(self, side: Side, queries: Queries) -> Ranks:

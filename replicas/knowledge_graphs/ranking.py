@@ -19,7 +19,6 @@ ExactScores = Callable[[Int64, Int64], Float64]
 """`exact(query, column)`, int64 `[P]` each: float64 `[P]`."""
 
 _PAIRS_AT_ONCE = 1 << 18
-_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -67,51 +66,35 @@ class RankCounts:
         self.greater = np.zeros(len(near), np.int64)
         self.equal = np.zeros(len(near), np.int64)
 
-    def add(
-        self,
-        scores: npt.NDArray[np.floating],
-        exact: ExactScores,
-        *,
-        counted: Bools | None = None,
-        without: tuple[Int64, Int64] | None = None,
-    ) -> None:
-        """Counts the candidates of one window; exclude the answers themselves.
+    def add(self, scores: npt.NDArray[np.floating], counted: Bools, exact: ExactScores) -> None:
+        """Counts the candidates of one window.
 
         Args:
             scores: float `[q, c]`, of each query with each candidate.
+            counted: bool `[q, c]`: False for candidates that do not count, such as the answers themselves.
             exact: Scores of pairs of this window in double precision.
-            counted: bool, broadcast to `[q, c]`: False for candidates that do not count. None: all count.
-            without: (query, column), int64 `[P]` each: unique excluded pairs, as from `Exclusions.window`.
 
         Raises:
             BadInput: shapes that do not fit.
         """
         given: Float32 = np.ascontiguousarray(scores, np.float32)
-        if given.ndim != 2 or len(given) != len(self.equal):
-            raise BadInput(f"scores must be [{len(self.equal)}, c], a row for each query; got {list(given.shape)}")
-        every = counted is None
-        mask = np.ones((1, 1), np.bool_) if counted is None else np.broadcast_to(counted, given.shape)
+        if given.ndim != 2 or len(given) != len(self.equal) or counted.shape != given.shape:
+            raise BadInput(
+                f"scores and what counts must be [{len(self.equal)}, c], a row for each query; got "
+                f"{list(given.shape)} and {list(counted.shape)}"
+            )
         near = np.zeros(len(given), np.int64)
-        _count(given, self._true, mask, every, self.greater, near)
-        parts = np.cumsum(near) // _PAIRS_AT_ONCE  # near pairs are decided some queries at a time: memory is bounded
-        for part in np.unique(parts[near > 0]):
-            first, last = np.searchsorted(parts, [part, part + 1])
-            count = int(near[first:last].sum())
-            self._add_exact(exact, *_near_pairs(given, self._true, mask, every, int(first), int(last), count), 1)
-        if without is not None:
-            query, column = without
-            if counted is not None:
-                still = mask[query, column]
-                query, column = query[still], column[still]
-            among = np.zeros(len(query), np.bool_)
-            _uncount(given, self._true, query, column, self.greater, among)
-            self._add_exact(exact, query[among], column[among], -1)
-
-    def _add_exact(self, exact: ExactScores, query: Int64, column: Int64, sign: int) -> None:
-        if len(query):
-            scores, true = exact(query, column), self._exact[query]
-            np.add.at(self.greater, query, np.where(scores <= true, 0, sign))
-            np.add.at(self.equal, query, np.where(scores == true, sign, 0))
+        _count(given, self._true, counted, self.greater, near)
+        queries = np.flatnonzero(near)
+        parts = np.cumsum(near[queries]) // _PAIRS_AT_ONCE  # decided some queries at a time: memory is bounded
+        for part in np.unique(parts):
+            some = queries[parts == part]
+            low, high = self._true[:, some, None]
+            pairs = np.flatnonzero((given[some] >= low) & (given[some] <= high) & counted[some])
+            query, column = some[pairs // given.shape[1]], pairs % given.shape[1]
+            found, true = exact(query, column), self._exact[query]
+            np.add.at(self.greater, query, ~(found <= true))
+            np.add.at(self.equal, query, found == true)
 
 
 class RankingMetrics:
@@ -170,52 +153,14 @@ class RankingMetrics:
 
 
 @kernel
-def _count(scores: Float32, true: Float32, counted: Bools, every: bool, greater: Int64, near: Int64) -> None:
-    """`true`: float32 `[2, q]`, the lowest and highest score near the answer's; `every`: all candidates count."""
+def _count(scores: Float32, true: Float32, counted: Bools, greater: Int64, near: Int64) -> None:
+    """`true`: float32 `[2, q]`, the lowest and highest score near the answer's."""
     for q in range(scores.shape[0]):
         low, high = true[0, q], true[1, q]
         less, same, total = 0, 0, 0
-        if every:
-            total = scores.shape[1]
-            for c in range(scores.shape[1]):
-                less += scores[q, c] < low
-                same += (scores[q, c] >= low) & (scores[q, c] <= high)
-        else:
-            for c in range(scores.shape[1]):
-                if counted[q, c]:
-                    total += 1
-                    less += scores[q, c] < low
-                    same += (scores[q, c] >= low) & (scores[q, c] <= high)
+        for c in range(scores.shape[1]):
+            total += counted[q, c]
+            less += counted[q, c] & (scores[q, c] < low)
+            same += counted[q, c] & (scores[q, c] >= low) & (scores[q, c] <= high)
         greater[q] += total - less - same
         near[q] += same
-
-
-@kernel
-def _near_pairs(
-    scores: Float32, true: Float32, counted: Bools, every: bool, first: int, last: int, count: int
-) -> tuple[Int64, Int64]:
-    """The near pairs of queries `first .. last - 1`, `count` of them: query and column."""
-    query, column = np.empty(count, np.int64), np.empty(count, np.int64)
-    found, columns = 0, scores.shape[1]
-    for q in range(first, last):
-        low, high = true[0, q], true[1, q]
-        for begin in range(0, columns, _BLOCK):
-            some, same = scores[q, begin : begin + _BLOCK], 0
-            for c in range(len(some)):
-                same += (some[c] >= low) & (some[c] <= high)
-            if same:  # most blocks have none, and finding that out takes a few vector operations
-                for c in range(len(some)):
-                    if (some[c] >= low) & (some[c] <= high) and (every or counted[q, begin + c]):
-                        query[found], column[found] = q, begin + c
-                        found += 1
-    return query, column
-
-
-@kernel
-def _uncount(scores: Float32, true: Float32, query: Int64, column: Int64, greater: Int64, near: Bools) -> None:
-    for i in range(len(query)):
-        q, score = query[i], scores[query[i], column[i]]
-        if (score >= true[0, q]) & (score <= true[1, q]):
-            near[i] = True
-        elif not score < true[0, q]:
-            greater[q] -= 1

@@ -28,7 +28,7 @@ class ShardedSampler(ABC):
     with the same batches. All methods are thread-safe.
 
     Args:
-        partition: The training triples, in mode "pair".
+        partition: The training triples.
         batch_per_worker: Least number of triples of a worker's step; rounded up to n
             blocks of one size (an even one for corruption "ht").
         seed: Seed of the order of triples.
@@ -39,7 +39,7 @@ class ShardedSampler(ABC):
         block: Triples of each shardpair in a step, p; a worker's step has `n * p`.
 
     Raises:
-        BadInput: a partition of another mode, no triples, a batch below 1, or weights or candidates that do not fit.
+        BadInput: no triples, a batch below 1, or weights or candidates that do not fit.
     """
 
     def __init__(
@@ -51,8 +51,6 @@ class ShardedSampler(ABC):
         negatives: RandomNegatives | None = None,
         weights: Float32 | None = None,
     ) -> None:
-        if partition.mode != "pair":
-            raise BadInput(f"a batch sampler needs triples partitioned in mode 'pair', not {partition.mode!r}")
         if not len(partition):
             raise BadInput("a batch sampler needs at least one triple; got none")
         if batch_per_worker < 1:

@@ -608,10 +608,8 @@ class KvsAll(WholeSoftmax):
         """Everyone's queries and this shard's rows that are their answers, int64 `[P]` each."""
         given = self._sharding.entity_at[batch.worker, batch.head.reshape(-1)]
         mine = np.stack([given, batch.relation.reshape(-1).astype(np.int64)])
-        everyones = self.group.all_gather(mine).transpose(1, 0, 2).reshape(2, -1)
-        nobody = np.full(everyones.shape[1], -1, np.int64)
-        answers = self._known.exclusions("tail", everyones[0], everyones[1], nobody, self._sharding)
-        return answers.window(self.group.rank, 0, self.held)
+        asked, relation = self.group.all_gather(mine).transpose(1, 0, 2).reshape(2, -1)
+        return self._known.answers_on("tail", asked, relation, self._sharding, self.group.rank)
 
 
 @kernel

@@ -20,9 +20,9 @@ from elastable.replicas.knowledge_graphs.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
-    QueryBatches,
     TripleCandidates,
     as_asked,
+    query_batches,
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
@@ -216,11 +216,10 @@ class LinkPredictor:
     def _side(self, triples: Int32, side: Side, k: int, new: bool, among: Candidates | None) -> list[list[Answer]]:
         trained = self.trained
         asked, of = as_asked(triples, side, len(trained.relations), trained.settings.reciprocal)
-        batches = QueryBatches(asked, trained.model.sharding, of, min(_QUERIES, len(asked)))
+        batches = query_batches(asked, trained.model.sharding, of, min(_QUERIES, len(asked)), 0)
         known, most = trained.known if new else None, min(k, len(trained.entities))
         found: list[list[Answer]] = [[] for _ in triples]
-        for index in range(batches.batches):
-            queries = batches.batch(index, 0)
+        for queries in batches:
             best, scores = trained.all_scores.top(queries, most, known, among or Candidates())
             for place in np.flatnonzero(queries.mask):
                 pairs = zip(best[place].tolist(), scores[place].tolist(), strict=True)

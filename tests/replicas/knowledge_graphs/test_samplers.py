@@ -187,8 +187,6 @@ def test_weights_do_not_depend_on_the_number_of_shards() -> None:
 def test_mismatched_arguments_are_refused(kind: type[ShardedSampler]) -> None:
     triples, sharding = random_triples(), typed_sharding()
     partition = partitioned()
-    with pytest.raises(BadInput, match="mode 'pair', not 'head'"):
-        kind(PartitionedTriples.create(triples, sharding, "head"), 10)
     with pytest.raises(BadInput, match="at least one triple"):
         kind(PartitionedTriples.create(triples[:0], sharding), 10)
     with pytest.raises(BadInput, match="at least 1 triple a worker"):
