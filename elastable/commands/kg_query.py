@@ -124,7 +124,7 @@ def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
     from elastable.replicas.knowledge_graphs.evaluation import Candidates
     from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
 
-    names = read_columns(file, ("entity",))[0][0]
+    names = read_columns(file, ("entity",))["entity"].unique().to_pylist()
     try:
         return Candidates.of_list(trained.entities.ids_of(names), len(trained.entities))
     except BadInput as error:
@@ -268,12 +268,12 @@ def classify_triples(options: _ClassifyOptions) -> None:
 
 def _read(trained: TrainedGraph, file: Path) -> Int32:
     """Triples of a file by name; unknown names are refused with similar ones."""
-    from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
+    from elastable.replicas.knowledge_graphs.graph.triple_files import numbered, read_columns
 
-    columns = read_columns(file)
+    columns = [numbered([column]) for column in read_columns(file).columns]
     kinds = (trained.entities, trained.relations, trained.entities)
     try:
-        ids = [of.ids_of(names)[codes] for of, (names, codes) in zip(kinds, columns, strict=True)]
+        ids = [of.ids_of(names)[codes[:, 0]] for of, (names, codes) in zip(kinds, columns, strict=True)]
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     return np.stack(ids, axis=1).astype(np.int32)
@@ -364,7 +364,7 @@ def _read_queries(trained: TrainedGraph, file: Path) -> list[Query]:
         raise BadInput(
             f"an entity is named {_UNKNOWN!r}, which means the unknown end in {file}; ask by --head and --tail"
         )
-    columns = [[names[code] for code in codes] for names, codes in read_columns(file)]
+    columns = [column.to_pylist() for column in read_columns(file).columns]
     found = []
     for record, (head, relation, tail) in enumerate(zip(*columns, strict=True)):
         if (head == _UNKNOWN) == (tail == _UNKNOWN):
