@@ -20,13 +20,14 @@ from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.samplers import RigidSampler
-from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, ScoreMoving
+from elastable.replicas.knowledge_graphs.losses import Loss
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
+from elastable.replicas.knowledge_graphs.schemes import CandidateScheme, EmbeddingMoving, ScoreMoving
 from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
 
 _ENTITIES, _RELATIONS, _TRIPLES = 40_943, 11, 86_835  # WN18RR's sizes, triples at random
 _STEP, _DIM, _WORKERS, _ROUNDS = 1024, 128, (1, 2, 3, 4, 6, 8), 5
+_LOSS = Loss("softmax")
 _WIDTH = 4 * _DIM  # bytes of an embedding, and of a query
 
 
@@ -42,7 +43,7 @@ class _Way:
     """
 
     name: str
-    scheme: type[Scheme]
+    scheme: type[CandidateScheme]
     shared: bool
     candidates: int
 
@@ -107,7 +108,7 @@ def _bytes_sent(triples: Int32, way: _Way, workers: int) -> Row:
     relations = np.ones((_RELATIONS, score.relation_width), np.float32)
 
     def step(group: ReplicaGroup) -> int:
-        scheme = way.scheme(group, score)
+        scheme = way.scheme(group, score, _LOSS)
         scored = scheme.forward(sampler.batch(0, group.rank), _shard(sharding, score.entity_width), relations)
         scheme.backward(scored, np.ones_like(scored.positive), np.ones_like(scored.negative))
         return group.bytes_sent
@@ -150,7 +151,7 @@ def _make(sampler: RigidSampler, steps: Iterator[int]) -> None:
 def _scoring(sampler: RigidSampler, sharding: Sharding) -> Work:
     score = score_function("ComplEx", _DIM)
     entities, relations = _shard(sharding, score.entity_width), np.ones((_RELATIONS, score.relation_width), np.float32)
-    scheme, batch = EmbeddingMoving(alone(), score), sampler.batch(0, 0)
+    scheme, batch = EmbeddingMoving(alone(), score, _LOSS), sampler.batch(0, 0)
 
     def step() -> None:
         scored = scheme.forward(batch, entities, relations)

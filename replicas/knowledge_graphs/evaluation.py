@@ -1,20 +1,25 @@
-"""Ranks of true answers among all entities: queries and their candidates, scores in windows, filtered metrics."""
+"""Ranks of true answers among all entities: queries, lists of candidates, scores in windows, filtered metrics."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
 
-from elastable.embedding_store.contract.arrays import Bools, Float32, Float64, Int32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Float64, Int32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
+from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
-from elastable.replicas.knowledge_graphs.ranking import RankCounts, RankingMetrics, Ranks
+from elastable.replicas.knowledge_graphs.ranking import QueryRanks, RankCounts, RankingMetrics, Ranks
 
 
 def query_batches(triples: npt.ArrayLike, sharding: Sharding, side: Side, size: int, worker: int) -> Iterator[Queries]:
@@ -183,6 +188,74 @@ class TripleCandidates:
         """Raises BadInput unless there are lists for so many triples."""
         if len(self.heads) != triples:
             raise BadInput(f"candidates are listed for {len(self.heads):,} triples; {triples:,} are ranked")
+
+
+_ENDS = ("head", "tail")
+
+
+def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidates:
+    """Reads the candidates of a split's triples, in their order.
+
+    Args:
+        file: `.npz` with OGB's arrays `head_neg` and `tail_neg`, int `[N, k]`; with `head_type` and `tail_type`, as of
+            ogbl-biokg, ids count within the type. Or `.parquet` with columns `head_candidates` and `tail_candidates`,
+            a list of names for each triple.
+
+    Raises:
+        BadInput: a file that cannot be read, without these arrays or columns, or with unknown names.
+        IdOutOfRange: a candidate is not an entity.
+    """
+    if file.suffix not in (".npz", ".parquet"):
+        raise BadInput(f"{file}: candidates for each triple are in a file .npz or .parquet")
+    try:
+        heads, tails = _ids(file, graph) if file.suffix == ".npz" else _names(file, graph)
+    except (*DAMAGED, pa.ArrowException) as error:
+        raise BadInput(f"{file}: cannot be read as candidates for each triple ({error})") from error
+    return TripleCandidates.of(heads, tails, len(graph.entities))
+
+
+def _ids(file: Path, graph: KnowledgeGraph) -> list[Array]:
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
+        arrays: Mapping[str, Array] = {name: saved[name] for name in saved if not name.startswith("relation")}
+    lists = []
+    for end in _ENDS:
+        found = arrays[f"{end}_neg"]
+        kinds = arrays.get(f"{end}_type")
+        if kinds is not None and found.ndim == 2 and kinds.shape == found.shape[:1]:
+            found = _within_types(found, kinds, graph)
+        lists.append(found)
+    return lists
+
+
+def _within_types(found: Array, kinds: Array, graph: KnowledgeGraph) -> Array:
+    """Ids that count within the type of each row, int `[N, k]`, as ids of the graph; -1 stays."""
+    if graph.types is None or graph.entity_types is None:
+        raise BadInput("its ids count within types, and the graph has none")
+    named, codes = np.unique(kinds, return_inverse=True)
+    first, counts = [], []
+    for name in named:
+        members = np.flatnonzero(graph.entity_types == graph.types.id_of(str(name)))
+        if not len(members) or members[-1] - members[0] + 1 != len(members):
+            raise BadInput(f"ids count within types, but those of type {str(name)!r} do not follow each other")
+        first.append(int(members[0]))
+        counts.append(len(members))
+    if (found >= np.array(counts)[codes][:, None]).any():
+        raise BadInput("an id is beyond its type's entities")
+    return np.where(found < 0, found, found + np.array(first)[codes][:, None])
+
+
+def _names(file: Path, graph: KnowledgeGraph) -> list[Array]:
+    columns = [f"{end}_candidates" for end in _ENDS]
+    table = pyarrow.parquet.read_table(file, columns=columns)
+    lists = []
+    for column in columns:
+        rows: list[list[str] | None] = table[column].to_pylist()
+        ids = [graph.entities.ids_of(list(row or ())) for row in rows]
+        found = np.full((len(rows), max((len(row) for row in ids), default=0)), -1, np.int64)
+        for place, row in enumerate(ids):
+            found[place, : len(row)] = row
+        lists.append(found)
+    return lists
 
 
 _EXACT_VALUES = 1 << 20  # float64 values of pairs scored again at once: 8 MiB
@@ -430,7 +503,7 @@ class Evaluation:
         found.sums = self._model.group.all_reduce(found.sums)
         return found.result()
 
-    def ranks(self, triples: Int32) -> "QueryRanks":
+    def ranks(self, triples: Int32) -> QueryRanks:
         """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker."""
         parts = [np.empty((0, 4), np.int64)]
         for side, queries, ranks in self._ranked(triples):
@@ -468,37 +541,3 @@ def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tu
     if side == "head" and reciprocal:
         return triples[:, ::-1] + np.array([0, relations, 0], np.int32), "tail"
     return triples, side
-
-
-HITS = (1, 3, 10)
-"""The k of each Hits@k that is reported by default."""
-
-
-@dataclass(frozen=True)
-class QueryRanks:
-    """The ranks of the answers of Q queries: head queries first, each side in the order of the triples.
-
-    Attributes:
-        triple: int64 `[Q]`: the query's triple, a position in the array that was ranked.
-        side: int64 `[Q]`: the queried end, an index of `graph.batch.SIDES` (0: head, 1: tail).
-        ranks: Their ranks, `[Q]`.
-    """
-
-    triple: Int64
-    side: Int64
-    ranks: Ranks
-
-    def __len__(self) -> int:
-        return len(self.triple)
-
-    def part(self, which: Bools) -> "QueryRanks":
-        """The queries that `which` (bool `[Q]`) selects."""
-        ranks = Ranks(self.ranks.optimistic[which], self.ranks.pessimistic[which])
-        return QueryRanks(self.triple[which], self.side[which], ranks)
-
-    def metrics(self, hits: Sequence[int] = HITS, ties: str = "average") -> dict[str, float]:
-        """MRR, mean rank and Hits@k, as `RankingMetrics.result`."""
-        found = RankingMetrics(hits, ties)
-        for place, side in enumerate(SIDES):
-            found.add(side, self.ranks, self.side == place)
-        return found.result()

@@ -23,7 +23,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import (
 )
 from elastable.replicas.knowledge_graphs.graph.randomness import stream_key
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding
-from elastable.replicas.knowledge_graphs.losses import exponentials, row_total
+from elastable.replicas.knowledge_graphs.losses import Loss, exponentials, row_total
 from elastable.replicas.knowledge_graphs.scores.dot_products import add_rows
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
 
@@ -65,7 +65,7 @@ class StepGradients:
 
 
 class Scheme(ABC):
-    """How the triples of n workers and their candidates are brought together.
+    """How the triples of n workers are scored, and what the gradients of their loss are.
 
     Every worker holds a shard of the entities; relations and further variables are the same on all. Every member of the
     group calls the same methods with its own part of the same step.
@@ -82,17 +82,58 @@ class Scheme(ABC):
         self.group, self.score, self.pool, self._dropout = group, score, pool, dropout
 
     @abstractmethod
-    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
-        """Scores of this worker's triples.
+    def step(
+        self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
+    ) -> tuple[float, StepGradients]:
+        """One step: this worker's part of the weighted sum of losses, and the gradients.
 
         Args:
-            batch: Its part of the step, with negatives.
+            batch: Its part of the step.
             entities: float32 `[rows, entity_width]`: its shard.
             relations: float32 `[R, relation_width]`.
+            weight: float32 `[n, p]`, weights of its triples.
 
         Raises:
             BadInput: the batch does not fit the group or the scheme.
         """
+
+    def _require_own(self, batch: StepBatch) -> None:
+        """Raises BadInput for a batch of another group, or of another worker of the group."""
+        size, rank = self.group.size, self.group.rank
+        if len(batch.head) != size or batch.worker != rank:
+            raise BadInput(
+                f"a batch of worker {batch.worker} of {len(batch.head)} was given to worker {rank} of {size}"
+            )
+
+
+class CandidateScheme(Scheme):
+    """A scheme whose triples are scored with the candidates of their batch; `loss` compares both.
+
+    Args:
+        group, score, pool, dropout: As of `Scheme`.
+    """
+
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        score: ScoreFunction,
+        loss: Loss,
+        pool: RangePool = SERIAL,
+        dropout: "Dropout | None" = None,
+    ) -> None:
+        super().__init__(group, score, pool, dropout)
+        self._loss = loss
+
+    def step(
+        self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
+    ) -> tuple[float, StepGradients]:
+        scored = self.forward(batch, entities, relations)
+        loss, *slopes = self._loss(scored.positive, scored.negative, weight.reshape(-1), scored.counted, self.pool)
+        return loss, self.backward(scored, *slopes)
+
+    @abstractmethod
+    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
+        """Scores of this worker's triples; arguments and errors as of `step`."""
 
     @abstractmethod
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
@@ -108,7 +149,7 @@ class Scheme(ABC):
         """The candidates of a batch that fits the group."""
         if batch.negatives is None:
             raise BadInput(f"step {batch.step} has no candidates: give its sampler negatives")
-        require_own(batch, self.group)
+        self._require_own(batch)
         return batch.negatives
 
     def _triples(self, batch: StepBatch, entities: Float32, tails: Float32, relations: Float32) -> "TripleScores":
@@ -123,7 +164,7 @@ class Scheme(ABC):
         return update.ids, update.gradients
 
 
-class EmbeddingMoving(Scheme):
+class EmbeddingMoving(CandidateScheme):
     """Negatives are scored where the triples are, on the shard of their heads.
 
     1. Every worker reads the heads of its triples from its shard, and for each
@@ -183,7 +224,7 @@ def _received_places(negatives: Negatives, part: Asked) -> Int64:
     return np.ascontiguousarray(every[:, part.place].reshape(1, -1))
 
 
-class ScoreMoving(Scheme):
+class ScoreMoving(CandidateScheme):
     """Negatives are scored on their own shards.
 
     1. Every worker reads the heads of its triples from its shard, and the tails
@@ -368,14 +409,6 @@ class TripleScores:
         return heads, tails, to_relations, dense
 
 
-def require_own(batch: StepBatch, group: ReplicaGroup) -> None:
-    """Raises BadInput for a batch of another group, or of another worker of the group."""
-    if len(batch.head) != group.size or batch.worker != group.rank:
-        raise BadInput(
-            f"a batch of worker {batch.worker} of {len(batch.head)} was given to worker {group.rank} of {group.size}"
-        )
-
-
 def _other(side: Side) -> Side:
     return "head" if side == "tail" else "tail"
 
@@ -421,7 +454,7 @@ class Dropout:
 _ROWS_A_THREAD = 8
 
 
-class WholeSoftmax:
+class WholeSoftmax(Scheme):
     """The loss of a step, `-log softmax` of the answers among all entities, and its gradients.
 
     With label smoothing, the answer has the label `1 - smoothing + smoothing / E`, every other entity `smoothing / E`.
@@ -434,56 +467,43 @@ class WholeSoftmax:
     4. Gradients of scores are computed in place, and those of queries summed at their workers.
 
     Args:
-        group: Worker and shard are a member's rank.
-        held: Entities of this shard; further rows are padding.
+        group, score, pool, dropout: As of `Scheme`.
+        sharding: Of the entities.
         sides: The queried ends of every triple.
-        pool: Threads to compute with; they do not affect results.
         smoothing: Label smoothing, 0 to 1.
-        count: Number of all entities, E; needed for smoothing.
-        dropout: Of the given entities and relations; None: none.
     """
 
     def __init__(
         self,
         group: ReplicaGroup,
         score: ScoreFunction,
-        held: int,
+        sharding: Sharding,
         sides: tuple[Side, ...] = ("tail",),
-        pool: RangePool = SERIAL,
         smoothing: float = 0.0,
-        count: int = 0,
+        pool: RangePool = SERIAL,
         dropout: Dropout | None = None,
     ) -> None:
+        super().__init__(group, score, pool, dropout)
         for side in sides:
             score.require_side(side)
-        self.group, self.score, self.held, self.sides, self.pool = group, score, held, sides, pool
-        self.smoothing, self._count, self._dropout = smoothing, count, dropout
+        self._sharding, self._sides, self._smoothing = sharding, sides, smoothing
+        self._held = int(sharding.counts[group.rank])  # entities of this shard; further rows are padding
 
     def step(
         self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
     ) -> tuple[float, StepGradients]:
-        """One step: this shard's part of the weighted sum of losses, and the gradients.
-
-        Args:
-            batch: This worker's part; its candidates are ignored.
-            entities: float32 `[rows, entity_width]`: its shard.
-            relations: float32 `[R, relation_width]`.
-            weight: float32 `[n, p]`, weights of its triples.
-
-        Raises:
-            BadInput: a batch of another group.
-        """
-        require_own(batch, self.group)
+        """As `Scheme.step`; the batch's candidates, if any, are ignored."""
+        self._require_own(batch)
         n, p = batch.head.shape
         everyones = self.group.all_gather(weight)
-        raw = entities[: self.held]
+        raw = entities[: self._held]
         ready = self.score.prepared(raw)
         to_all = np.zeros_like(ready)
         heads = entities[batch.head.reshape(-1)]
-        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1) if "head" in self.sides else heads
+        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1) if "head" in self._sides else heads
         to_ends, to_relations = dict[Side, Float32](), np.zeros_like(relations)
         dense, loss = dict[str, Float32](), 0.0
-        for side in self.sides:
+        for side in self._sides:
             given, to_related = heads if side == "tail" else tails, np.zeros_like(relations)
             relation = batch.relation.reshape(-1).astype(np.int64)
             asked = SideQueries(self.score, side, self.score.prepared(given), relation, relations, self._dropout, batch)
@@ -492,20 +512,20 @@ class WholeSoftmax:
             loss += value
             to_relations += to_related
         to_rows = np.zeros_like(entities)
-        to_rows[: self.held] = self.score.unprepared(raw, to_all)
+        to_rows[: self._held] = self.score.unprepared(raw, to_all)
         if "head" in to_ends:
             add_rows(to_rows, batch.head.reshape(-1).astype(np.int64), to_ends["head"])
         if "tail" in to_ends:
             back = self.group.all_to_all(to_ends["tail"].reshape(n, p, -1)).reshape(n * p, -1)
             add_rows(to_rows, batch.tail.reshape(-1).astype(np.int64), back)
-        return loss, StepGradients(np.arange(self.held), to_rows[: self.held], to_relations, dense)
+        return loss, StepGradients(np.arange(self._held), to_rows[: self._held], to_relations, dense)
 
     def _compared(
         self, side: Side, batch: StepBatch, query: Float32, ready: Float32, to_all: Float32, weights: Float32
     ) -> tuple[float, Float32]:
         """This shard's part of the loss of one side's queries, and their gradients; adds those of its entities."""
         everyone = self.group.all_gather(query)
-        flat, places = everyone.reshape(-1, query.shape[1]), np.arange(self.held)[None]
+        flat, places = everyone.reshape(-1, query.shape[1]), np.arange(self._held)[None]
         scores = self.score.comparison.scores(flat, ready, places, self.pool)
         loss, slopes = self._loss(side, batch, scores, weights.reshape(-1))
         to_everyone = self.score.comparison.gradients(flat, ready, places, scores, slopes, places, to_all, self.pool)
@@ -526,12 +546,12 @@ class WholeSoftmax:
         )
         totals = self.group.all_reduce(totals)
         self.pool.run(lambda start, stop: _shares(slopes, totals, weight, start, stop), len(scores), _ROWS_A_THREAD)
-        most = np.float32(1 - self.smoothing)
+        most = np.float32(1 - self._smoothing)
         slopes[asked, answers] -= most * weight[asked]
         losses = np.log(totals[asked], dtype=np.float64) + highest[asked] - most * scores[asked, answers]
         loss = float(np.sum(losses * weight[asked]))
-        if self.smoothing:
-            rest = np.float32(self.smoothing / self._count) * weight
+        if self._smoothing:
+            rest = np.float32(self._smoothing / self._sharding.entities) * weight
             loss -= float(np.sum(rest * scores.sum(axis=1, dtype=np.float64)))
             slopes -= rest[:, None]
         return loss, slopes
@@ -574,7 +594,7 @@ class KvsAll(WholeSoftmax):
     gradients are computed in place.
 
     Args:
-        group, score, held, pool, smoothing, dropout: As of `WholeSoftmax`.
+        group, score, sharding, smoothing, pool, dropout: As of `WholeSoftmax`.
         known: The training triples, whose tails are answers.
     """
 
@@ -582,24 +602,23 @@ class KvsAll(WholeSoftmax):
         self,
         group: ReplicaGroup,
         score: ScoreFunction,
-        held: int,
         sharding: Sharding,
         known: KnownTriples,
         smoothing: float = 0.0,
         pool: RangePool = SERIAL,
         dropout: Dropout | None = None,
     ) -> None:
-        super().__init__(group, score, held, ("tail",), pool, smoothing, sharding.entities, dropout)
-        self._sharding, self._known = sharding, known
+        super().__init__(group, score, sharding, ("tail",), smoothing, pool, dropout)
+        self._known = known
 
     def _loss(self, side: Side, batch: StepBatch, scores: Float32, weight: Float32) -> tuple[float, Float32]:
         query, column = self._labels(batch)
         slopes, losses = np.empty_like(scores), np.empty(len(scores), np.float64)
-        rest = np.float32(self.smoothing / self._sharding.entities)
+        rest = np.float32(self._smoothing / self._sharding.entities)
         self.pool.run(
             lambda start, stop: _pushed(scores, weight, rest, slopes, losses, start, stop), len(scores), _ROWS_A_THREAD
         )
-        most = np.float32(1 - self.smoothing)
+        most = np.float32(1 - self._smoothing)
         slopes[query, column] -= most * weight[query]
         pulled = np.sum(most * weight[query] * scores[query, column], dtype=np.float64)
         return float(losses.sum() - pulled), slopes

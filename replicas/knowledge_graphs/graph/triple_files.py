@@ -167,22 +167,11 @@ def numbered(columns: Sequence["pa.ChunkedArray"]) -> tuple[list[str], Int32]:
 
 
 _HEADERS = (
-    {*"h s head head_entity subject subj source src from start left entity1 e1".split()},
-    {
-        "relation",
-        "r",
-        "rel",
-        "relation_type",
-        "relationship",
-        "predicate",
-        "pred",
-        "p",
-        "property",
-        "edge",
-        "edge_type",
-    },
-    {*"t o tail tail_entity object obj target dst to end right entity2 e2".split()},
-)
+    {"head", "h", "head_entity", "subject", "subj", "s", "source", "src", "from", "start", "left", "entity1", "e1"},
+    {"relation", "r", "rel", "relation_type", "relationship", "predicate", "pred", "p", "property", "edge",
+     "edge_type"},
+    {"tail", "t", "tail_entity", "object", "obj", "o", "target", "dst", "to", "end", "right", "entity2", "e2"},
+)  # fmt: skip
 """Names of the columns of head, relation and tail by which a header is known."""
 
 

@@ -15,7 +15,6 @@ from elastable.replicas.knowledge_graphs.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
-    QueryRanks,
     TripleCandidates,
     query_batches,
 )
@@ -23,6 +22,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, settings_of
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer, ShardedModel
+from elastable.replicas.knowledge_graphs.ranking import QueryRanks
 from tests.replicas.knowledge_graphs.graphs import run_epoch, scores_of
 from tests.replicas.knowledge_graphs.test_scores import CASES, WITH_NORMS, formula
 from tests.untyped import Keyword

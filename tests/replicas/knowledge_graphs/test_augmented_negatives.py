@@ -12,13 +12,13 @@ from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.negatives import AugmentedNegatives
-from elastable.replicas.knowledge_graphs.samplers import RigidSampler
+from elastable.replicas.knowledge_graphs.losses import Loss
+from elastable.replicas.knowledge_graphs.samplers import AugmentedNegatives, RigidSampler
 from elastable.replicas.knowledge_graphs.schemes import (
+    CandidateScheme,
     Dropout,
     EmbeddingMoving,
     KvsAll,
-    Scheme,
     Scored,
     ScoreMoving,
     StepGradients,
@@ -40,7 +40,9 @@ TRIPLES = np.unique(np.random.default_rng(2).integers(0, [ENTITIES, RELATIONS, E
 @pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize("kind", [ScoreMoving, EmbeddingMoving])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_every_triple_is_scored_with_the_tails_of_the_others(kind: type[Scheme], workers: int, filtered: bool) -> None:
+def test_every_triple_is_scored_with_the_tails_of_the_others(
+    kind: type[CandidateScheme], workers: int, filtered: bool
+) -> None:
     draw, score = np.random.default_rng(1), score_function("DistMult", DIM)
     entities = draw.standard_normal((ENTITIES, DIM)).astype(np.float32)
     relations = draw.standard_normal((RELATIONS, DIM)).astype(np.float32)
@@ -52,7 +54,9 @@ def test_every_triple_is_scored_with_the_tails_of_the_others(kind: type[Scheme],
 
     def work(group: ReplicaGroup) -> tuple[StepBatch, Scored]:
         batch = sampler.batch(0, group.rank)
-        return batch, kind(group, score).forward(batch, sharding.shard_table(entities, group.rank), relations)
+        return batch, kind(group, score, Loss("softmax")).forward(
+            batch, sharding.shard_table(entities, group.rank), relations
+        )
 
     found = run_threads(workers, work)
     step = np.concatenate([partition.triples[batch.triple[batch.mask]] for batch, _ in found])
@@ -116,12 +120,12 @@ def test_loss_and_gradients_are_those_of_the_whole(
     asked: tuple[Side, ...] = ("tail",) if sides == "t" else ("head", "tail")
 
     def work(group: ReplicaGroup) -> tuple[float, StepGradients]:
-        batch, held = sampler.batch(0, group.rank), int(sharding.counts[group.rank])
+        batch = sampler.batch(0, group.rank)
         scheme: WholeSoftmax
         if loss == "kvsall":
-            scheme = KvsAll(group, score, held, sharding, known, smoothing, dropout=dropout)
+            scheme = KvsAll(group, score, sharding, known, smoothing, dropout=dropout)
         else:
-            scheme = WholeSoftmax(group, score, held, asked, smoothing=smoothing, count=ENTITIES, dropout=dropout)
+            scheme = WholeSoftmax(group, score, sharding, asked, smoothing, dropout=dropout)
         return scheme.step(batch, sharding.shard_table(entities, group.rank), relations, batch.weight)
 
     found = run_threads(workers, work)

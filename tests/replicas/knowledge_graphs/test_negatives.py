@@ -10,8 +10,12 @@ from elastable.embedding_store.contract.arrays import Array, Bools, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, Negatives, StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.negatives import AugmentedNegatives, RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.samplers import RigidSampler
+from elastable.replicas.knowledge_graphs.samplers import (
+    AugmentedNegatives,
+    RandomNegatives,
+    RigidSampler,
+    TypedNegatives,
+)
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
     RELATIONS,

@@ -13,14 +13,16 @@ from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.evaluation import query_batches
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding
-from elastable.replicas.knowledge_graphs.rank_report import (
+from elastable.replicas.knowledge_graphs.ranking import (
     CATEGORIES,
+    RankCounts,
+    RankingMetrics,
+    Ranks,
     best_threshold,
     choose_thresholds,
     classification_metrics,
     relation_categories,
 )
-from elastable.replicas.knowledge_graphs.ranking import RankCounts, RankingMetrics, Ranks
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, SHARDS, is_known, random_triples, typed_sharding
 
 TRIPLES = random_triples()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import PartitionedTriples, Sharding, with_inverses
-from elastable.replicas.knowledge_graphs.negatives import RandomNegatives
 from elastable.replicas.knowledge_graphs.samplers import (
+    RandomNegatives,
     RandomSampler,
     RigidSampler,
     ShardedSampler,

@@ -12,10 +12,15 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.losses import LogSigmoid
-from elastable.replicas.knowledge_graphs.negatives import RandomNegatives, TypedNegatives
-from elastable.replicas.knowledge_graphs.samplers import RigidSampler
-from elastable.replicas.knowledge_graphs.schemes import EmbeddingMoving, Scheme, Scored, ScoreMoving, StepGradients
+from elastable.replicas.knowledge_graphs.losses import Loss
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
+from elastable.replicas.knowledge_graphs.schemes import (
+    CandidateScheme,
+    EmbeddingMoving,
+    Scored,
+    ScoreMoving,
+    StepGradients,
+)
 from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
@@ -28,6 +33,7 @@ from tests.replicas.knowledge_graphs.graphs import (
 )
 from tests.untyped import Keyword
 
+LOSS = Loss("log-sigmoid", 2.0, 1.0)
 Outcome = tuple[StepBatch, Scored, StepGradients]
 
 
@@ -45,15 +51,15 @@ class Graph:
         drawn = RandomNegatives(self.sharding, count, seed=2, **negatives)
         self.sampler = RigidSampler(self.partition, batch, seed=3, negatives=drawn)
 
-    def run(self, scheme: type[Scheme]) -> list[Outcome]:
+    def run(self, scheme: type[CandidateScheme]) -> list[Outcome]:
         """One step on every worker, with the gradients of a loss."""
 
         def work(group: ReplicaGroup) -> Outcome:
             batch = self.sampler.batch(0, group.rank)
-            made = scheme(group, score_function(self.score.name, self.score.dim))
+            made = scheme(group, score_function(self.score.name, self.score.dim), LOSS)
             scored = made.forward(batch, self.sharding.shard_table(self.entities, group.rank), self.relations)
             assert len(set(group.all_gather(np.array(batch.gathered_rows)))) == 1  # the same for every worker
-            _, *slopes = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, self.weight(batch), scored.counted)
+            _, *slopes = LOSS(scored.positive, scored.negative, self.weight(batch), scored.counted)
             return batch, scored, made.backward(scored, *slopes)
 
         return run_threads(self.sharding.shards, work)
@@ -76,7 +82,7 @@ class Graph:
 @pytest.mark.parametrize("corruption", ["h", "t", "ht"])
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
 @pytest.mark.parametrize("shared", [False, True])
-def test_scores_are_those_without_shards(scheme: type[Scheme], corruption: Corruption, shared: bool) -> None:
+def test_scores_are_those_without_shards(scheme: type[CandidateScheme], corruption: Corruption, shared: bool) -> None:
     # The oracle's shapes: TransE, L1, dim 128, n=4, 48 triples a worker, 250 candidates, at rtol 1e-4
     # (bess-kge, tests/test_bess.py).
     graph = Graph("TransE", 128, 4, 48, 250 // 4, corruption=corruption, shared=shared)
@@ -112,7 +118,7 @@ def test_schemes_are_equal_to_the_bit_where_candidates_are_not_shared(name: str,
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
 @pytest.mark.parametrize("name", ["TransE", "ComplEx", "PairRE"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, shared: bool) -> None:
+def test_gradients_are_those_without_shards(scheme: type[CandidateScheme], name: str, shared: bool) -> None:
     graph = Graph(name, 16, 3, 12, 5, corruption="ht", shared=shared)
     found = graph.run(scheme)
     entities, relations = graph.whole(found)
@@ -122,9 +128,7 @@ def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, sha
     for batch, scored, _ in found:
         triples, score = graph.own(batch), graph.score
         drawn = candidates_of(graph.sharding, batches, batch.worker)
-        _, to_own, to_others = LogSigmoid(2.0, 1.0)(
-            scored.positive, scored.negative, graph.weight(batch), scored.counted
-        )
+        _, to_own, to_others = LOSS(scored.positive, scored.negative, graph.weight(batch), scored.counted)
         for b, (head, relation, tail) in enumerate(triples):
             heads = b % graph.sampler.block < graph.sampler.block // 2
             against = np.append(drawn[b], head if heads else tail)
@@ -157,7 +161,7 @@ def test_schemes_score_the_same_shared_candidates(name: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
-def test_conve_has_gradients_of_its_variables_in_every_scheme(scheme: type[Scheme]) -> None:
+def test_conve_has_gradients_of_its_variables_in_every_scheme(scheme: type[CandidateScheme]) -> None:
     graph = Graph("ConvE", 8, 2, 8, 3, corruption="t")
     for *_, gradients in graph.run(scheme):
         assert set(gradients.dense) == set(graph.score.dense)
@@ -170,10 +174,10 @@ def test_bytes_sent_are_those_of_the_formula(workers: int) -> None:
     p, m, width = graph.sampler.block, 5, 32 * 4
     others, triples = workers - 1, workers * graph.sampler.block
 
-    def sent(scheme: type[Scheme], graph: Graph = graph) -> list[int]:
+    def sent(scheme: type[CandidateScheme], graph: Graph = graph) -> list[int]:
         def work(group: ReplicaGroup) -> int:
             batch = graph.sampler.batch(0, group.rank)
-            made = scheme(group, score_function("TransE", 32))
+            made = scheme(group, score_function("TransE", 32), LOSS)
             made.forward(batch, graph.sharding.shard_table(graph.entities, group.rank), graph.relations)
             return group.bytes_sent
 
@@ -190,7 +194,7 @@ def test_a_step_without_candidates_and_another_workers_batch_are_refused() -> No
 
     def work(group: ReplicaGroup, change: dict[str, None] | dict[str, int]) -> None:
         batch = replace(graph.sampler.batch(0, group.rank), **change)
-        EmbeddingMoving(group, graph.score).forward(
+        EmbeddingMoving(group, graph.score, LOSS).forward(
             batch, graph.sharding.shard_table(graph.entities, group.rank), graph.relations
         )
 
@@ -217,12 +221,12 @@ KINDS: dict[str, Callable[..., RandomNegatives]] = {
 }
 
 
-def scored(scheme: type[Scheme], negatives: RandomNegatives) -> list[tuple[StepBatch, Scored]]:
+def scored(scheme: type[CandidateScheme], negatives: RandomNegatives) -> list[tuple[StepBatch, Scored]]:
     sampler = RigidSampler(PARTITION, 20, negatives=negatives)
 
     def work(group: ReplicaGroup) -> tuple[StepBatch, Scored]:
         batch = sampler.batch(1, group.rank)
-        made = scheme(group, score_function("DistMult", DIM))
+        made = scheme(group, score_function("DistMult", DIM), LOSS)
         return batch, made.forward(batch, SHARDING.shard_table(EMBEDDED, group.rank), RELATED)
 
     return run_threads(WORKERS, work)
@@ -231,7 +235,7 @@ def scored(scheme: type[Scheme], negatives: RandomNegatives) -> list[tuple[StepB
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_masked_scores_do_not_count(scheme: type[Scheme], corruption: Corruption, kind: str) -> None:
+def test_masked_scores_do_not_count(scheme: type[CandidateScheme], corruption: Corruption, kind: str) -> None:
     found = scored(scheme, KINDS[kind](corruption=corruption, known=KNOWN))
     batches = [batch for batch, _ in found]
     for batch, scores in found:
