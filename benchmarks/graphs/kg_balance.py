@@ -23,7 +23,7 @@ from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Par
 from elastable.replicas.knowledge_graphs.losses import Loss
 from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
 from elastable.replicas.knowledge_graphs.schemes import CandidateScheme, EmbeddingMoving, ScoreMoving
-from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
+from elastable.replicas.knowledge_graphs.scores.functions import score_function
 
 _ENTITIES, _RELATIONS, _TRIPLES = 40_943, 11, 86_835  # WN18RR's sizes, triples at random
 _STEP, _DIM, _WORKERS, _ROUNDS = 1024, 128, (1, 2, 3, 4, 6, 8), 5

@@ -13,8 +13,8 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SOFTMAX
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
 from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES, score_function
 
 WHOLE_SOFTMAX = "whole-softmax"
 """The cross-entropy of an answer among all entities."""

@@ -38,8 +38,7 @@ from elastable.replicas.knowledge_graphs.schemes import (
     WholeSoftmax,
     distinct_queries,
 )
-from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
-from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction, Values
+from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction, Values, score_function
 
 # A worker's part of a model: weights and optimizer state of its shard of the entities, and of all relations
 

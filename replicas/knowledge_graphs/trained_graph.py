@@ -30,7 +30,6 @@ from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sha
 from elastable.replicas.knowledge_graphs.graph.triple_files import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
-from elastable.replicas.knowledge_graphs.scores.catalogue import row_layout
 
 _TRIPLES = 1 << 14  # scored at once
 
@@ -275,7 +274,7 @@ def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, obj
         "inverse_relations": trained.settings.reciprocal,
         "rows": {
             kind: [{"name": part.name, "columns": [part.first, part.last], "meaning": part.meaning} for part in parts]
-            for kind, parts in row_layout(score).items()
+            for kind, parts in score.layout().items()
         },
         "further_variables": {name: list(value.shape) for name, value in dense.items()},
     }

@@ -25,7 +25,7 @@ from elastable.replicas.knowledge_graphs.schemes import (
     WholeSoftmax,
     distinct_queries,
 )
-from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
+from elastable.replicas.knowledge_graphs.scores.functions import score_function
 from tests.replicas.knowledge_graphs.graphs import received, run_epoch
 from tests.untyped import Keyword, Keywords
 

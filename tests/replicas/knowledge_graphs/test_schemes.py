@@ -21,7 +21,7 @@ from elastable.replicas.knowledge_graphs.schemes import (
     ScoreMoving,
     StepGradients,
 )
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES, score_function
 from tests.replicas.knowledge_graphs.graphs import (
     ENTITIES,
     RELATIONS,

@@ -12,7 +12,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, planned_settings, settings_of
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.schemes import CandidateScheme
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES
 from tests.replicas.knowledge_graphs.graphs import run_epoch, type_counts
 from tests.untyped import Keywords
 
