@@ -377,7 +377,7 @@ ONLY_THERE = {
         "master/backend/lazy.py",  # loads it when it is used
         "master/backend/tensorflow_backend.py",
         "replicas/host_embeddings/host_embedding.py",
-        "replicas/knowledge_graphs/scores/catalogue.py",
+        "replicas/knowledge_graphs/scores/functions.py",
         "replicas/training/part_optimizer.py",
         "replicas/training/replica_training.py",
         "replicas/training/step.py",

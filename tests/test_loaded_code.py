@@ -12,8 +12,8 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.evaluation import read_triple_candidates
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
-from elastable.replicas.knowledge_graphs.rank_report import read_triple_candidates
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("embedding_store", "master", "worker", "replicas", "elastable")

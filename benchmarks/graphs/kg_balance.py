@@ -19,13 +19,15 @@ from benchmarks.harness import RESULTS, Row, Work, drawing, publish, versus
 from elastable.embedding_store.contract.arrays import Float32, Int32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
-from elastable.replicas.knowledge_graphs.candidate_losses import EmbeddingMoving, Scheme, ScoreMoving
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.losses import Loss
 from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
-from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
+from elastable.replicas.knowledge_graphs.schemes import CandidateScheme, EmbeddingMoving, ScoreMoving
+from elastable.replicas.knowledge_graphs.scores.functions import score_function
 
 _ENTITIES, _RELATIONS, _TRIPLES = 40_943, 11, 86_835  # WN18RR's sizes, triples at random
 _STEP, _DIM, _WORKERS, _ROUNDS = 1024, 128, (1, 2, 3, 4, 6, 8), 5
+_LOSS = Loss("softmax")
 _WIDTH = 4 * _DIM  # bytes of an embedding, and of a query
 
 
@@ -41,7 +43,7 @@ class _Way:
     """
 
     name: str
-    scheme: type[Scheme]
+    scheme: type[CandidateScheme]
     shared: bool
     candidates: int
 
@@ -50,7 +52,7 @@ class _Way:
         return _STEP / workers**2, self.candidates / workers
 
     def formula(self, workers: float, sizes: tuple[float, float] | None = None) -> float:
-        """Bytes that a worker sends in a step, forward and backward: see `knowledge_graphs.candidate_losses`."""
+        """Bytes that a worker sends in a step, forward and backward: see `knowledge_graphs.schemes`."""
         p, m = sizes or self.sizes(workers)
         own, others = workers * p, workers - 1
         if self.scheme is EmbeddingMoving:
@@ -106,7 +108,7 @@ def _bytes_sent(triples: Int32, way: _Way, workers: int) -> Row:
     relations = np.ones((_RELATIONS, score.relation_width), np.float32)
 
     def step(group: ReplicaGroup) -> int:
-        scheme = way.scheme(group, score)
+        scheme = way.scheme(group, score, _LOSS)
         scored = scheme.forward(sampler.batch(0, group.rank), _shard(sharding, score.entity_width), relations)
         scheme.backward(scored, np.ones_like(scored.positive), np.ones_like(scored.negative))
         return group.bytes_sent
@@ -133,7 +135,7 @@ def _batches(triples: Int32) -> Iterator[Row]:
         "256 shared candidates": RandomNegatives(sharding, 256, corruption="t", shared=True),
         "256 candidates a triple": RandomNegatives(sharding, 256, corruption="t"),
         "256 a triple, by type": TypedNegatives(sharding, 256, corruption="t"),
-        "256 a triple, known ones masked": RandomNegatives(sharding, 256, corruption="t", exclude="known", known=known),
+        "256 a triple, known ones masked": RandomNegatives(sharding, 256, corruption="t", known=known),
     }
     for name, negatives in kinds.items():
         sampler = RigidSampler(partition, _STEP, negatives=negatives)
@@ -149,7 +151,7 @@ def _make(sampler: RigidSampler, steps: Iterator[int]) -> None:
 def _scoring(sampler: RigidSampler, sharding: Sharding) -> Work:
     score = score_function("ComplEx", _DIM)
     entities, relations = _shard(sharding, score.entity_width), np.ones((_RELATIONS, score.relation_width), np.float32)
-    scheme, batch = EmbeddingMoving(alone(), score), sampler.batch(0, 0)
+    scheme, batch = EmbeddingMoving(alone(), score, _LOSS), sampler.batch(0, 0)
 
     def step() -> None:
         scored = scheme.forward(batch, entities, relations)

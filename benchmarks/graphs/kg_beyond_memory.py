@@ -24,10 +24,10 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.open_store import open_store
 from elastable.replicas.groups.thread_group import alone
-from elastable.replicas.knowledge_graphs.candidate_losses import StepGradients
 from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
+from elastable.replicas.knowledge_graphs.schemes import StepGradients
 
 _ENTITIES, _RELATIONS, _TRIPLES, _STEPS, _DIM = 500_000, 50, 1_000_000, 300, 128
 _TABLE = "entities"
@@ -53,7 +53,7 @@ class StoredTrainer(GraphTrainer):
             _TABLE, width, entities, initializer=model.score.entities, seed=settings.seed, optimizer=optimizer
         )
         store.create_table(spec)
-        model.entities = np.empty((0, width), np.float32)
+        model._variables[_TABLE] = np.empty((0, width), np.float32)
         model._slots[_TABLE] = np.empty((0, 0), np.float32)  # they are in the store
 
     def rows(self, ids: Int64) -> Float32:
@@ -72,11 +72,11 @@ class StoredTrainer(GraphTrainer):
         rows = replace(negatives, rows=compact(negatives.rows))
         asked = replace(batch, head=compact(batch.head), tail=compact(batch.tail), negatives=rows)
         ids = self.sharding.entity_at[self.group.rank, read].astype(np.int64)
-        self.model.entities = self.rows(ids)
+        self.model._variables[_TABLE] = self.rows(ids)
         loss, gradients = super()._gradients(asked, weight)
         update = TableUpdate(ids[gradients.rows], np.ascontiguousarray(gradients.entities))
         self._store.commit(Commit(self.step + 1, {_TABLE: update}, 1, {}))
-        self.model.entities = self.model.entities[:0]
+        self.model._variables[_TABLE] = self.model.entities[:0]
         nothing = np.empty(0, np.int64), np.empty((0, gradients.entities.shape[1]), np.float32)
         return loss, StepGradients(*nothing, gradients.relations, gradients.dense)
 

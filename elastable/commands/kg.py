@@ -21,7 +21,7 @@ from elastable.process.quiet import import_backend
 from elastable.process.stopping import SIGNAL_REASONS, OutputConsole
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import HEADERS, GraphSource
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, default_settings
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES
 
 _HEADER = Option(
     "Whether the first line of text and CSV files names the columns; auto: if its words are names of columns and on no "

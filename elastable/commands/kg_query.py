@@ -83,7 +83,7 @@ def evaluate_run(options: _KgEvaluateOptions) -> None:
     """Rank the heads and tails of a split's triples with a trained model."""
     hits = _hits(options.at)
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.rank_report import rank_groups, save_ranks
+    from elastable.replicas.knowledge_graphs.ranking import rank_groups, save_ranks
 
     graph = trained.graph
     triples: Int32 = getattr(graph, options.split)
@@ -124,7 +124,7 @@ def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
     from elastable.replicas.knowledge_graphs.evaluation import Candidates
     from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
 
-    names = read_columns(file, ("entity",))[0][0]
+    names = read_columns(file, ("entity",))["entity"].unique().to_pylist()
     try:
         return Candidates.of_list(trained.entities.ids_of(names), len(trained.entities))
     except BadInput as error:
@@ -132,8 +132,7 @@ def listed_entities(trained: TrainedGraph, file: Path) -> Candidates:
 
 
 def _candidates(trained: TrainedGraph, options: _KgEvaluateOptions) -> Candidates | TripleCandidates | None:
-    from elastable.replicas.knowledge_graphs.evaluation import Candidates
-    from elastable.replicas.knowledge_graphs.rank_report import read_triple_candidates
+    from elastable.replicas.knowledge_graphs.evaluation import Candidates, read_triple_candidates
 
     if options.among is not None:
         return listed_entities(trained, options.among)
@@ -198,7 +197,7 @@ def score_triples(options: _ScoreOptions) -> None:
     trained = open_run(options.run, None)
     import pyarrow as pa
 
-    from elastable.replicas.knowledge_graphs.rank_report import write_table
+    from elastable.replicas.knowledge_graphs.ranking import write_table
 
     triples = _read(trained, options.triples)
     scores = trained.triple_scores(triples, "head" if options.side == "head" else "tail")
@@ -233,7 +232,7 @@ def classify_triples(options: _ClassifyOptions) -> None:
     """Tell true triples from false ones, by a threshold of each relation chosen on validation triples."""
     trained = open_run(options.run, options.graph)
     from elastable.replicas.knowledge_graphs.graph.knowledge_graph import GraphSource
-    from elastable.replicas.knowledge_graphs.rank_report import choose_thresholds, classification_metrics
+    from elastable.replicas.knowledge_graphs.ranking import choose_thresholds, classification_metrics
 
     graph, folder = trained.graph, Path(GraphSource.parse(trained.source).place)
     labelled = []
@@ -268,12 +267,12 @@ def classify_triples(options: _ClassifyOptions) -> None:
 
 def _read(trained: TrainedGraph, file: Path) -> Int32:
     """Triples of a file by name; unknown names are refused with similar ones."""
-    from elastable.replicas.knowledge_graphs.graph.triple_files import read_columns
+    from elastable.replicas.knowledge_graphs.graph.triple_files import numbered, read_columns
 
-    columns = read_columns(file)
+    columns = [numbered([column]) for column in read_columns(file).columns]
     kinds = (trained.entities, trained.relations, trained.entities)
     try:
-        ids = [of.ids_of(names)[codes] for of, (names, codes) in zip(kinds, columns, strict=True)]
+        ids = [of.ids_of(names)[codes[:, 0]] for of, (names, codes) in zip(kinds, columns, strict=True)]
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from error
     return np.stack(ids, axis=1).astype(np.int32)
@@ -364,7 +363,7 @@ def _read_queries(trained: TrainedGraph, file: Path) -> list[Query]:
         raise BadInput(
             f"an entity is named {_UNKNOWN!r}, which means the unknown end in {file}; ask by --head and --tail"
         )
-    columns = [[names[code] for code in codes] for names, codes in read_columns(file)]
+    columns = [column.to_pylist() for column in read_columns(file).columns]
     found = []
     for record, (head, relation, tail) in enumerate(zip(*columns, strict=True)):
         if (head == _UNKNOWN) == (tail == _UNKNOWN):
@@ -377,7 +376,7 @@ def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]
     """A row per answer: query (its number, from 0), head, relation, tail, side, rank (from 1), score."""
     import pyarrow as pa
 
-    from elastable.replicas.knowledge_graphs.rank_report import write_table
+    from elastable.replicas.knowledge_graphs.ranking import write_table
 
     names = ("query", "head", "relation", "tail", "side", "rank", "score")
     kinds = (pa.int64(), *[pa.string()] * 4, pa.int64(), pa.float32())

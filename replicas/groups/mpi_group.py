@@ -2,19 +2,28 @@
 
 import os
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import NoReturn
 
+import mpi4py
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.mpi_library import MPI
 from elastable.replicas.groups.peer_monitor import MemberAddress, PeerMonitor, Rendezvous, this_host
+
+IMPORTED_BEFORE = "mpi4py.MPI" in sys.modules
+"""Whether the program imported it first: then mpi4py ends MPI at exit, as the program's `mpi4py.rc` says."""
+
+if not IMPORTED_BEFORE:  # it neither starts MPI at import, nor waits at exit for members that have gone
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+
+from mpi4py import MPI as MPI  # noqa: E402 - reads mpi4py.rc
 
 _ADDRESS_BYTES = 1024
 _BEGINNING = 0  # the channel on which members create a group

@@ -111,7 +111,7 @@ def world_communicator(deadline_s: float) -> "MPI.Intracomm":
 
 def _start(deadline_s: float) -> "MPI.Intracomm":
     try:
-        from elastable.replicas.groups.mpi_library import MPI
+        from elastable.replicas.groups.mpi_group import MPI
     except ImportError as error:  # mpi4py, or the MPI library that it loads
         raise NotInstalled(
             f'a group of several replicas needs MPI ({error}): pip install "elastable[replicas]"'
@@ -134,7 +134,7 @@ def _start(deadline_s: float) -> "MPI.Intracomm":
 
 def _end(deadline_s: float) -> None:
     """At exit: finalizes MPI if all others exit normally, too; it would wait forever for one that does not."""
-    from elastable.replicas.groups.mpi_library import IMPORTED_BEFORE, MPI
+    from elastable.replicas.groups.mpi_group import IMPORTED_BEFORE, MPI
 
     for group in _groups:
         group.leave("its process has ended" if _failed else "its work is done")

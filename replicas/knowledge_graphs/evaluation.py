@@ -1,75 +1,61 @@
-"""Ranks of true answers among all entities: queries and their candidates, scores in windows, filtered metrics."""
+"""Ranks of true answers among all entities: queries, lists of candidates, scores in windows, filtered metrics."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
 
-from elastable.embedding_store.contract.arrays import Bools, Float32, Float64, Int32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Float64, Int32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
-from elastable.replicas.knowledge_graphs.graph.sharding import (
-    Exclusions,
-    KnownTriples,
-    PartitionedTriples,
-    Sharding,
-    with_inverses,
-)
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
+from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
-from elastable.replicas.knowledge_graphs.ranking import RankCounts, RankingMetrics, Ranks
+from elastable.replicas.knowledge_graphs.ranking import QueryRanks, RankCounts, RankingMetrics, Ranks
 
 
-class QueryBatches:
-    """Triples as queries for one of their ends, the same number for every worker in every batch.
+def query_batches(triples: npt.ArrayLike, sharding: Sharding, side: Side, size: int, worker: int) -> Iterator[Queries]:
+    """One worker's batches of triples as queries for one of their ends; every worker has as many, of the same size.
 
     Args:
         triples: int `[N, 3]`, global ids; -1 at the queried end if no answer is known.
         sharding: Sharding of the entities. A query belongs to the worker that owns its given entity.
         side: The queried end. (With reciprocal relations, head queries are tail
             queries of the inverse triples: `with_inverses`.)
-        batch_per_worker: Queries of each worker in a batch, q.
-
-    Attributes:
-        batches: Number of batches, as many as the fullest worker needs.
+        size: Queries of each worker in a batch, q.
 
     Raises:
         BadInput: an unknown side, a batch below 1, or malformed triples.
         IdOutOfRange: an entity does not exist.
     """
-
-    def __init__(self, triples: npt.ArrayLike, sharding: Sharding, side: Side, batch_per_worker: int) -> None:
-        if side not in SIDES:
-            raise BadInput(f"queries ask for one of {', '.join(SIDES)}, not for {side!r}")
-        if batch_per_worker < 1:
-            raise BadInput(f"a batch has at least 1 query a worker, got {batch_per_worker}")
-        self._partition = PartitionedTriples.create(triples, sharding, "head" if side == "tail" else "tail")
-        self._size = batch_per_worker
-        self.side = side
-        self.batches = -(-int(self._partition.counts.max()) // batch_per_worker)
-
-    def batch(self, index: int, worker: int) -> Queries:
-        """One worker's part of a batch. Raises BadInput if there is no such batch."""
-        partition = self._partition
-        if not 0 <= index < self.batches:
-            raise BadInput(f"batch {index} of queries: there are {self.batches}")
-        place = index * self._size + np.arange(self._size)
-        mask = place < partition.counts[worker]
-        place = np.where(mask, partition.offsets[worker] + place, 0)
-        triples = partition.triples[place].astype(np.int64)
-        given, answer = triples[:, 0], triples[:, 2]
-        if self.side == "head":
-            given, answer = answer, given
-        return Queries(
-            side=self.side,
-            row=np.where(mask, partition.sharding.row_of[given], 0),
-            given=np.where(mask, given, partition.sharding.entity_at[worker, 0]),
-            relation=np.where(mask, triples[:, 1], 0).astype(np.int32),
-            answer=np.where(mask, answer, -1),
-            triple=np.where(mask, partition.source[place], -1),
+    if side not in SIDES:
+        raise BadInput(f"queries ask for one of {', '.join(SIDES)}, not for {side!r}")
+    if size < 1:
+        raise BadInput(f"a batch has at least 1 query a worker, got {size}")
+    asked, known = (2, 0) if side == "tail" else (0, 2)
+    checked = checked_triples(triples, sharding.entities, unknown_in=(asked,)).astype(np.int64)
+    owner = sharding.shard_of[checked[:, known]]
+    mine = np.flatnonzero(owner == worker)
+    for first in range(0, int(np.bincount(owner, minlength=1).max()), size):
+        triple = np.full(size, -1)
+        part = mine[first : first + size]
+        triple[: len(part)] = part
+        mask, found = triple >= 0, checked[triple]
+        yield Queries(
+            side=side,
+            row=np.where(mask, sharding.row_of[found[:, known]], 0),
+            given=np.where(mask, found[:, known], sharding.entity_at[worker, 0]),
+            relation=np.where(mask, found[:, 1], 0).astype(np.int32),
+            answer=np.where(mask, found[:, asked], -1),
+            triple=triple,
             mask=mask,
         )
 
@@ -204,6 +190,74 @@ class TripleCandidates:
             raise BadInput(f"candidates are listed for {len(self.heads):,} triples; {triples:,} are ranked")
 
 
+_ENDS = ("head", "tail")
+
+
+def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidates:
+    """Reads the candidates of a split's triples, in their order.
+
+    Args:
+        file: `.npz` with OGB's arrays `head_neg` and `tail_neg`, int `[N, k]`; with `head_type` and `tail_type`, as of
+            ogbl-biokg, ids count within the type. Or `.parquet` with columns `head_candidates` and `tail_candidates`,
+            a list of names for each triple.
+
+    Raises:
+        BadInput: a file that cannot be read, without these arrays or columns, or with unknown names.
+        IdOutOfRange: a candidate is not an entity.
+    """
+    if file.suffix not in (".npz", ".parquet"):
+        raise BadInput(f"{file}: candidates for each triple are in a file .npz or .parquet")
+    try:
+        heads, tails = _ids(file, graph) if file.suffix == ".npz" else _names(file, graph)
+    except (*DAMAGED, pa.ArrowException) as error:
+        raise BadInput(f"{file}: cannot be read as candidates for each triple ({error})") from error
+    return TripleCandidates.of(heads, tails, len(graph.entities))
+
+
+def _ids(file: Path, graph: KnowledgeGraph) -> list[Array]:
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
+        arrays: Mapping[str, Array] = {name: saved[name] for name in saved if not name.startswith("relation")}
+    lists = []
+    for end in _ENDS:
+        found = arrays[f"{end}_neg"]
+        kinds = arrays.get(f"{end}_type")
+        if kinds is not None and found.ndim == 2 and kinds.shape == found.shape[:1]:
+            found = _within_types(found, kinds, graph)
+        lists.append(found)
+    return lists
+
+
+def _within_types(found: Array, kinds: Array, graph: KnowledgeGraph) -> Array:
+    """Ids that count within the type of each row, int `[N, k]`, as ids of the graph; -1 stays."""
+    if graph.types is None or graph.entity_types is None:
+        raise BadInput("its ids count within types, and the graph has none")
+    named, codes = np.unique(kinds, return_inverse=True)
+    first, counts = [], []
+    for name in named:
+        members = np.flatnonzero(graph.entity_types == graph.types.id_of(str(name)))
+        if not len(members) or members[-1] - members[0] + 1 != len(members):
+            raise BadInput(f"ids count within types, but those of type {str(name)!r} do not follow each other")
+        first.append(int(members[0]))
+        counts.append(len(members))
+    if (found >= np.array(counts)[codes][:, None]).any():
+        raise BadInput("an id is beyond its type's entities")
+    return np.where(found < 0, found, found + np.array(first)[codes][:, None])
+
+
+def _names(file: Path, graph: KnowledgeGraph) -> list[Array]:
+    columns = [f"{end}_candidates" for end in _ENDS]
+    table = pyarrow.parquet.read_table(file, columns=columns)
+    lists = []
+    for column in columns:
+        rows: list[list[str] | None] = table[column].to_pylist()
+        ids = [graph.entities.ids_of(list(row or ())) for row in rows]
+        found = np.full((len(rows), max((len(row) for row in ids), default=0)), -1, np.int64)
+        for place, row in enumerate(ids):
+            found[place, : len(row)] = row
+        lists.append(found)
+    return lists
+
+
 _EXACT_VALUES = 1 << 20  # float64 values of pairs scored again at once: 8 MiB
 _WINDOW_VALUES = 1 << 22  # scores held at once: 16 MiB
 _EVERY = Candidates()
@@ -212,7 +266,7 @@ _EVERY = Candidates()
 class AllScores:
     """Everyone's queries against all entities: queries are gathered, scored on each shard, and small results returned.
 
-    Every member of the group calls the same methods with its own part of the same batch of queries (`QueryBatches`).
+    Every member of the group calls the same methods with its own part of the same batch of queries (`query_batches`).
 
     Args:
         window_values: Most scores in memory at once (at least one column per query).
@@ -236,14 +290,15 @@ class AllScores:
             among: The candidates; all entities by default.
         """
         flat, given, relation, answer = self._everyones(queries)
-        counts = RankCounts(self._true_scores(flat, answer), self._rounding(flat))
-        if known is None:
-            known = KnownTriples.create(self.model.sharding.entities, len(self.model.relations))
-        left_out = known.exclusions(queries.side, given, relation, answer, self.model.sharding)
+        counts, sharding = RankCounts(self._true_scores(flat, answer), self._rounding(flat)), self.model.sharding
+        mine = np.flatnonzero((answer >= 0) & (sharding.shard_of[answer] == self.group.rank))
+        own = mine, sharding.row_of[answer[mine]].astype(np.int64)  # an answer does not compete with itself
+        left_out = self._known_rows(known, queries.side, given, relation)
         for rows, scores in self._windows(flat, among):
-            counted = among.counted(answer, self.model.sharding.entity_at[self.group.rank, rows])
-            exact = partial(self._exact, flat, rows)
-            counts.add(scores, exact, counted=counted, without=self._columns(left_out, rows))
+            counted = among.counted(answer, sharding.entity_at[self.group.rank, rows])
+            counted = np.ones(scores.shape, np.bool_) if counted is None else counted
+            counted[_columns(*own, rows)] = counted[_columns(*left_out, rows)] = False
+            counts.add(scores, counted, partial(self._exact, flat, rows))
         return self._ranks(np.stack([counts.greater, counts.equal], axis=1))
 
     def ranks_among(self, queries: Queries, listed: Int64, known: KnownTriples | None = None) -> Ranks:
@@ -264,11 +319,9 @@ class AllScores:
             (everyones >= 0) & (everyones != answer[:, None]) & (sharding.shard_of[everyones] == rank)
         )
         row = sharding.row_of[everyones[query, column]].astype(np.int64)
-        if known is not None:
-            left_out = known.exclusions(queries.side, given, relation, answer, sharding)
-            queries_out, rows_out = left_out.window(rank, 0, sharding.rows)
-            competes = ~np.isin(query * sharding.rows + row, queries_out * sharding.rows + rows_out)
-            query, row = query[competes], row[competes]
+        queries_out, rows_out = self._known_rows(known, queries.side, given, relation)
+        competes = ~np.isin(query * sharding.rows + row, queries_out * sharding.rows + rows_out)
+        query, row = query[competes], row[competes]
         scores = self._exact(flat, row, query, np.arange(len(query)))
         counts = np.zeros((len(flat), 2), np.int64)
         np.add.at(counts[:, 0], query, ~(scores <= true[query]))
@@ -296,13 +349,11 @@ class AllScores:
         if not 1 <= k <= sharding.entities:
             raise BadInput(f"the best {k} answers of {sharding.entities} entities: ask for 1 to {sharding.entities}")
         flat, given, relation, _ = self._everyones(queries)
-        nobody = np.full(len(given), -1, np.int64)
-        left_out = None if known is None else known.exclusions(queries.side, given, relation, nobody, sharding)
+        left_out = self._known_rows(known, queries.side, given, relation)
         best = np.full((len(flat), k), -1, np.int64)
         scores = np.full((len(flat), k), -np.inf, np.float32)
         for rows, window in self._windows(flat, among):
-            if left_out is not None:
-                window[self._columns(left_out, rows)] = -np.inf
+            window[_columns(*left_out, rows)] = -np.inf
             ids = np.broadcast_to(sharding.entity_at[rank, rows], window.shape)
             best, scores = _best(np.concatenate([best, ids], axis=1), np.concatenate([scores, window], axis=1), k)
         shape = (self.group.size, len(queries.row), k)
@@ -375,15 +426,18 @@ class AllScores:
             places = np.arange(len(rows))[None]
             yield rows, model.score.comparison.scores(single, model.score.prepared(raw), places, self.pool)
 
-    def _columns(self, left_out: Exclusions, rows: Int64) -> tuple[Int64, Int64]:
-        """The excluded pairs of query and column of a window, int64 `[P]` each."""
-        query, column = left_out.window(self.group.rank, int(rows[0]), int(rows[-1]) + 1)
-        if len(rows) == rows[-1] - rows[0] + 1:
-            return query, column
-        row = column + rows[0]
-        place = np.searchsorted(rows, row)
-        listed = rows[place] == row
-        return query[listed], place[listed]
+    def _known_rows(self, known: KnownTriples | None, side: Side, given: Int64, relation: Int64) -> tuple[Int64, Int64]:
+        """Pairs of everyone's queries and this shard's rows that are known answers, int64 `[P]` each."""
+        if known is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return known.answers_on(side, given, relation, self.model.sharding, self.group.rank)
+
+
+def _columns(query: Int64, row: Int64, rows: Int64) -> tuple[Int64, Int64]:
+    """The pairs of query and row (int64 `[P]` each) that a window of `rows`, ascending, has; by query and column."""
+    column = np.minimum(np.searchsorted(rows, row), len(rows) - 1)
+    there = rows[column] == row
+    return query[there], column[there]
 
 
 @kernel
@@ -449,7 +503,7 @@ class Evaluation:
         found.sums = self._model.group.all_reduce(found.sums)
         return found.result()
 
-    def ranks(self, triples: Int32) -> "QueryRanks":
+    def ranks(self, triples: Int32) -> QueryRanks:
         """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker."""
         parts = [np.empty((0, 4), np.int64)]
         for side, queries, ranks in self._ranked(triples):
@@ -473,9 +527,7 @@ class Evaluation:
         group, sharding = self._model.group, self._model.sharding
         for side in SIDES:
             asked, of = as_asked(triples, side, self._relations, self._reciprocal)
-            batches = QueryBatches(asked, sharding, of, max(1, _QUERIES // group.size))
-            for index in range(batches.batches):
-                queries = batches.batch(index, group.rank)
+            for queries in query_batches(asked, sharding, of, max(1, _QUERIES // group.size), group.rank):
                 yield side, queries, self._ranks(side, queries)
 
     def _ranks(self, side: Side, queries: Queries) -> Ranks:
@@ -489,37 +541,3 @@ def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tu
     if side == "head" and reciprocal:
         return triples[:, ::-1] + np.array([0, relations, 0], np.int32), "tail"
     return triples, side
-
-
-HITS = (1, 3, 10)
-"""The k of each Hits@k that is reported by default."""
-
-
-@dataclass(frozen=True)
-class QueryRanks:
-    """The ranks of the answers of Q queries: head queries first, each side in the order of the triples.
-
-    Attributes:
-        triple: int64 `[Q]`: the query's triple, a position in the array that was ranked.
-        side: int64 `[Q]`: the queried end, an index of `graph.batch.SIDES` (0: head, 1: tail).
-        ranks: Their ranks, `[Q]`.
-    """
-
-    triple: Int64
-    side: Int64
-    ranks: Ranks
-
-    def __len__(self) -> int:
-        return len(self.triple)
-
-    def part(self, which: Bools) -> "QueryRanks":
-        """The queries that `which` (bool `[Q]`) selects."""
-        ranks = Ranks(self.ranks.optimistic[which], self.ranks.pessimistic[which])
-        return QueryRanks(self.triple[which], self.side[which], ranks)
-
-    def metrics(self, hits: Sequence[int] = HITS, ties: str = "average") -> dict[str, float]:
-        """MRR, mean rank and Hits@k, as `RankingMetrics.result`."""
-        found = RankingMetrics(hits, ties)
-        for place, side in enumerate(SIDES):
-            found.add(side, self.ranks, self.side == place)
-        return found.result()

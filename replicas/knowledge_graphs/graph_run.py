@@ -199,26 +199,7 @@ def train_graph(group: ReplicaGroup, run: GraphRun, tell: "ProgressListener") ->
         NotFinite: the loss of a step is NaN or Inf.
         CheckpointError: a checkpoint cannot be written.
     """
-    trainer, evaluation = _prepared(group, run)
-    identity = graph_identity(run.graph, run.source)
-    place, best = _begun(run, trainer, identity)
-    if group.rank == 0:
-        trainer.sharding.save(run.home / "sharding.npz")
-    return TrainingLoop(run, trainer, evaluation, tell, identity, place, best).train()
-
-
-def _prepared(group: ReplicaGroup, run: GraphRun) -> tuple[GraphTrainer, Evaluation]:
-    graph, settings = run.graph, run.settings
-    if settings.candidates == "typed" and graph.entity_types is None:
-        raise BadInput(
-            f"{run.source} has no entity_types.txt (entity and type, one per line), which typed candidates need"
-        )
-    pool, relations = RangePool(max(1, available_cores() // group.size)), len(graph.relations)
-    trainer = GraphTrainer(
-        group, settings, len(graph.entities), relations, graph.train, pool, graph.entity_types, graph.further_types
-    )
-    known = (graph.train, graph.valid, graph.test)
-    return trainer, Evaluation(trainer.model, settings.reciprocal, relations, *known, pool=pool)
+    return _TrainingLoop(group, run, tell).train()
 
 
 def _begun(
@@ -278,40 +259,33 @@ class _Wish(IntEnum):
     STOP = 3
 
 
-class TrainingLoop:
-    """One worker's part in a run, from a point of it to its end; every member of the group has one.
+class _TrainingLoop:
+    """One worker's part in a run, from a point of it to its end; every member of the group has one."""
 
-    Args:
-        run: The same on every member.
-        trainer: This worker's trainer, at the point where the run begins.
-        evaluation: Ranks triples with the trainer's model.
-        tell: Called on rank 0.
-        identity: The graph's, for checkpoints.
-    """
-
-    def __init__(
-        self,
-        run: GraphRun,
-        trainer: GraphTrainer,
-        evaluation: Evaluation,
-        tell: ProgressListener,
-        identity: Mapping[str, object],
-        place: RunProgress,
-        best: Mapping[str, Array],
-    ) -> None:
-        self._run, self._trainer, self._evaluation = run, trainer, evaluation
-        self._tell, self._identity = tell, identity
-        self._place, self._best = place, best
-        self._first = trainer.group.rank == 0
-        self._began = (run.clock() if run.began is None else run.began) - place.seconds
-        self._saved_at, self._saved_step = run.clock(), place.step
+    def __init__(self, group: ReplicaGroup, run: GraphRun, tell: ProgressListener) -> None:
+        graph, settings, relations = run.graph, run.settings, len(run.graph.relations)
+        if settings.candidates == "typed" and graph.entity_types is None:
+            raise BadInput(
+                f"{run.source} has no entity_types.txt (entity and type, one per line), which typed candidates need"
+            )
+        pool, types = RangePool(max(1, available_cores() // group.size)), (graph.entity_types, graph.further_types)
+        self._run, self._tell, self._first = run, tell, group.rank == 0
+        self._trainer = GraphTrainer(group, settings, len(graph.entities), relations, graph.train, pool, *types)
+        known = graph.train, graph.valid, graph.test
+        self._evaluation = Evaluation(self._trainer.model, settings.reciprocal, relations, *known, pool=pool)
+        self._identity = graph_identity(graph, run.source)
+        self._place, self._best = _begun(run, self._trainer, self._identity)
+        if self._first:
+            self._trainer.sharding.save(run.home / "sharding.npz")
+        self._began = (run.clock() if run.began is None else run.began) - self._place.seconds
+        self._saved_at, self._saved_step = run.clock(), self._place.step
         self._time_is_up = False
         self._best_metrics: dict[str, float] = {}  # of the validation triples
         self._ranking_s = 0.0  # of a triple
         self._loss, self._triples = 0.0, 0
 
     def train(self) -> dict[str, object]:
-        """Trains to the end, and tests; or returns earlier, see `graph_run.train_graph`."""
+        """Trains to the end, and tests; or returns earlier, see `train_graph`."""
         self._time_evaluations()
         while not self._over():
             done = self._evaluate() if self._evaluation_is_due() else self._run_epoch()

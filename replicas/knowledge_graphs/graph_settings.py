@@ -12,9 +12,9 @@ from elastable.embedding_store.native.range_pool import available_cores
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
-from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SampledSoftmax
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
+from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SOFTMAX
 from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES, score_function
 
 WHOLE_SOFTMAX = "whole-softmax"
 """The cross-entropy of an answer among all entities."""
@@ -292,7 +292,7 @@ _IDLE: tuple[tuple[tuple[str, ...], Callable[[TrainSettings], bool], str], ...] 
     ),
     (
         ("margin", "adversarial"),
-        lambda settings: settings.loss in (*WHOLE_LOSSES, SampledSoftmax.name),
+        lambda settings: settings.loss in (*WHOLE_LOSSES, SOFTMAX),
         "on the loss {0.loss}",
     ),
     (("corruption",), lambda settings: settings.reciprocal, "with reciprocal relations, whose queries ask for tails"),
@@ -385,7 +385,7 @@ def _sampled(settings: TrainSettings, entities: int, triples: int, budget: float
     fits = settings.epochs * seconds <= _TRAINING * 60 * budget
     why = f"all {entities:,} entities at every step take too long; a sample corrected by its size estimates them"
     return {
-        "loss": (SampledSoftmax.name, why),
+        "loss": (SOFTMAX, why),
         "negatives": (_NEGATIVES, "shared by the triples of a step, one matrix product"),
         "dim": (
             settings.dim if fits else min(128, settings.dim),

@@ -1,7 +1,7 @@
 """Trains a knowledge-graph model over a replica group, step by step; each worker's part of the model."""
 
 from collections.abc import Mapping
-from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,18 +14,10 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.embedding_store.tables.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.candidate_losses import (
-    Dropout,
-    EmbeddingMoving,
-    Scheme,
-    ScoreMoving,
-    StepGradients,
-)
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding, with_inverses
 from elastable.replicas.knowledge_graphs.graph_settings import KVSALL, WHOLE_LOSSES, WHOLE_SOFTMAX, TrainSettings
-from elastable.replicas.knowledge_graphs.losses import Loss, SampledSoftmax, loss_function, penalty_gradients
-from elastable.replicas.knowledge_graphs.negatives import NegativeSampler
+from elastable.replicas.knowledge_graphs.losses import Loss, penalty_gradients
 from elastable.replicas.knowledge_graphs.samplers import (
     AugmentedNegatives,
     RandomNegatives,
@@ -35,9 +27,18 @@ from elastable.replicas.knowledge_graphs.samplers import (
     TypedNegatives,
     frequency_weights,
 )
-from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
-from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction, Values
-from elastable.replicas.knowledge_graphs.whole_losses import KvsAll, WholeSoftmax, distinct_queries
+from elastable.replicas.knowledge_graphs.schemes import (
+    CandidateScheme,
+    Dropout,
+    EmbeddingMoving,
+    KvsAll,
+    Scheme,
+    ScoreMoving,
+    StepGradients,
+    WholeSoftmax,
+    distinct_queries,
+)
+from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction, Values, score_function
 
 # A worker's part of a model: weights and optimizer state of its shard of the entities, and of all relations
 
@@ -55,10 +56,6 @@ class ShardedModel:
         settings: The model, its optimizer and its seed.
         relations: Number of relations, with inverse ones.
 
-    Attributes:
-        entities: float32 `[rows, entity_width]`: this worker's shard.
-        relations: float32 `[R, relation_width]`.
-
     Raises:
         BadInput: the numbers of shards and members differ.
     """
@@ -70,18 +67,29 @@ class ShardedModel:
         self.score: ScoreFunction = score_function(settings.model, settings.dim, settings.norm, settings.seed)
         self._optimizer = row_optimizer(settings.optimizer_spec)
         self.held = int(sharding.counts[group.rank])
-        self.entities = np.zeros((sharding.rows, self.score.entity_width), np.float32)
-        self.entities[: self.held] = _initial(
-            "entities", self.score.entities, self.score.entity_width, settings, sharding.held_by(group.rank)
-        )
-        self.relations = _initial(
-            "relations", self.score.relations, self.score.relation_width, settings, np.arange(relations)
-        )
-        # As rows of length 1, so that the row optimizers' kernels update them, too.
-        self._dense = {name: value.reshape(-1, 1).copy() for name, value in self.score.dense.items()}
-        self._shapes = {name: value.shape for name, value in self.score.dense.items()}
-        self._bind()
-        self._slots = {name: self._initial_slots(value) for name, value in self._variables().items()}
+        score = self.score
+        entities = np.zeros((sharding.rows, score.entity_width), np.float32)
+        held = sharding.held_by(group.rank)
+        entities[: self.held] = _initial("entities", score.entities, score.entity_width, settings, held)
+        every = np.arange(relations)
+        self._variables: dict[str, Float32] = {
+            "entities": entities,
+            "relations": _initial("relations", score.relations, score.relation_width, settings, every),
+            # As rows of length 1, so that the row optimizers' kernels update them, too.
+            **{f"dense.{name}": value.reshape(-1, 1).copy() for name, value in score.dense.items()},
+        }
+        score.bind({name: self._variables[f"dense.{name}"].reshape(old.shape) for name, old in score.dense.items()})
+        self._slots = {name: self._initial_slots(value) for name, value in self._variables.items()}
+
+    @property
+    def entities(self) -> Float32:
+        """float32 `[rows, entity_width]`: this worker's shard."""
+        return self._variables["entities"]
+
+    @property
+    def relations(self) -> Float32:
+        """float32 `[R, relation_width]`."""
+        return self._variables["relations"]
 
     def update(self, gradients: StepGradients, step: int, rate: float) -> None:
         """One optimizer step.
@@ -90,17 +98,17 @@ class ShardedModel:
             gradients: Those of this worker's shard; of relations and further variables, summed over all workers.
             step: Number of steps taken before.
         """
-        places = np.ascontiguousarray(gradients.rows, np.int64)
-        self._apply("entities", self.entities, places, gradients.entities, step, rate)
-        self._apply("relations", self.relations, np.arange(len(self.relations)), gradients.relations, step, rate)
-        for name, value in self._dense.items():
-            flat = gradients.dense[name].reshape(-1, 1)
-            self._apply(f"dense.{name}", value, np.arange(len(value)), flat, step, rate)
+        found = {"entities": gradients.entities, "relations": gradients.relations}
+        found |= {f"dense.{name}": value.reshape(-1, 1) for name, value in gradients.dense.items()}
+        for name, value in self._variables.items():
+            rows = np.ascontiguousarray(gradients.rows, np.int64) if name == "entities" else np.arange(len(value))
+            batch = UpdateBatch(rows, rows, np.ascontiguousarray(found[name]), step, rate)
+            self._optimizer.apply(value, self._slots[name], batch)
 
     def state(self) -> dict[str, Array]:
         """Weights and slots by name, entities by global id; every member calls it and gets the whole state."""
         found: dict[str, Array] = {}
-        for name, value in self._variables().items():
+        for name, value in self._variables.items():
             whole = self._whole if name == "entities" else np.copy
             found[name], found[name + _SLOTS] = whole(value), whole(self._slots[name])
         return found
@@ -112,7 +120,7 @@ class ShardedModel:
             BadInput: values are missing or have other shapes; nothing has changed.
         """
         rank = self.group.rank
-        wanted = {**self._variables(), **{name + _SLOTS: slots for name, slots in self._slots.items()}}
+        wanted = {**self._variables, **{name + _SLOTS: slots for name, slots in self._slots.items()}}
         for name, value in wanted.items():
             shape = (self.sharding.entities, *value.shape[1:]) if name.startswith("entities") else value.shape
             if name not in state or state[name].shape != shape:
@@ -122,24 +130,12 @@ class ShardedModel:
             whole = np.asarray(state[name], np.float32)
             value[:] = self.sharding.shard_table(whole, rank) if name.startswith("entities") else whole
 
-    def _variables(self) -> dict[str, Float32]:
-        dense = {f"dense.{name}": value for name, value in self._dense.items()}
-        return {"entities": self.entities, "relations": self.relations, **dense}
-
     def _whole(self, shard: Float32) -> Array:
         return self.sharding.whole_table(self.group.all_gather(shard))
 
     def _initial_slots(self, value: Float32) -> Float32:
         first = self._optimizer.initial_slots(value.shape[1])
         return np.tile(first, (len(value), 1)).astype(np.float32).reshape(len(value), len(first))
-
-    def _apply(self, name: str, value: Float32, places: Int64, gradients: Float32, step: int, rate: float) -> None:
-        batch = UpdateBatch(places, places, np.ascontiguousarray(gradients), step, rate)
-        self._optimizer.apply(value, self._slots[name], batch)
-
-    def _bind(self) -> None:
-        if self._dense:
-            self.score.bind({name: value.reshape(self._shapes[name]) for name, value in self._dense.items()})
 
 
 def _initial(name: str, initializer: InitializerSpec, width: int, settings: TrainSettings, ids: Int64) -> Float32:
@@ -191,23 +187,10 @@ class GraphTrainer:
         self.model = ShardedModel(group, settings, self.sharding, relations)
         self._sampler = _sampler(settings, self.sharding, triples, relations, further_types)
         self._loss_scale = np.float32(settings.loss_scale)
-        dropout = Dropout(settings.dropout, settings.seed) if settings.dropout else None
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.step, self.wish = 0, 0
-        self._whole: WholeSoftmax | None = None
-        self._scheme: Scheme | None = None
-        score, held = self.model.score, self.model.held
-        if settings.loss == KVSALL:
-            known = KnownTriples.create(entities, relations, triples)
-            smoothing = settings.label_smoothing
-            self._whole = KvsAll(group, score, held, self.sharding, known, smoothing, pool, dropout)
-        elif settings.loss == WHOLE_SOFTMAX:
-            sides: tuple[Side, ...] = ("tail",) if settings.reciprocal else ("head", "tail")
-            self._whole = WholeSoftmax(group, score, held, sides, pool, settings.label_smoothing, entities, dropout)
-        else:
-            kind: type[Scheme] = EmbeddingMoving if settings.scheme == "embedding-moving" else ScoreMoving
-            self._scheme = kind(group, score, pool, dropout)
-            self._loss = self._make_loss(entities)
+        known = KnownTriples.create(entities, relations, triples) if settings.loss == KVSALL else None
+        self._scheme = _scheme(self.model, known, pool)
 
     def run_step(self, wish: int = 0) -> tuple[float, int]:
         """One step; returns its mean loss, without penalties, and its number of triples (each direction counts).
@@ -258,14 +241,7 @@ class GraphTrainer:
 
     def _gradients(self, batch: StepBatch, weight: Float32) -> tuple[float, StepGradients]:
         model, scaled = self.model, weight * self._loss_scale
-        if self._whole is not None:
-            loss, gradients = self._whole.step(batch, model.entities, model.relations, scaled)
-        else:
-            assert self._scheme is not None
-            scored = self._scheme.forward(batch, model.entities, model.relations)
-            weights = scaled.reshape(-1)
-            loss, *slopes = self._loss(scored.positive, scored.negative, weights, scored.counted, self.pool)
-            gradients = self._scheme.backward(scored, *slopes)
+        loss, gradients = self._scheme.step(batch, model.entities, model.relations, scaled)
         if self.settings.regularizer != "none" and self.settings.regularization > 0:
             gradients = self._regularized(batch, weight, gradients)
         return loss, gradients
@@ -298,10 +274,22 @@ class GraphTrainer:
         update = coalesce(np.concatenate([rows, present]), np.concatenate([gradients, more]), self.pool)
         return update.ids, update.gradients
 
-    def _make_loss(self, entities: int) -> Loss:
-        if self.settings.loss == SampledSoftmax.name:
-            return SampledSoftmax(entities=entities)
-        return loss_function(self.settings.loss, self.settings.margin, self.settings.adversarial)
+
+def _scheme(model: ShardedModel, known: KnownTriples | None, pool: RangePool) -> Scheme:
+    """How a run's triples are scored and what its loss is; `known`: the training triples, of kvsall."""
+    group, score, settings, sharding = model.group, model.score, model.settings, model.sharding
+    dropout, smoothing = (
+        Dropout(settings.dropout, settings.seed) if settings.dropout else None,
+        settings.label_smoothing,
+    )
+    if known is not None:
+        return KvsAll(group, score, sharding, known, smoothing, pool, dropout)
+    if settings.loss == WHOLE_SOFTMAX:
+        sides: tuple[Side, ...] = ("tail",) if settings.reciprocal else ("head", "tail")
+        return WholeSoftmax(group, score, sharding, sides, smoothing, pool, dropout)
+    kind: type[CandidateScheme] = EmbeddingMoving if settings.scheme == "embedding-moving" else ScoreMoving
+    loss = Loss(settings.loss, settings.margin, settings.adversarial, sharding.entities)
+    return kind(group, score, loss, pool, dropout)
 
 
 def _sampler(
@@ -311,31 +299,17 @@ def _sampler(
     if settings.loss == KVSALL:
         triples = distinct_queries(triples)
     partition = PartitionedTriples.create(triples, sharding)
-    kind: type[ShardedSampler] = RandomSampler if settings.sampling == "random" else RigidSampler
-    return kind(
-        partition,
-        -(-settings.batch // sharding.shards),
-        seed=settings.seed,
-        negatives=None if settings.loss in WHOLE_LOSSES else _negatives(settings, sharding, triples, relations, types),
-        weights=frequency_weights(partition.triples) if settings.weighting == "frequency" else None,
-    )
-
-
-def _negatives(
-    settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int, types: Int32 | None
-) -> NegativeSampler:
-    known = KnownTriples.create(sharding.entities, relations, triples) if settings.filtered else None
-    count, total = -(-settings.negatives // sharding.shards), settings.negatives
-    if settings.augment_negative:
-        return AugmentedNegatives(sharding, count, seed=settings.seed, known=known, total=total)
-    kind = partial(TypedNegatives, further_types=types) if settings.candidates == "typed" else RandomNegatives
-    return kind(
-        sharding,
-        count,
-        corruption=settings.ends,
-        shared=settings.shared,
-        seed=settings.seed,
-        exclude="known" if settings.filtered else "nothing",
-        known=known,
-        total=total,
-    )
+    negatives: RandomNegatives | None = None
+    if settings.loss not in WHOLE_LOSSES:
+        known = KnownTriples.create(sharding.entities, relations, triples) if settings.filtered else None
+        drawn: dict[str, Any] = {"seed": settings.seed, "known": known, "total": settings.negatives}
+        kind: type[RandomNegatives] = AugmentedNegatives
+        if not settings.augment_negative:
+            kind = TypedNegatives if settings.candidates == "typed" else RandomNegatives
+            drawn |= {"corruption": settings.ends, "shared": settings.shared}
+        drawn |= {"further_types": types} if kind is TypedNegatives else {}
+        negatives = kind(sharding, -(-settings.negatives // sharding.shards), **drawn)
+    weights = frequency_weights(partition.triples) if settings.weighting == "frequency" else None
+    sampler: type[ShardedSampler] = RandomSampler if settings.sampling == "random" else RigidSampler
+    batch = -(-settings.batch // sharding.shards)
+    return sampler(partition, batch, seed=settings.seed, negatives=negatives, weights=weights)

@@ -15,17 +15,30 @@ _PAIRS_A_THREAD = 8192
 
 
 class Loss:
-    """A loss of each triple, from its score and those of its candidates.
+    """A loss of each triple, from its score p and those of its candidates n.
+
+    * `log-sigmoid`: `-(log s(margin + p) + sum w log s(-margin - n)) / 2`, s the sigmoid (Sun et al., 2019).
+    * `margin`: `sum w max(0, margin - p + n)`.
+    * `softmax`: `-log(exp(p) / (exp(p) + c sum exp(n)))`, the cross-entropy of the triple among its candidates.
 
     Args:
-        rows: The kernel that computes weighted losses and gradients of some triples.
-        scalars: What it takes besides arrays.
+        name: One of `LOSSES`.
+        margin: Above 0 for scores that are minus a distance; 0 for dot products. Not of `softmax`.
+        adversarial: Weights w are the softmax of `adversarial * n`, taken as
+            constants (self-adversarial sampling); 0: all are equal. Not of `softmax`.
+        entities: Of `softmax`: c is `(entities - 1) / candidates that count`, so that the sum
+            estimates the one over all entities; 0: c is 1.
+
+    Raises:
+        BadInput: there is no such loss; names those there are.
     """
 
-    name: str
-
-    def __init__(self, rows: Callable[..., None], *scalars: float) -> None:
-        self._rows, self._scalars = rows, tuple(np.float32(scalar) for scalar in scalars)
+    def __init__(self, name: str, margin: float = 0.0, adversarial: float = 0.0, entities: int = 0) -> None:
+        if name not in LOSSES:
+            raise BadInput(f"loss {name!r}: known are {', '.join(LOSSES)}")
+        self.name, self._rows = name, LOSSES[name]
+        scalars = (entities - 1,) if name == SOFTMAX else (margin, adversarial)
+        self._scalars = tuple(np.float32(scalar) for scalar in scalars)
 
     def __call__(
         self,
@@ -51,71 +64,14 @@ class Loss:
         losses, to_positive = np.empty(len(positive), np.float32), np.empty(len(positive), np.float32)
         to_negative = np.empty_like(negative)
         mask = np.empty((0, 0), np.bool_) if counted is None else counted
-        more = self._row_arrays(negative, counted)
+        more: tuple[Float32, ...] = ()
+        if self.name == SOFTMAX:  # the highest score of each row
+            there = negative if counted is None else np.where(counted, negative, np.float32(-np.inf))
+            more = (there.max(axis=1, initial=np.float32(-np.inf)),)
         arguments = positive, negative, weight, mask, *more, *self._scalars, losses, to_positive, to_negative
         fewest = max(1, _PAIRS_A_THREAD // max(1, negative.shape[1]))
         pool.run(lambda start, stop: self._rows(*arguments, start, stop), len(positive), fewest)
         return float(np.sum(losses, dtype=np.float64)), to_positive, to_negative
-
-    def _row_arrays(self, negative: Float32, counted: Bools | None) -> tuple[Float32, ...]:
-        """Further arrays of the kernel, a value or row for each triple."""
-        return ()
-
-
-class LogSigmoid(Loss):
-    """`-(log s(margin + p) + sum w log s(-margin - n)) / 2`, s the sigmoid (Sun et al., 2019).
-
-    Args:
-        margin: Above 0 for scores that are minus a distance; 0 for dot products.
-        adversarial: Weights w are the softmax of `adversarial * n`, taken as
-            constants (self-adversarial sampling); 0: all are equal.
-    """
-
-    name = "log-sigmoid"
-
-    def __init__(self, margin: float = 0.0, adversarial: float = 0.0) -> None:
-        super().__init__(log_sigmoid_rows, margin, adversarial)
-
-
-class MarginRanking(Loss):
-    """`sum w max(0, margin - p + n)`; weights w as in `LogSigmoid`."""
-
-    name = "margin"
-
-    def __init__(self, margin: float = 1.0, adversarial: float = 0.0) -> None:
-        super().__init__(margin_ranking_rows, margin, adversarial)
-
-
-class SampledSoftmax(Loss):
-    """`-log(exp(p) / (exp(p) + c sum exp(n)))`: cross-entropy of the triple among its candidates.
-
-    Args:
-        margin, adversarial: Not used.
-        entities: c is `(entities - 1) / candidates that count`, so that the sum
-            estimates the one over all entities; 0: c is 1.
-    """
-
-    name = "softmax"
-
-    def __init__(self, margin: float = 0.0, adversarial: float = 0.0, entities: int = 0) -> None:
-        super().__init__(softmax_rows, entities - 1)
-
-    def _row_arrays(self, negative: Float32, counted: Bools | None) -> tuple[Float32, ...]:
-        there = negative if counted is None else np.where(counted, negative, np.float32(-np.inf))
-        return (there.max(axis=1, initial=np.float32(-np.inf)),)
-
-
-LOSSES: Mapping[str, Callable[[float, float], Loss]] = MappingProxyType(
-    {maker.name: maker for maker in (LogSigmoid, MarginRanking, SampledSoftmax)}
-)
-"""Losses by name."""
-
-
-def loss_function(name: str, margin: float, adversarial: float) -> Loss:
-    """A loss by its name. Raises BadInput where there is none; names those there are."""
-    if name not in LOSSES:
-        raise BadInput(f"loss {name!r}: known are {', '.join(LOSSES)}")
-    return LOSSES[name](margin, adversarial)
 
 
 @kernel
@@ -243,6 +199,13 @@ def softmax_rows(
             shares[k] *= scale * each
         to_positive[b] = weight[b] * (mine / total - np.float32(1))
         losses[b] = weight[b] * (np.log(total) + top - positive[b])
+
+
+SOFTMAX = "softmax"
+LOSSES: Mapping[str, Callable[..., None]] = MappingProxyType(
+    {"log-sigmoid": log_sigmoid_rows, "margin": margin_ranking_rows, SOFTMAX: softmax_rows}
+)
+"""By name, the kernel that computes weighted losses and gradients of some triples."""
 
 
 # Exponentials of rows of scores, eight or sixteen at a time: the C library's function takes one. The polynomial is that

@@ -1,9 +1,9 @@
-"""Batch samplers: a step's triples, as many from every shardpair, each once an epoch or drawn; and their weights."""
+"""Samplers: a step's triples, as many from every shardpair, and their weights; their candidates, and which count."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -12,173 +12,42 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64, UInt64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import (
+    CORRUPTIONS,
+    Corruption,
+    Negatives,
+    Side,
+    StepBatch,
+    asked_sides,
+)
 from elastable.replicas.knowledge_graphs.graph.randomness import (
     derived_keys,
     draw_between,
     shuffled_segments,
     stream_key,
 )
-from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.negatives import Exclude, NegativeSampler, StepTriples
-
-_STREAM = 0x7E9E  # of a sampler's seed: which of an entity's types
-
-
-class RandomNegatives(NegativeSampler):
-    """Entities of a shard, drawn uniformly with replacement."""
-
-    _pads = False
-
-    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
-        ends = 2 if self.corruption == "ht" else 1
-        sets = ends if self.shared else self.sharding.shards * step.block
-        count = self.sharding.counts[shards][:, None]
-        drawn = draw_between(keys, np.zeros_like(count), count, sets * self.count)
-        return drawn.reshape(len(keys), sets, self.count), None
+from elastable.replicas.knowledge_graphs.graph.sharding import (
+    KnownTriples,
+    PartitionedTriples,
+    Sharding,
+    first_at_least,
+)
 
 
-class TypedNegatives(NegativeSampler):
-    """Entities of the replaced entity's type, drawn uniformly with replacement.
-
-    They are drawn for each triple and cannot be shared. If a shard has no entity of the type, its candidates are
-    padding and masked. For a triple whose replaced entity has several types, one of them is drawn first.
-
-    Args:
-        sharding, count: As of `NegativeSampler`.
-        further_types: int `[K, 2]`: entity and type, besides the types of the sharding; None: each entity has one.
-        settings: Further arguments of `NegativeSampler`.
-    """
-
-    _shareable = False
-
-    def __init__(self, sharding: Sharding, count: int, *, further_types: Int32 | None = None, **settings: Any) -> None:
-        super().__init__(sharding, count, **settings)
-        self._members = TypeMembers.create(sharding, further_types)
-        self._pads = self._members.some_shard_lacks_a_type
-
-    def settings(self) -> str:
-        return f"{super().settings()} types={len(self._members.types)}"
-
-    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
-        kinds = np.stack([self._types(step, int(worker)) for worker in workers])
-        first, count = self._members.spans(shards[:, None], kinds)
-        rows = self._members.rows[draw_between(keys, first, count, self.count)]
-        return rows, np.broadcast_to(count[..., None] > 0, rows.shape) if self._pads else None
-
-    def _types(self, step: StepTriples, worker: int) -> Int64:
-        """int64 `[n * p]`: the type of the entity that each triple's candidates replace; any type at padding."""
-        triples, _ = step.of(worker)
-        replaced = np.empty(len(triples), np.int64)
-        for side in SIDES:
-            which = self.corrupted(side, step.block)
-            replaced[which] = triples[which, 0 if side == "head" else 2]
-        key = derived_keys(stream_key(self.seed, _STREAM, step.step), np.array([worker]))
-        return self._members.drawn_type(replaced, key)
-
-
-class AugmentedNegatives(RandomNegatives):
-    """Random candidates for tails, shared by the step's triples, and the tails of all its triples.
-
-    So a triple is scored with the tail of every other triple of the step, on whichever worker that is: as many as
-    without shards. Its own answer does not count, nor does padding; with `known`, no true answer does.
-
-    Args:
-        sharding, count: As of `NegativeSampler`.
-        known: The true triples, to mask them; None: only a triple's own answer is masked.
-        settings: The `seed`, `total` and `tell_entities` of `NegativeSampler`.
-    """
-
-    _pads = True
-
-    def __init__(self, sharding: Sharding, count: int, *, known: KnownTriples | None = None, **settings: Any) -> None:
-        exclude: Exclude = "answer" if known is None else "known"
-        super().__init__(sharding, count, corruption="t", shared=True, exclude=exclude, known=known, **settings)
-
-    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
-        drawn, _ = super()._draw(keys, shards, workers, step)
-        met = {shard: self._met(int(shard), step) for shard in np.unique(shards)}
-        rows = np.stack([met[shard][0] for shard in shards])[:, None]
-        valid = np.stack([met[shard][1] for shard in shards])[:, None]
-        # Random ones last: the last of them is padding where shards draw one fewer in turn.
-        return np.concatenate([rows, drawn], axis=2), np.concatenate([valid, np.ones(drawn.shape, np.bool_)], axis=2)
-
-    def _met(self, shard: int, step: StepTriples) -> tuple[Int32, Bools]:
-        """The step's tails on a shard, int32 `[n * p]`, and which of them are there, once for each triple."""
-        block = slice(shard * step.block, (shard + 1) * step.block)
-        found = [step.of(worker) for worker in range(self.sharding.shards)]
-        tails = np.concatenate([triples[block, 2] for triples, _ in found])
-        source = np.concatenate([source[block] for _, source in found])
-        first = np.zeros(len(source), np.bool_)
-        first[np.unique(source, return_index=True)[1]] = True  # padding repeats a triple
-        there = (source >= 0) & first
-        return np.where(there, self.sharding.row_of[np.maximum(tails, 0)], 0).astype(np.int32), there
-
-
-@dataclass(frozen=True, eq=False)
-class TypeMembers:
-    """Entities by type, and types by entity, as compressed sparse rows.
+@dataclass(frozen=True)
+class StepTriples:
+    """All workers' triples in one step, computed on request.
 
     Attributes:
-        rows: int32 `[M]`: rows of shards, by shard and type; ends with one row more than there are members.
-        offsets: int64 `[n, T + 1]`: the rows of type t on shard s are `rows[offsets[s, t]:offsets[s, t + 1]]`.
-        types: int32 `[M]`: the types of each entity.
-        ends: int64 `[E + 1]`: those of entity e are `types[ends[e]:ends[e + 1]]`.
+        step: Number of the step, from 0.
+        block: Triples of each shardpair, p.
+        of: Worker -> its triples, int32 `[n * p, 3]`, global ids, -1 if a shardpair has none; and their positions in
+            the partitioned array, int64 `[n * p]`, or -1.
     """
 
-    rows: Int32
-    offsets: Int64
-    types: Int32
-    ends: Int64
-
-    @classmethod
-    def create(cls, sharding: Sharding, further: Int32 | None = None) -> "TypeMembers":
-        """Lists members.
-
-        Args:
-            sharding: Knows one type of each entity.
-            further: int `[K, 2]`: entity and type, besides those.
-
-        Raises:
-            BadInput: an entity or a type that does not exist.
-        """
-        first = np.stack([np.arange(sharding.entities), sharding.entity_types], axis=1).astype(np.int64)
-        more = np.empty((0, 2), np.int64) if further is None else np.asarray(further, np.int64).reshape(-1, 2)
-        kinds = max(int(sharding.entity_types.max()), int(more[:, 1].max(initial=0))) + 1
-        if more.size and (more.min() < 0 or more[:, 0].max() >= sharding.entities):
-            raise BadInput(f"types of entities outside 0 .. {sharding.entities - 1}, or below 0")
-        pairs = np.unique(np.concatenate([first, more]), axis=0)  # by entity, then type
-        shard, row = sharding.shard_of[pairs[:, 0]], sharding.row_of[pairs[:, 0]]
-        order = np.lexsort((row, pairs[:, 1], shard))
-        counts = np.bincount(shard.astype(np.int64) * kinds + pairs[:, 1], minlength=sharding.shards * kinds)
-        ends = np.append(0, np.cumsum(counts))
-        offsets = np.stack([ends[s * kinds : (s + 1) * kinds + 1] for s in range(sharding.shards)])
-        members = np.bincount(pairs[:, 0], minlength=sharding.entities)
-        return cls(
-            np.append(row[order], 0).astype(np.int32),
-            offsets.astype(np.int64),
-            pairs[:, 1].astype(np.int32),
-            np.append(0, np.cumsum(members)).astype(np.int64),
-        )
-
-    @property
-    def some_shard_lacks_a_type(self) -> bool:
-        """Whether candidates may be padding."""
-        return bool((np.diff(self.offsets, axis=1) == 0).any())
-
-    def spans(self, shards: Int64, types: Int64) -> tuple[Int64, Int64]:
-        """Where the rows of types on shards begin, and their numbers; int64, of the arguments' common shape."""
-        first = self.offsets[shards, types]
-        return first, self.offsets[shards, types + 1] - first
-
-    def drawn_type(self, entities: Int64, key: UInt64) -> Int64:
-        """int64 `[k]`: one of the types of each entity (int64 `[k]`, -1: any); `key` is uint64 `[1]`."""
-        first = self.ends[entities]
-        count = np.where(entities < 0, 0, self.ends[entities + 1] - first)
-        if count.max(initial=0) <= 1:
-            return self.types[np.where(count, first, 0)].astype(np.int64)
-        drawn = draw_between(key, first[None], count[None], 1)[0, :, 0]
-        return self.types[drawn].astype(np.int64)
+    step: int
+    block: int
+    of: Callable[[int], tuple[Int32, Int64]]
 
 
 class ShardedSampler(ABC):
@@ -188,7 +57,7 @@ class ShardedSampler(ABC):
     with the same batches. All methods are thread-safe.
 
     Args:
-        partition: The training triples, in mode "pair".
+        partition: The training triples.
         batch_per_worker: Least number of triples of a worker's step; rounded up to n
             blocks of one size (an even one for corruption "ht").
         seed: Seed of the order of triples.
@@ -199,7 +68,7 @@ class ShardedSampler(ABC):
         block: Triples of each shardpair in a step, p; a worker's step has `n * p`.
 
     Raises:
-        BadInput: a partition of another mode, no triples, a batch below 1, or weights or candidates that do not fit.
+        BadInput: no triples, a batch below 1, or weights or candidates that do not fit.
     """
 
     def __init__(
@@ -208,19 +77,17 @@ class ShardedSampler(ABC):
         batch_per_worker: int,
         *,
         seed: int = 0,
-        negatives: NegativeSampler | None = None,
+        negatives: "RandomNegatives | None" = None,
         weights: Float32 | None = None,
     ) -> None:
-        if partition.mode != "pair":
-            raise BadInput(f"a batch sampler needs triples partitioned in mode 'pair', not {partition.mode!r}")
         if not len(partition):
             raise BadInput("a batch sampler needs at least one triple; got none")
         if batch_per_worker < 1:
             raise BadInput(f"a batch has at least 1 triple a worker, got {batch_per_worker}")
         if weights is not None and weights.shape != (len(partition),):
             raise BadInput(f"weights must be [{len(partition)}], one a triple; got {list(weights.shape)}")
-        if negatives is not None:
-            negatives.check(partition)
+        if negatives is not None and negatives.sharding != partition.sharding:
+            raise BadInput("the candidates and the triples are of two different shardings of the entities")
         self.partition, self.negatives, self.seed = partition, negatives, seed
         self._weights = np.ones(len(partition), np.float32) if weights is None else weights.astype(np.float32)
         self._counts, self._offsets = partition.counts.reshape(-1), partition.offsets.reshape(-1)
@@ -276,21 +143,6 @@ class ShardedSampler(ABC):
             present=self._present(step),
             negatives=None if self.negatives is None else self.negatives.draw(self._step_triples(step), worker),
         )
-
-    def settings(self) -> dict[str, int | str]:
-        """Everything that the batches depend on, except the step: equal settings give equal batches."""
-        sharding = self.partition.sharding
-        digest = blake2b(digest_size=16)
-        for array in (self.partition.triples, sharding.shard_of, sharding.row_of, self._weights):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return {
-            "sampler": type(self).__name__,
-            "seed": self.seed,
-            "shards": sharding.shards,
-            "block": self.block,
-            "triples": digest.hexdigest(),
-            "negatives": "none" if self.negatives is None else self.negatives.settings(),
-        }
 
     def _step_triples(self, step: int) -> StepTriples:
         """All workers' triples in a step; each worker's are computed once."""
@@ -404,28 +256,22 @@ class RandomSampler(ShardedSampler):
         return int(np.count_nonzero(self._counts))
 
 
-def frequency_weights(triples: Int32, smoothing: float = 0.0) -> Float32:
-    """The weights `1 / sqrt(count(head, relation) + count(relation, tail) + smoothing)`, scaled to a mean of 1.
+def frequency_weights(triples: Int32) -> Float32:
+    """The weights `1 / sqrt(count(head, relation) + count(relation, tail))`, scaled to a mean of 1.
 
     Counts are over all triples by global id, so weights do not depend on the number of shards. As in word2vec's
     subsampling and the code of Sun et al., "RotatE", ICLR 2019.
 
     Args:
         triples: int `[N, 3]`, global ids: all training triples.
-        smoothing: At least 0; larger values make weights more equal.
 
     Returns:
         float32 `[N]`.
-
-    Raises:
-        BadInput: a negative smoothing.
     """
-    if not smoothing >= 0.0 or np.isinf(smoothing):
-        raise BadInput(f"weight smoothing must be a number from 0, got {smoothing}")
     if not len(triples):
         return np.empty(0, np.float32)
     shared = _count_of_pair(triples[:, 0], triples[:, 1]) + _count_of_pair(triples[:, 2], triples[:, 1])
-    weights = 1.0 / np.sqrt(shared + smoothing)
+    weights = 1.0 / np.sqrt(shared)
     return np.asarray(weights / weights.mean(), np.float32)
 
 
@@ -434,3 +280,314 @@ def _count_of_pair(entity: npt.NDArray[np.integer], relation: npt.NDArray[np.int
     key = entity.astype(np.int64) * (int(relation.max()) + 1) + relation
     _, pair, counts = np.unique(key, return_inverse=True, return_counts=True)
     return counts[pair]
+
+
+# Candidates
+
+
+_STREAM, _TYPE_STREAM = 0x4E47, 0x7E9E  # of a sampler's seed: candidates; which of an entity's types
+
+
+class RandomNegatives:
+    """Entities of each shard, drawn uniformly with replacement.
+
+    Every pair of shard and worker has a key of its own, so that any worker can repeat another's draws.
+
+    Args:
+        count: Candidates from each shard, m: for each triple, or (shared) for all triples of the step.
+        corruption: Which end they replace; see `batch.CORRUPTIONS`.
+        shared: All triples of a step are scored with the same candidates.
+        known: The true triples: candidates that make one are masked. None: they count.
+        total: Candidates of a triple from all shards together, if fewer than n * m: shards in turn then draw one
+            fewer, and their last candidate is padding. None: all count.
+
+    Raises:
+        BadInput: arguments that do not fit together.
+    """
+
+    _pads = False  # whether any candidate may be padding
+    _masks_own = False  # whether a triple's own answer is masked where no triples are known
+
+    def __init__(
+        self,
+        sharding: Sharding,
+        count: int,
+        *,
+        corruption: Corruption = "ht",
+        shared: bool = False,
+        seed: int = 0,
+        known: KnownTriples | None = None,
+        total: int | None = None,
+    ) -> None:
+        if count < 1:
+            raise BadInput(f"candidates: at least 1 from each shard, got {count}")
+        if corruption not in CORRUPTIONS:
+            raise BadInput(f"corruption {corruption!r}: known are {', '.join(CORRUPTIONS)}")
+        self._surplus = 0 if total is None else count * sharding.shards - total
+        if not 0 <= self._surplus < sharding.shards:
+            raise BadInput(f"{total} candidates from {sharding.shards} shards are not {count} from each, or one fewer")
+        self.sharding, self.count, self.corruption, self.shared = sharding, count, corruption, shared
+        self.seed, self._known = seed, known
+
+    def draw(self, step: StepTriples, worker: int) -> Negatives:
+        """One worker's part of a step's candidates."""
+        every, here = np.arange(self.sharding.shards), np.full(self.sharding.shards, worker)
+        rows, valid = self._drawn(step, here, every)
+        mask = None
+        if self._pads or self._surplus or self._known is not None or self._masks_own:
+            drawn, there = (rows, valid) if len(every) == 1 else self._drawn(step, every, here)
+            entities = self.sharding.entity_at[every[:, None, None], drawn]
+            mask = self._mask(entities if there is None else np.where(there, entities, -1), step, worker)
+        return Negatives(rows, not self.shared, self.corruption, mask)
+
+    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
+        """Candidates of k pairs of shard and worker.
+
+        Args:
+            keys: uint64 `[k]`: keys of the pairs' random numbers.
+            shards, workers: int64 `[k]`.
+
+        Returns:
+            int32 `[k, B, m]`, rows of the shards; bool `[k, B, m]`, False at padding, or None if no step has padding.
+        """
+        sets = len(self.corruption) if self.shared else self.sharding.shards * step.block
+        count = self.sharding.counts[shards][:, None]
+        drawn = draw_between(keys, np.zeros_like(count), count, sets * self.count)
+        return drawn.reshape(len(keys), sets, self.count), None
+
+    def _drawn(self, step: StepTriples, shards: Int64, workers: Int64) -> tuple[Int32, Bools | None]:
+        """`_draw` with keys and surplus; what triples share is drawn once."""
+        key, n = stream_key(self.seed, _STREAM, step.step), self.sharding.shards
+        draws = np.zeros_like(workers) if self.shared else workers
+        rows, valid = self._draw(derived_keys(key, shards * n + draws), shards, workers, step)
+        if not self._surplus:
+            return rows, valid
+        counts = np.ones(rows.shape, np.bool_)
+        counts[(shards + step.step) % n < self._surplus, :, -1] = False
+        return rows, counts if valid is None else valid & counts
+
+    def _mask(self, entities: Int64, step: StepTriples, worker: int) -> Bools:
+        """Which candidates count for a worker's triples.
+
+        Args:
+            entities: int64 `[n, B, m]`, global ids of every shard's candidates; -1 at padding.
+
+        Returns:
+            bool `[n * p, n, m]`, or `[1, n, m]` if it is the same for all triples.
+        """
+        shards, sets, count = entities.shape
+        flat = np.ascontiguousarray(entities.transpose(1, 0, 2)).reshape(sets, shards * count)
+        excludes = self._known is not None or self._masks_own
+        if not excludes and sets == 1:
+            return (flat >= 0).reshape(1, shards, count)
+        triples, _ = step.of(worker)
+        mask = np.empty((len(triples), flat.shape[1]), np.bool_) if self.shared else flat >= 0
+        for part in asked_sides(self.corruption, shards, step.block):
+            if self.shared:
+                mask[part.triples] = flat[part.place] >= 0
+            if excludes:
+                answers, first, last = self._true_answers(part.side, triples[part.triples])
+                if self.shared:
+                    mask_shared(flat[part.place], part.triples, answers, first, last, mask)
+                else:
+                    mask_each(flat, part.triples, answers, first, last, mask)
+        return mask.reshape(len(mask), shards, count)
+
+    def _true_answers(self, side: Side, triples: Int32) -> tuple[Int32, Int64, Int64]:
+        """What is masked for `triples` (int32 `[q, 3]`).
+
+        Returns:
+            int32 `[a]`, ascending for each triple; int64 `[q]`, `[q]`: where each triple's begin and end.
+        """
+        given, answer = (triples[:, 2], triples[:, 0]) if side == "head" else (triples[:, 0], triples[:, 2])
+        if self._known is None:
+            first = np.arange(len(triples))
+            return np.ascontiguousarray(answer), first, first + (answer >= 0)
+        lists = self._known.lists(side)
+        return (lists.answers, *lists.spans(given, triples[:, 1]))
+
+
+class TypedNegatives(RandomNegatives):
+    """Entities of the replaced entity's type, drawn uniformly with replacement, for each triple.
+
+    If a shard has no entity of the type, its candidates are padding and masked. For a triple whose replaced entity has
+    several types, one of them is drawn first.
+
+    Args:
+        sharding, count: As of `RandomNegatives`.
+        further_types: int `[K, 2]`: entity and type, besides the types of the sharding; None: each entity has one.
+        settings: Further arguments of `RandomNegatives`, but for `shared`.
+    """
+
+    def __init__(self, sharding: Sharding, count: int, *, further_types: Int32 | None = None, **settings: Any) -> None:
+        super().__init__(sharding, count, **settings)
+        if self.shared:
+            raise BadInput(
+                "candidates of the type of what they replace are drawn for each triple; they cannot be shared"
+            )
+        self._members = TypeMembers.create(sharding, further_types)
+        self._pads = self._members.some_shard_lacks_a_type
+
+    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
+        kinds = np.stack([self._types(step, int(worker)) for worker in workers])
+        first, count = self._members.spans(shards[:, None], kinds)
+        rows = self._members.rows[draw_between(keys, first, count, self.count)]
+        return rows, np.broadcast_to(count[..., None] > 0, rows.shape) if self._pads else None
+
+    def _types(self, step: StepTriples, worker: int) -> Int64:
+        """int64 `[n * p]`: the type of the entity that each triple's candidates replace; any type at padding."""
+        triples, _ = step.of(worker)
+        replaced = np.empty(len(triples), np.int64)
+        for part in asked_sides(self.corruption, self.sharding.shards, step.block):
+            replaced[part.triples] = triples[part.triples, 0 if part.side == "head" else 2]
+        key = derived_keys(stream_key(self.seed, _TYPE_STREAM, step.step), np.array([worker]))
+        return self._members.drawn_type(replaced, key)
+
+
+class AugmentedNegatives(RandomNegatives):
+    """Random candidates for tails, shared by the step's triples, and the tails of all its triples.
+
+    So a triple is scored with the tail of every other triple of the step, on whichever worker that is: as many as
+    without shards. Its own answer does not count, nor does padding; with `known`, no true answer does.
+
+    Args:
+        sharding, count: As of `RandomNegatives`.
+        settings: Its `seed`, `known` and `total`.
+    """
+
+    _pads = _masks_own = True
+
+    def __init__(self, sharding: Sharding, count: int, **settings: Any) -> None:
+        super().__init__(sharding, count, corruption="t", shared=True, **settings)
+
+    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
+        drawn, _ = super()._draw(keys, shards, workers, step)
+        met = {shard: self._met(int(shard), step) for shard in np.unique(shards)}
+        rows = np.stack([met[shard][0] for shard in shards])[:, None]
+        valid = np.stack([met[shard][1] for shard in shards])[:, None]
+        # Random ones last: the last of them is padding where shards draw one fewer in turn.
+        return np.concatenate([rows, drawn], axis=2), np.concatenate([valid, np.ones(drawn.shape, np.bool_)], axis=2)
+
+    def _met(self, shard: int, step: StepTriples) -> tuple[Int32, Bools]:
+        """The step's tails on a shard, int32 `[n * p]`, and which of them are there, once for each triple."""
+        block = slice(shard * step.block, (shard + 1) * step.block)
+        found = [step.of(worker) for worker in range(self.sharding.shards)]
+        tails = np.concatenate([triples[block, 2] for triples, _ in found])
+        source = np.concatenate([source[block] for _, source in found])
+        first = np.zeros(len(source), np.bool_)
+        first[np.unique(source, return_index=True)[1]] = True  # padding repeats a triple
+        there = (source >= 0) & first
+        return np.where(there, self.sharding.row_of[np.maximum(tails, 0)], 0).astype(np.int32), there
+
+
+@dataclass(frozen=True, eq=False)
+class TypeMembers:
+    """Entities by type, and types by entity, as compressed sparse rows.
+
+    Attributes:
+        rows: int32 `[M]`: rows of shards, by shard and type; ends with one row more than there are members.
+        offsets: int64 `[n, T + 1]`: the rows of type t on shard s are `rows[offsets[s, t]:offsets[s, t + 1]]`.
+        types: int32 `[M]`: the types of each entity.
+        ends: int64 `[E + 1]`: those of entity e are `types[ends[e]:ends[e + 1]]`.
+    """
+
+    rows: Int32
+    offsets: Int64
+    types: Int32
+    ends: Int64
+
+    @classmethod
+    def create(cls, sharding: Sharding, further: Int32 | None = None) -> "TypeMembers":
+        """Lists members.
+
+        Args:
+            sharding: Knows one type of each entity.
+            further: int `[K, 2]`: entity and type, besides those.
+
+        Raises:
+            BadInput: an entity or a type that does not exist.
+        """
+        first = np.stack([np.arange(sharding.entities), sharding.entity_types], axis=1).astype(np.int64)
+        more = np.empty((0, 2), np.int64) if further is None else np.asarray(further, np.int64).reshape(-1, 2)
+        kinds = max(int(sharding.entity_types.max()), int(more[:, 1].max(initial=0))) + 1
+        if more.size and (more.min() < 0 or more[:, 0].max() >= sharding.entities):
+            raise BadInput(f"types of entities outside 0 .. {sharding.entities - 1}, or below 0")
+        pairs = np.unique(np.concatenate([first, more]), axis=0)  # by entity, then type
+        shard, row = sharding.shard_of[pairs[:, 0]], sharding.row_of[pairs[:, 0]]
+        order = np.lexsort((row, pairs[:, 1], shard))
+        counts = np.bincount(shard.astype(np.int64) * kinds + pairs[:, 1], minlength=sharding.shards * kinds)
+        ends = np.append(0, np.cumsum(counts))
+        offsets = np.stack([ends[s * kinds : (s + 1) * kinds + 1] for s in range(sharding.shards)])
+        members = np.bincount(pairs[:, 0], minlength=sharding.entities)
+        return cls(
+            np.append(row[order], 0).astype(np.int32),
+            offsets.astype(np.int64),
+            pairs[:, 1].astype(np.int32),
+            np.append(0, np.cumsum(members)).astype(np.int64),
+        )
+
+    @property
+    def some_shard_lacks_a_type(self) -> bool:
+        """Whether candidates may be padding."""
+        return bool((np.diff(self.offsets, axis=1) == 0).any())
+
+    def spans(self, shards: Int64, types: Int64) -> tuple[Int64, Int64]:
+        """Where the rows of types on shards begin, and their numbers; int64, of the arguments' common shape."""
+        first = self.offsets[shards, types]
+        return first, self.offsets[shards, types + 1] - first
+
+    def drawn_type(self, entities: Int64, key: UInt64) -> Int64:
+        """int64 `[k]`: one of the types of each entity (int64 `[k]`, -1: any); `key` is uint64 `[1]`."""
+        first = self.ends[entities]
+        count = np.where(entities < 0, 0, self.ends[entities + 1] - first)
+        if count.max(initial=0) <= 1:
+            return self.types[np.where(count, first, 0)].astype(np.int64)
+        drawn = draw_between(key, first[None], count[None], 1)[0, :, 0]
+        return self.types[drawn].astype(np.int64)
+
+
+def mask_shared(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """`mask_each` for candidates that triples share: `entities` is int64 `[c]`."""
+    column = np.argsort(entities, kind="stable")
+    _mask_shared(entities[column], column, which, answers, first, last, mask)
+
+
+@kernel
+def mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """Masks answers among the candidates of each triple.
+
+    Args:
+        entities: int64 `[b, c]`: the candidates of every triple.
+        which: int64 `[q]`: the triples to mask.
+        answers: int32 `[a]`.
+        first, last: int64 `[q]`: triple `which[i]` excludes `answers[first[i]:last[i]]`, ascending.
+        mask: bool `[b, c]`, changed in place: False for excluded candidates.
+    """
+    for i in range(len(which)):
+        if first[i] == last[i]:
+            continue
+        row = which[i]
+        for c in range(entities.shape[1]):
+            place = first_at_least(answers, first[i], last[i], entities[row, c])
+            if place < last[i] and answers[place] == entities[row, c]:
+                mask[row, c] = False
+
+
+@kernel
+def _mask_shared(
+    entities: Int64, column: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools
+) -> None:
+    candidates = len(entities)
+    for i in range(len(which)):
+        listed = last[i] - first[i]
+        if listed <= candidates:  # walk the shorter of the two, search the longer
+            for a in range(first[i], last[i]):
+                place = first_at_least(entities, 0, candidates, answers[a])
+                while place < candidates and entities[place] == answers[a]:  # a candidate may be drawn twice
+                    mask[which[i], column[place]] = False
+                    place += 1
+        else:
+            for c in range(candidates):
+                place = first_at_least(answers, first[i], last[i], entities[c])
+                if place < last[i] and answers[place] == entities[c]:
+                    mask[which[i], column[c]] = False

@@ -20,9 +20,9 @@ from elastable.replicas.knowledge_graphs.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
-    QueryBatches,
     TripleCandidates,
     as_asked,
+    query_batches,
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
@@ -30,7 +30,6 @@ from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sha
 from elastable.replicas.knowledge_graphs.graph.triple_files import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
-from elastable.replicas.knowledge_graphs.scores.catalogue import row_layout
 
 _TRIPLES = 1 << 14  # scored at once
 
@@ -216,11 +215,10 @@ class LinkPredictor:
     def _side(self, triples: Int32, side: Side, k: int, new: bool, among: Candidates | None) -> list[list[Answer]]:
         trained = self.trained
         asked, of = as_asked(triples, side, len(trained.relations), trained.settings.reciprocal)
-        batches = QueryBatches(asked, trained.model.sharding, of, min(_QUERIES, len(asked)))
+        batches = query_batches(asked, trained.model.sharding, of, min(_QUERIES, len(asked)), 0)
         known, most = trained.known if new else None, min(k, len(trained.entities))
         found: list[list[Answer]] = [[] for _ in triples]
-        for index in range(batches.batches):
-            queries = batches.batch(index, 0)
+        for queries in batches:
             best, scores = trained.all_scores.top(queries, most, known, among or Candidates())
             for place in np.flatnonzero(queries.mask):
                 pairs = zip(best[place].tolist(), scores[place].tolist(), strict=True)
@@ -276,7 +274,7 @@ def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, obj
         "inverse_relations": trained.settings.reciprocal,
         "rows": {
             kind: [{"name": part.name, "columns": [part.first, part.last], "meaning": part.meaning} for part in parts]
-            for kind, parts in row_layout(score).items()
+            for kind, parts in score.layout().items()
         },
         "further_variables": {name: list(value.shape) for name, value in dense.items()},
     }

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadSpec, CheckpointError, ModelError, Unsupported
+from elastable.embedding_store.errors import BadInput, BadSpec, CheckpointError, ModelError, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
+from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
+from elastable.replicas.host_embeddings.host_table import require_state
 from elastable.replicas.training.part_optimizer import (
     PartOptimizer,
     clip_parts,
@@ -27,7 +30,7 @@ from elastable.replicas.training.sharded_variables import (
     plan_variables,
     update_domains,
 )
-from elastable.replicas.training.step import BatchPart, GradientStep, refuse_own_changes
+from elastable.replicas.training.step import BatchPart, GradientStep, host_embeddings, refuse_own_changes
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 
@@ -235,8 +238,11 @@ class _Entry:
         return f"{self.dtype} {list(self.shape)}"
 
 
+_HOST = "host/"  # of keys of host embeddings' tensors: "host/TABLE/ARRAY", with the arrays of `HostTable.state`
+
+
 class WholeTensors:
-    """Trainable variables, states and optimizer variables by kind and index ("variables/00000").
+    """Trainable variables, states and optimizer variables by kind and index ("variables/00000"); then host embeddings.
 
     Keys, shapes and order are those of an unsharded model and a Keras
     optimizer built on it, whatever the replicas and the sharding.
@@ -244,17 +250,24 @@ class WholeTensors:
     Args:
         weights: The model's trainable variables.
         states: Its other variables, those of frozen layers included.
+        hosts: Its host embeddings.
     """
 
-    def __init__(self, weights: ReplicaWeights, states: Sequence[keras.Variable], optimizer: PartOptimizer) -> None:
+    def __init__(
+        self,
+        weights: ReplicaWeights,
+        states: Sequence[keras.Variable],
+        optimizer: PartOptimizer,
+        hosts: Sequence[HostEmbedding] = (),
+    ) -> None:
         self._weights = weights
         self._group = weights.exchange.group
+        self._hosts = {f"{_HOST}{layer.table.spec.name}/": layer for layer in hosts}
         slots = {id(slot): (place, name) for slot, place, name in optimizer.slots}
         entries: dict[str, _Entry] = {}
-        for place, variable in enumerate(weights.variables):
-            entries[f"variables/{place:05d}"] = _Entry(variable.path, tuple(variable.shape), variable)
-        for place, variable in enumerate(states):
-            entries[f"states/{place:05d}"] = _Entry(variable.path, tuple(variable.shape), variable)
+        for kind, variables in (("variables", weights.variables), ("states", states)):
+            for place, variable in enumerate(variables):
+                entries[f"{kind}/{place:05d}"] = _Entry(variable.path, tuple(variable.shape), variable)
         for place, variable in enumerate(optimizer.keras.variables):
             key = f"optimizer/{place:05d}"
             if id(variable) not in slots:
@@ -274,6 +287,8 @@ class WholeTensors:
             if entry.place is not None:
                 (value,) = self._weights.exchange.gather([value], [self._weights.layouts[entry.place]])
             yield key, value.reshape(entry.shape)
+        for start, layer in self._hosts.items():
+            yield from ((f"{start}{name}", np.asarray(array)) for name, array in layer.state().items())
 
     def restore(self, tensors: Mapping[str, Array] | None) -> None:
         """Restores what `tensors` gave, of any number of replicas; every replica calls it.
@@ -285,20 +300,29 @@ class WholeTensors:
             CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing has changed.
         """
         given = dict(tensors or {})
-        self.check(given)
+        kinds = run_at_root(self._group, lambda: self._checked(given))
+
+        def everyones(key: str, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+            mine = np.ascontiguousarray(given[key]) if self._group.rank == 0 else np.empty(shape, dtype)
+            return self._group.broadcast(mine.reshape(shape))
+
+        for start, layer in self._hosts.items():
+            layer.restore({name: everyones(start + name, *kind) for name, kind in kinds[start].items()})
         for key, entry in self._entries.items():
-            mine = np.ascontiguousarray(given[key]) if self._group.rank == 0 else np.empty(entry.shape, entry.dtype)
-            array = self._group.broadcast(mine.reshape(entry.shape))
+            array = everyones(key, entry.shape, entry.dtype)
             put(entry.variable, array if entry.place is None else self._weights.part_of(entry.place, array))
         self._weights.taken()
 
-    def check(self, tensors: Mapping[str, Array]) -> None:
-        """Raises what `restore` would raise; every replica calls it."""
-        run_at_root(self._group, lambda: self._checked(tensors))
-
-    def _checked(self, tensors: Mapping[str, Array]) -> None:
+    def _checked(self, tensors: Mapping[str, Array]) -> dict[str, dict[str, tuple[Sequence[int], str]]]:
+        """Shape and dtype of the arrays of each host embedding, by the beginning of their keys."""
+        states: dict[str, dict[str, Array]] = {start: {} for start in self._hosts}
         for key, tensor in tensors.items():
-            if key not in self._entries:
+            start = max((each for each in states if key.startswith(each)), key=len, default=None)
+            if start is not None:
+                states[start][key.removeprefix(start)] = np.asarray(tensor)
+            elif key.startswith(_HOST):
+                raise CheckpointError(f"the checkpoint has {key}, and the model has no such host embedding")
+            elif key not in self._entries:
                 raise CheckpointError(
                     f"the checkpoint has {key} ({tensor.dtype} {list(tensor.shape)}), and the model has no such "
                     "variable: it is of another model or optimizer"
@@ -314,6 +338,13 @@ class WholeTensors:
                     f"{key} ({entry.name}) is {found.dtype} {list(found.shape)} in the checkpoint and {entry.kind} in "
                     "the model"
                 )
+        for start, layer in self._hosts.items():
+            try:
+                require_state(layer.table.spec, states[start])
+            except BadInput as error:
+                raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+        return {start: {name: (each.shape, str(each.dtype)) for name, each in state.items()}
+                for start, state in states.items()}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +408,9 @@ class Training:
         self.weights.forget_buffers()
         self.count_metrics()
         self._states = ReplicaStates(model, group)
-        self.whole_tensors = WholeTensors(self.weights, model.non_trainable_weights, self.optimizer)
+        self.whole_tensors = WholeTensors(
+            self.weights, model.non_trainable_weights, self.optimizer, host_embeddings(model)
+        )
         self.step = 0
         self.memory: ReplicaMemory | None = None
 

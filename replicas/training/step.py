@@ -329,10 +329,16 @@ def refuse_losses(loss: object) -> None:
             )
 
 
+def host_embeddings(model: keras.Model) -> list[HostEmbedding]:
+    """The model's layers that are host embeddings, by the names of their tables."""
+    found = [layer for layer in layers_of(model) if isinstance(layer, HostEmbedding)]
+    return sorted(found, key=lambda layer: str(layer.table.spec.name))
+
+
 def refuse_scaled_tables(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     """Raises Unsupported for loss scaling with a host embedding, whose own optimizer would take scaled gradients."""
     scale = getattr(optimizer, "loss_scale_factor", None)
-    layers = [layer for layer in layers_of(model) if isinstance(layer, HostEmbedding) and layer.table.optimizer]
+    layers = [layer for layer in host_embeddings(model) if layer.table.optimizer]
     if scale and layers:
         raise Unsupported(
             f"{type(optimizer).__name__}(loss_scale_factor={scale:g}) with host embedding {layers[0].name!r}: the "

@@ -20,8 +20,6 @@ from elastable.master.checkpoints.writing import write_tensors
 from elastable.master.tasks.progress import Progress
 from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
 from elastable.replicas.groups.world import replica_group
-from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
-from elastable.replicas.host_embeddings.host_table import require_state
 from elastable.replicas.training.replica_training import ReplicaMemory, Training
 from elastable.replicas.training.sharded_variables import VariablePlacement, VariableSplit
 from elastable.replicas.training.step import (
@@ -30,6 +28,7 @@ from elastable.replicas.training.step import (
     GradientStep,
     PredictStep,
     ReplicaEvaluateStep,
+    host_embeddings,
     reader_of,
     refuse_losses,
     refuse_model,
@@ -38,7 +37,6 @@ from elastable.replicas.training.step import (
     split_off,
 )
 from elastable.worker.keras.keras_methods import history_of, require_callback, sees_batches
-from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.pytrees import Structure
 from elastable.worker.readers.batch.reader import Reader
@@ -137,9 +135,6 @@ def _refuse_unsupported(callback: keras.callbacks.Callback) -> None:
 
 
 StepKind = TypeVar("StepKind", bound=BatchStep)
-
-HOST = "host/"
-"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `HostTable.state`."""
 
 
 class ReplicaTrainer:
@@ -337,7 +332,6 @@ class ReplicaTrainer:
             ModelError: the model is not compiled or not built.
         """
         yield from self._ready(None).whole_tensors.tensors()
-        yield from host_tensors(self.model)
 
     def restore(self, tensors: Mapping[str, Array] | None, step: int) -> None:
         """Restores the state of `whole_tensors`, of any number of replicas; every replica calls it.
@@ -350,11 +344,7 @@ class ReplicaTrainer:
             CheckpointError: they belong to another model or optimizer; nothing has changed.
         """
         training = self._ready(None)
-        every = dict(tensors or {})
-        dense = {key: tensor for key, tensor in every.items() if not key.startswith(HOST)}
-        training.whole_tensors.check(dense)
-        restore_hosts(self.model, self.group, every)
-        training.whole_tensors.restore(dense)
+        training.whole_tensors.restore(tensors)
         training.step = step
 
     def close(self) -> None:
@@ -488,56 +478,6 @@ class ReplicaTrainer:
 
     def _agree(self, what: str, reader: Reader, **settings: object) -> None:
         require_same(self.group, what, {"records": len(reader), "seed": self.seed, **settings})
-
-
-def host_embeddings(model: keras.Model) -> list[HostEmbedding]:
-    """The model's layers that are host embeddings, by the names of their tables."""
-    found = [layer for layer in layers_of(model) if isinstance(layer, HostEmbedding)]
-    return sorted(found, key=lambda layer: str(layer.table.spec.name))
-
-
-def host_tensors(model: keras.Model) -> Iterator[tuple[str, Array]]:
-    """(key, whole tensor) of every host embedding's state; every replica iterates to the end."""
-    for layer in host_embeddings(model):
-        for name, array in layer.state().items():
-            yield f"{HOST}{layer.table.spec.name}/{name}", np.asarray(array)
-
-
-def restore_hosts(model: keras.Model, group: ReplicaGroup, tensors: Mapping[str, Array]) -> None:
-    """Restores what `host_tensors` gave; every replica calls it.
-
-    Args:
-        tensors: Tensors by key; only rank 0's are used.
-
-    Raises:
-        CheckpointError: they do not fit the model's host embeddings; nothing has changed.
-    """
-    tables = {f"{HOST}{layer.table.spec.name}/": layer for layer in host_embeddings(model)}
-    states = {
-        start: {key.removeprefix(start): np.asarray(each) for key, each in tensors.items() if key.startswith(start)}
-        for start in tables
-    }
-
-    def checked() -> dict[str, dict[str, tuple[str, Sequence[int]]]]:
-        foreign = sorted(key for key in tensors if key.startswith(HOST) and not key.startswith((*tables,)))
-        if foreign:
-            raise CheckpointError(f"the checkpoint has {foreign[0]}, and the model has no such host embedding")
-        for start, layer in tables.items():
-            try:
-                require_state(layer.table.spec, states[start])
-            except BadInput as error:
-                raise CheckpointError(f"the checkpoint is of another model: {error}") from error
-        return {
-            start: {name: (str(array.dtype), array.shape) for name, array in state.items()}
-            for start, state in states.items()
-        }
-
-    kinds = run_at_root(group, checked)
-    for start, layer in tables.items():
-        mine, shapes = states[start], kinds[start]
-        if group.rank:
-            mine = {name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}
-        layer.restore({name: group.broadcast(mine[name]) for name in shapes})
 
 
 def predict_all(

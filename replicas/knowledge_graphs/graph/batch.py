@@ -10,6 +10,8 @@ A worker's triples are those whose head is on its shard, in n blocks of p: block
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int32, Int64
 
 Corruption = Literal["h", "t", "ht"]
@@ -23,6 +25,29 @@ CORRUPTIONS: tuple[Corruption, ...] = ("h", "t", "ht")
 `k < p // 2` of every block and the tail for the others; p is even then."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A worker's triples whose candidates replace the same end.
+
+    Attributes:
+        triples: int64 `[q]`: indices of the worker's triples, ascending.
+        place: Index of the side among shared candidates: 1 for tails in corruption "ht", else 0.
+    """
+
+    side: Side
+    triples: Int64
+    place: int
+
+
+def asked_sides(corruption: Corruption, blocks: int, each: int) -> tuple[Asked, ...]:
+    """The queried ends of `blocks` blocks of `each` triples, as `CORRUPTIONS` says."""
+    order = np.arange(blocks * each)
+    if corruption != "ht":
+        return (Asked("head" if corruption == "h" else "tail", order, 0),)
+    first = order % each < each // 2
+    return Asked("head", order[first], 0), Asked("tail", order[~first], 1)
+
+
 @dataclass(frozen=True)
 class Negatives:
     """Candidates of one worker's step: the rows that it reads, and how triples are scored with them.
@@ -30,25 +55,19 @@ class Negatives:
     Attributes:
         rows: int32 `[n, B, m]`, rows of this worker's shard. `rows[j]` are for the triples of worker j:
             embedding-moving sends their embeddings to j in the all-to-all, and reads those of shard s at `[s, B, m]`;
-            score-moving scores the triples of j with them here. With `local` nothing is exchanged: every `rows[j]` is
-            for this worker's own triples. Padding candidates read some existing row.
+            score-moving scores the triples of j with them here. Padding candidates read some existing row.
         per_triple: True: `B = n * p`, and triple b is scored with `[s, b, :]` of every shard s. False (shared): `B =
             1`, or 2 for corruption "ht" (0: heads, 1: tails), and every triple of the step is scored with all
-            candidates of its end (in corruption "ht" each block has a half for each end). All `rows[j]` are equal then,
-            unless they are `local`.
+            candidates of its end (in corruption "ht" each block has a half for each end). All `rows[j]` are equal then.
         mask: bool `[n * p, n, m]`, or `[1, n, m]` if it is the same for all triples, or None if every candidate counts
-            in every step. `mask[b, s, k]` is False if candidate k of shard s (with `local`: of `rows[s]`) does not
-            count for triple b: it is padding, or makes a known triple and is filtered.
-        entities: int64 `[B, n, m]`: global ids of the candidates of this worker's
-            triples, -1 for padding; None unless requested from the sampler.
+            in every step. `mask[b, s, k]` is False if candidate k of shard s does not count for triple b: it is
+            padding, or makes a known triple and is filtered.
     """
 
     rows: Int32
     per_triple: bool
     corruption: Corruption
-    local: bool = False
     mask: Bools | None = None
-    entities: Int64 | None = None
 
 
 @dataclass(frozen=True)

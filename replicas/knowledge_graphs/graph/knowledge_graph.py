@@ -4,24 +4,29 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int32, Int64
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.replicas.knowledge_graphs.graph.sharding import checked_triples
 from elastable.replicas.knowledge_graphs.graph.triple_files import (
     TABLE_ENDINGS,
     Names,
     inverse_names,
     line_of,
+    numbered,
     read_columns,
     read_entity_types,
     read_ogb,
     read_table_columns,
     without_header,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COLUMNS = ("head", "relation", "tail")
 """Names of the columns of CSV and Parquet files, unless the source names others."""
@@ -194,7 +199,13 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
 
 def _of_ids(folder: Path, unseen: Unseen) -> KnowledgeGraph:
     name = folder.resolve().name
-    triples, entities, relations, entity_types, types = read_ogb(folder)
+    given, entities, relations, entity_types, types = read_ogb(folder)
+    triples = dict[str, Int32]()
+    for split, ids in given.items():
+        try:
+            triples[split] = checked_triples(ids, len(entities), len(relations))
+        except (BadInput, IdOutOfRange) as error:
+            raise BadInput(f"{folder / split}.npz, {error}") from error
     counts = _take_out_unseen(
         triples, entities, relations, unseen, lambda split, record: f"{name}, {split} triple {record} (from 0)"
     )
@@ -203,39 +214,43 @@ def _of_ids(folder: Path, unseen: Unseen) -> KnowledgeGraph:
 
 
 def _of_names(folder: Path, asked: GraphSource, unseen: Unseen) -> KnowledgeGraph:
+    import pyarrow as pa
+
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; a graph is a folder with train.txt, or ogb:FOLDER")
     files = {split: file for split in SPLITS if (file := _file(folder, split)) is not None}
     if "train" not in files:
         raise BadInput(f"{folder}: no train.txt (or .tsv) with training triples")
-    entities, relations = _Ids(), _Ids()
-    triples, headers = dict[str, Int32](), dict[str, bool]()
-    for split in SPLITS:
-        triples[split], headers[split] = np.empty((0, 3), np.int32), False
-        if split in files:
-            triples[split], headers[split] = _read(files[split], asked, entities, relations)
-        if not len(triples["train"]):
-            raise BadInput(f"{files['train']}: no training triple")
+    found = {split: _read(file, asked) for split, file in files.items()}
+    if not len(found["train"][0]):
+        raise BadInput(f"{files['train']}: no training triple")
+    headers = [split for split, (_, header) in found.items() if header]
+    table = pa.concat_tables([split for split, _ in found.values()])
+    entities, ends = numbered([table["head"], table["tail"]])
+    relations, kinds = numbered([table["relation"]])
+    every = np.concatenate([ends[:, :1], kinds, ends[:, 1:]], axis=1)
+    lengths = [len(found[split][0]) if split in found else 0 for split in SPLITS]
+    triples = dict(zip(SPLITS, np.split(every, np.cumsum(lengths)[:-1]), strict=True))
 
     def place(split: str, record: int) -> str:
-        return f"{files[split]}, {_record(files[split], record + headers[split])}"
+        return f"{files[split]}, {_record(files[split], record + (split in headers))}"
 
-    counts = _take_out_unseen(triples, entities.names, relations.names, unseen, place)
+    counts = _take_out_unseen(triples, entities, relations, unseen, place)
     if unseen == "drop":  # ids are in order of first occurrence
-        del entities.names[1 + int(triples["train"][:, [0, 2]].max()) :]
-        del relations.names[1 + int(triples["train"][:, 1].max()) :]
-    names = Names(entities.names)
+        del entities[1 + int(triples["train"][:, [0, 2]].max()) :]
+        del relations[1 + int(triples["train"][:, 1].max()) :]
+    names = Names(entities)
     types, entity_types, further_types = read_entity_types(_file(folder, _TYPES), names)
     return KnowledgeGraph(
         name=folder.resolve().name,
         entities=names,
-        relations=Names(relations.names, "relation"),
+        relations=Names(relations, "relation"),
         **triples,
         unseen=counts,
         entity_types=entity_types,
         types=types,
         further_types=further_types,
-        notes=tuple(f"{files[split]}: its first line is a header" for split, header in headers.items() if header),
+        notes=tuple(f"{files[split]}: its first line is a header" for split in headers),
     )
 
 
@@ -271,21 +286,6 @@ def _take_out_unseen(
     return counts
 
 
-class _Ids:
-    """Ids of names, in order of first occurrence."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._ids: dict[str, int] = {}
-
-    def ids(self, names: list[str]) -> Int64:
-        for name in names:
-            if name not in self._ids:
-                self._ids[name] = len(self.names)
-                self.names.append(name)
-        return np.array([self._ids[name] for name in names], np.int64)
-
-
 def _file(folder: Path, name: str) -> Path | None:
     found = [file for ending in _ENDINGS if (file := folder / f"{name}{ending}").is_file()]
     if len(found) > 1:
@@ -301,22 +301,13 @@ def _repeated(triples: Int32, train: Int32) -> int:
     return int(np.isin(keys, known).sum())
 
 
-def _read(file: Path, asked: GraphSource, entities: _Ids, relations: _Ids) -> tuple[Int32, bool]:
-    """int32 `[N, 3]`, and whether the first line was a header of a file that may have none."""
+def _read(file: Path, asked: GraphSource) -> tuple["pa.Table", bool]:
+    """Names in columns head, relation and tail; whether the first line was a header of a file that may have none."""
     if file.name.endswith(TABLE_ENDINGS):
-        found, header = read_table_columns(file, asked.columns, asked.header != "no"), False
+        table, header = read_table_columns(file, asked.columns, asked.header != "no"), False
     else:
-        found, header = without_header(file, read_columns(file), asked.header)
-    (heads, head), (kinds, relation), (tails, tail) = found
-    # Line by line, head before tail: a column's dictionary is in order of first occurrence.
-    met = [
-        (int(line), end, name)
-        for end, (names, codes) in enumerate(((heads, head), (tails, tail)))
-        for name, line in zip(names, np.unique(codes, return_index=True)[1], strict=True)
-    ]
-    entities.ids([name for _, _, name in sorted(met)])
-    triples = np.stack([entities.ids(heads)[head], relations.ids(kinds)[relation], entities.ids(tails)[tail]], axis=1)
-    return triples.astype(np.int32), header
+        table, header = without_header(file, read_columns(file), asked.header)
+    return table.rename_columns(COLUMNS), header
 
 
 def _record(file: Path, record: int) -> str:

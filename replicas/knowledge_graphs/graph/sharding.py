@@ -1,8 +1,7 @@
 """Which shard and row hold an entity; triples grouped by the shards of their ends; known triples by either end."""
 
 import os
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +60,15 @@ class Sharding:
                 f"sharding of entities: {entities} entities cannot be spread over {shards} workers; every worker needs "
                 f"at least one (and there may be no more than 2**31 - 1)"
             )
-        types = _checked_types(entity_types, entities)
+        types = np.zeros(entities, np.int32) if entity_types is None else np.asarray(entity_types)
+        if types.shape != (entities,) or types.dtype.kind not in "iu":
+            raise BadInput(
+                f"entity types must be integers [{entities}], one an entity; got {types.dtype} {types.shape}"
+            )
+        if types.min() < 0 or types.max() >= _MOST_TYPES:
+            raise BadInput(
+                f"entity types must be numbered from 0, below {_MOST_TYPES}; got {types.min()} to {types.max()}"
+            )
         shuffled = permutation(entities, stream_key(seed, _STREAM, 0))
         dealt = shuffled[np.argsort(types[shuffled], kind="stable")]  # by type; shuffled within
         first = permutation(shards, stream_key(seed, _STREAM, 1))  # which shards get one more is random, too
@@ -72,7 +79,7 @@ class Sharding:
         counts = np.bincount(shard_of, minlength=shards)
         entity_at = np.full((shards, -(-entities // shards)), -1, np.int64)
         entity_at[shard_of, row_of] = np.arange(entities)
-        return cls(seed, shard_of, row_of, entity_at, counts, types)
+        return cls(seed, shard_of, row_of, entity_at, counts, types.astype(np.int32))
 
     @property
     def shards(self) -> int:
@@ -92,11 +99,6 @@ class Sharding:
     def held_by(self, shard: int) -> Int64:
         """int64 `[counts[shard]]`: the entities of a shard, in the order of its rows."""
         return self.entity_at[shard, : self.counts[shard]]
-
-    def place_of(self, entities: npt.NDArray[np.integer]) -> Int64:
-        """int64, of the shape of `entities`: `shard * rows + row`, the row in the concatenated tables of all shards."""
-        places: Int64 = self.shard_of[entities].astype(np.int64) * self.rows + self.row_of[entities]
-        return places
 
     def shard_table(self, table: Array, shard: int) -> Array:
         """`[rows, ...]`: one shard of a table `[E, ...]`; padding rows are zero."""
@@ -124,72 +126,37 @@ class Sharding:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _checked_types(entity_types: npt.ArrayLike | None, entities: int) -> Int32:
-    if entity_types is None:
-        return np.zeros(entities, np.int32)
-    types = np.asarray(entity_types)
-    if types.shape != (entities,) or types.dtype.kind not in "iu":
-        raise BadInput(f"entity types must be integers [{entities}], one an entity; got {types.dtype} {types.shape}")
-    if types.min() < 0 or types.max() >= _MOST_TYPES:
-        raise BadInput(f"entity types must be numbered from 0, below {_MOST_TYPES}; got {types.min()} to {types.max()}")
-    return types.astype(np.int32)
-
-
-PartitionMode = Literal["pair", "head", "tail"]
-
-
 @dataclass(frozen=True, eq=False)
 class PartitionedTriples:
-    """Triples grouped by shards; within a group they keep their order.
+    """Triples grouped by the shards of head and tail; within a group they keep their order.
 
     Attributes:
-        mode: "pair": by the shards of head and tail, for training; "head" or "tail": by
-            the shard of that end, for queries.
         triples: int32 `[N, 3]`: head, relation, tail, global ids, group after group.
         source: int64 `[N]`: position of each in the input array.
-        counts: int64 `[n, n]` (by head's and tail's shard) or `[n]`: triples of each group; a group may be empty.
-        offsets: int64, of the same shape: where each group begins.
+        counts: int64 `[n, n]`: triples of each group, by head's and tail's shard; a group may be empty.
+        offsets: int64 `[n, n]`: where each group begins.
     """
 
     sharding: Sharding
-    mode: PartitionMode
     triples: Int32
     source: Int64
     counts: Int64
     offsets: Int64
 
     @classmethod
-    def create(cls, triples: npt.ArrayLike, sharding: Sharding, mode: PartitionMode = "pair") -> "PartitionedTriples":
-        """Groups triples.
-
-        Args:
-            triples: int `[N, 3]`: head, relation, tail. With mode "head" a tail may
-                be -1, with mode "tail" a head: the queried end.
+    def create(cls, triples: npt.ArrayLike, sharding: Sharding) -> "PartitionedTriples":
+        """Groups triples, int `[N, 3]`: head, relation, tail.
 
         Raises:
-            BadInput: malformed triples or an unknown mode.
+            BadInput: malformed triples.
             IdOutOfRange: an entity has no shard.
         """
-        if mode not in get_args(PartitionMode):
-            raise BadInput(f"partition mode {mode!r}: known are {', '.join(get_args(PartitionMode))}")
-        unknown = {"pair": (), "head": (2,), "tail": (0,)}[mode]
-        given = checked_triples(triples, sharding.entities, unknown_in=unknown)
-        shards = sharding.shards
-        if mode == "pair":
-            group = sharding.shard_of[given[:, 0]].astype(np.int64) * shards + sharding.shard_of[given[:, 2]]
-        else:
-            group = sharding.shard_of[given[:, 0 if mode == "head" else 2]].astype(np.int64)
-        shape = (shards, shards) if mode == "pair" else (shards,)
-        counts = np.bincount(group, minlength=int(np.prod(shape))).astype(np.int64)
+        given, n = checked_triples(triples, sharding.entities), sharding.shards
+        group = sharding.shard_of[given[:, 0]].astype(np.int64) * n + sharding.shard_of[given[:, 2]]
+        counts = np.bincount(group, minlength=n * n).astype(np.int64)
         source = np.argsort(group, kind="stable")
-        return cls(
-            sharding=sharding,
-            mode=mode,
-            triples=given[source],
-            source=source,
-            counts=counts.reshape(shape),
-            offsets=(np.cumsum(counts) - counts).reshape(shape),
-        )
+        offsets = (np.cumsum(counts) - counts).reshape(n, n)
+        return cls(sharding, given[source], source, counts.reshape(n, n), offsets)
 
     def __len__(self) -> int:
         return len(self.triples)
@@ -288,10 +255,8 @@ class KnownTriples:
         heads: The heads of every (tail, relation).
     """
 
-    entities: int
     tails: AnswerLists
     heads: AnswerLists
-    _placed: dict[Side, tuple[Sharding, Int64]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def create(cls, entities: int, relations: int, *triples: npt.ArrayLike) -> "KnownTriples":
@@ -306,71 +271,30 @@ class KnownTriples:
         """
         given = [checked_triples(part, entities, relations) for part in triples]
         every = np.concatenate(given) if given else np.empty((0, 3), np.int32)
-        return cls(
-            entities,
-            _answer_lists(every[:, 0], every[:, 1], every[:, 2], relations),
-            _answer_lists(every[:, 2], every[:, 1], every[:, 0], relations),
-        )
+        ends = every[:, 0], every[:, 2]
+        return cls(*(_answer_lists(one, every[:, 1], other, relations) for one, other in (ends, ends[::-1])))
 
     def lists(self, side: Side) -> AnswerLists:
         """The answers of queries for this end."""
         return self.tails if side == "tail" else self.heads
 
-    def exclusions(
-        self, side: Side, given: Int64, relation: npt.NDArray[np.integer], answer: Int64, sharding: Sharding
-    ) -> "Exclusions":
-        """What a filtered evaluation does not rank: all known answers of each query, and its own answer.
+    def answers_on(
+        self, side: Side, given: Int64, relation: npt.NDArray[np.integer], sharding: Sharding, shard: int
+    ) -> tuple[Int64, Int64]:
+        """All known answers of queries, int64 `[q]` and int `[q]`, among the entities of one shard.
 
-        The first call for a side and a sharding sorts all answers by their
-        positions and keeps those: eight bytes per answer.
-
-        Args:
-            given: int64 `[q]`, the given entities.
-            relation: int `[q]`.
-            answer: int64 `[q]`, -1: none. It is excluded even if it is not known: an
-                answer does not compete with itself.
-            sharding: The sharding whose windows hold the candidates.
+        Returns:
+            (query, row of the shard), int64 `[P]` each, by query and row, every pair once.
         """
         lists = self.lists(side)
         first, last = lists.spans(given, relation)
-        own = np.where(answer >= 0, sharding.place_of(np.maximum(answer, 0)), -1)
-        return Exclusions(self._places(side, sharding), first, last, own, sharding.rows)
-
-    def _places(self, side: Side, sharding: Sharding) -> Int64:
-        """int64 `[A]`: positions of the answers, ascending within each pair."""
-        kept = self._placed.get(side)
-        if kept is None or kept[0] is not sharding:
-            lists = self.lists(side)
-            places = sharding.place_of(lists.answers)
-            _sort_spans(places, lists.offsets)
-            kept = self._placed[side] = (sharding, places)
-        return kept[1]
-
-
-@dataclass(frozen=True, eq=False)
-class Exclusions:
-    """Excluded pairs of query and entity, found one window of a shard at a time.
-
-    Attributes:
-        places: int64 `[A]`, `shard * rows + row` of answers.
-        first, last: int64 `[q]`: query i excludes `places[first[i]:last[i]]`, ascending.
-        own: int64 `[q]`: query i excludes `own[i]`, too; -1: none.
-    """
-
-    places: Int64
-    first: Int64
-    last: Int64
-    own: Int64
-    rows: int
-
-    def window(self, shard: int, first_row: int, last_row: int) -> tuple[Int64, Int64]:
-        """The excluded pairs among rows `first_row .. last_row - 1` of a shard.
-
-        Returns:
-            (query, column), int64 `[P]` each, by query, every pair once; columns are rows counted from `first_row`.
-        """
-        low, high = shard * self.rows + first_row, shard * self.rows + min(last_row, self.rows)
-        return _window(self.places, self.first, self.last, self.own, low, high)
+        query = np.repeat(np.arange(len(first)), last - first)
+        skipped = first - (np.cumsum(last - first) - (last - first))  # from a pair's number to the place of its answer
+        answer = lists.answers[np.arange(len(query)) + skipped[query]]
+        here = sharding.shard_of[answer] == shard
+        places = np.sort(query[here] * sharding.rows + sharding.row_of[answer[here]])
+        query = places // sharding.rows
+        return query, places - query * sharding.rows
 
 
 def _answer_lists(given: Int32, relation: Int32, answer: Int32, relations: int) -> AnswerLists:
@@ -385,12 +309,6 @@ def _answer_lists(given: Int32, relation: Int32, answer: Int32, relations: int) 
 
 
 @kernel
-def _sort_spans(values: Int64, offsets: Int64) -> None:
-    for i in range(len(offsets) - 1):
-        values[offsets[i] : offsets[i + 1]].sort()
-
-
-@kernel
 def first_at_least(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
     """The first position of `values[low:high]`, ascending, with a value of at least `wanted`; else `high`."""
     while low < high:
@@ -400,25 +318,3 @@ def first_at_least(values: npt.NDArray[np.integer], low: int, high: int, wanted:
         else:
             high = middle
     return low
-
-
-@kernel
-def _window(places: Int64, first: Int64, last: Int64, own: Int64, low: int, high: int) -> tuple[Int64, Int64]:
-    """Each query's places in `low .. high - 1`, then its own if that is in there without being one of them."""
-    begin, end, among = np.empty_like(first), np.empty_like(first), np.zeros(len(own), np.bool_)
-    for i in range(len(first)):
-        begin[i] = first_at_least(places, first[i], last[i], low)
-        end[i] = first_at_least(places, begin[i], last[i], high)
-        if low <= own[i] < high:
-            found = first_at_least(places, begin[i], end[i], own[i])
-            among[i] = not (found < end[i] and places[found] == own[i])
-    query = np.empty((end - begin).sum() + among.sum(), np.int64)
-    column, count = np.empty_like(query), 0
-    for i in range(len(begin)):
-        for a in range(begin[i], end[i]):
-            query[count], column[count] = i, places[a] - low
-            count += 1
-        if among[i]:
-            query[count], column[count] = i, own[i] - low
-            count += 1
-    return query, column

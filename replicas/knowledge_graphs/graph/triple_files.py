@@ -112,17 +112,16 @@ def inverse_names(relations: Sequence[str]) -> list[str]:
     return [name + ending for name in relations]
 
 
-NamedColumns = list[tuple[list[str], Int32]]
-"""For each column: its names in order of first occurrence, and int32 `[lines]`, the index of each line's name."""
-
-
-def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head", "relation", "tail")) -> NamedColumns:
+def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head", "relation", "tail")) -> "pa.Table":
     """Reads a file of tab-separated names, UTF-8, without a header, quotes or comments; compressed if it ends in `.gz`.
 
     Blank lines are skipped but counted; a name may contain anything but tabs and line breaks.
 
     Args:
         columns: What each column is, for errors.
+
+    Returns:
+        Strings in each of `columns`, none of them empty.
 
     Raises:
         BadInput: no such file, or a malformed line, named by file and number.
@@ -134,85 +133,74 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
         raise BadInput(f"{file}: no such file; wanted: {', '.join(columns)}, separated by tabs, one a line")
     try:
         if not any(True for _ in _lines(file)):
-            return [([], np.empty(0, np.int32)) for _ in columns]
+            return pa.table({name: pa.array([], pa.string()) for name in columns})
         table = _csv(file, columns, delimiter="\t", quote_char=False)
     except (OSError, EOFError, zlib.error) as error:  # a .gz file that is not one, or is cut off
         raise BadInput(f"{file}: cannot be read ({error})") from error
     except pa.ArrowInvalid as error:
         _refuse_malformed(file, columns)  # finds the line that Arrow could not parse
         raise BadInput(f"{file}: cannot be read ({error})") from error
-    found, whole = _encoded(table, columns)
-    if not all(whole):
+    if any(True for _ in _empty(table, columns)):
         _refuse_malformed(file, columns)
-    return found
+    return table
 
 
-def _encoded(table: "pa.Table", columns: tuple[str, ...]) -> tuple[NamedColumns, list[bool]]:
-    """The columns, and whether every row of each has a name."""
-    encoded = [table[name].combine_chunks().dictionary_encode() for name in columns]
-    names = [column.dictionary.to_pylist() for column in encoded]
-    codes = [np.asarray(column.indices.fill_null(0), np.int32) for column in encoded]
-    whole = [not column.null_count and all(named) for column, named in zip(encoded, names, strict=True)]
-    return list(zip(names, codes, strict=True)), whole
+def _empty(table: "pa.Table", columns: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """The columns with a row without a name, and its number."""
+    import pyarrow.compute as pc
+
+    for name in columns:
+        row = pc.index(pc.fill_null(table[name], ""), "").as_py()
+        if row >= 0:
+            yield name, row
+
+
+def numbered(columns: Sequence["pa.ChunkedArray"]) -> tuple[list[str], Int32]:
+    """The different names of columns in order of first occurrence, row by row, and int32 `[rows, columns]`: which."""
+    import pyarrow as pa
+
+    rows, count = len(columns[0]), len(columns)
+    every = pa.concat_arrays([column.combine_chunks() for column in columns])
+    order = np.arange(rows * count).reshape(count, rows).T.reshape(-1)
+    encoded = (every if count == 1 else every.take(pa.array(order))).dictionary_encode()
+    return encoded.dictionary.to_pylist(), np.asarray(encoded.indices, np.int32).reshape(rows, count)
 
 
 _HEADERS = (
-    ("head", "h", "head_entity", "subject", "subj", "s", "source", "src", "from", "start", "left", "entity1", "e1"),
-    (
-        "relation",
-        "r",
-        "rel",
-        "relation_type",
-        "relationship",
-        "predicate",
-        "pred",
-        "p",
-        "property",
-        "edge",
-        "edge_type",
-    ),
-    ("tail", "t", "tail_entity", "object", "obj", "o", "target", "dst", "to", "end", "right", "entity2", "e2"),
-)
+    {"head", "h", "head_entity", "subject", "subj", "s", "source", "src", "from", "start", "left", "entity1", "e1"},
+    {"relation", "r", "rel", "relation_type", "relationship", "predicate", "pred", "p", "property", "edge",
+     "edge_type"},
+    {"tail", "t", "tail_entity", "object", "obj", "o", "target", "dst", "to", "end", "right", "entity2", "e2"},
+)  # fmt: skip
 """Names of the columns of head, relation and tail by which a header is known."""
 
 
-def without_header(
-    path: str | os.PathLike[str], columns: NamedColumns, header: str = "auto"
-) -> tuple[NamedColumns, bool]:
-    """The columns of triples without a first line that names them, and whether there was one.
+def without_header(path: str | os.PathLike[str], table: "pa.Table", header: str = "auto") -> tuple["pa.Table", bool]:
+    """The rows of triples without a first line that names the columns, and whether there was one.
 
     Args:
         path: The file, for errors.
-        columns: Head, relation and tail, as `read_columns` returned them.
+        table: Head, relation and tail, as `read_columns` returned them.
         header: "auto": a first line is a header if its names are those of columns, such as "subject, predicate,
             object", and occur on no other line; "yes": it is one whatever its names; "no": it is a triple.
 
     Raises:
         BadInput: a header names the columns in another order.
     """
-    (heads, head), (kinds, relation), (tails, tail) = columns
-    if not len(head) or header == "no":
-        return columns, False
-    names = [each[0] for each in (heads, kinds, tails)]
-    said = [name.strip().lower() for name in names]
-    found = [next((place for place, known in enumerate(_HEADERS) if name in known), -1) for name in said]
-    once = all(np.count_nonzero(codes == 0) == 1 for codes in (head, relation, tail))
-    recognised = sorted(found) == [0, 1, 2]
-    if header == "auto" and (not recognised or not once or names[0] in tails or names[2] in heads):
-        return columns, False
-    if recognised and found != [0, 1, 2]:
+    import pyarrow.compute as pc
+
+    if not len(table) or header == "no":
+        return table, False
+    names, rest = [column[0].as_py() for column in table.columns], table.slice(1)
+    said = [next((k for k, known in enumerate(_HEADERS) if name.strip().lower() in known), -1) for name in names]
+    if header == "auto":
+        meets = ((0, 0), (1, 1), (2, 2), (0, 2), (2, 0))  # which name is looked for in which column
+        if sorted(said) != [0, 1, 2] or any(pc.index(rest[column], names[k]).as_py() >= 0 for k, column in meets):
+            return table, False
+    if sorted(said) == [0, 1, 2] != said:
         number, _ = next(_lines(Path(path)))
         raise BadInput(f"{path}, line {number}: the columns are {', '.join(names)}; they must be head, relation, tail")
-    return [_without_first(each, codes) for each, codes in columns], True
-
-
-def _without_first(names: list[str], codes: Int32) -> tuple[list[str], Int32]:
-    """A column without its first line; names in order of first occurrence again, which that line decided."""
-    kept, first, inverse = np.unique(codes[1:], return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    place = np.empty(len(order), np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    return [names[code] for code in kept[order]], place[inverse]
+    return rest, True
 
 
 def line_of(path: str | os.PathLike[str], record: int) -> int:
@@ -247,7 +235,7 @@ TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 """Endings of files with named columns."""
 
 
-def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True) -> NamedColumns:
+def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True) -> "pa.Table":
     """Reads columns of names; what is not text becomes text, such as integers.
 
     Args:
@@ -269,11 +257,9 @@ def read_table_columns(file: Path, columns: tuple[str, ...], header: bool = True
         _require_columns(file, table.column_names, columns)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{file}: cannot be read ({error})") from error
-    found, whole = _encoded(table, columns)
-    for name in (name for name, each in zip(columns, whole, strict=True) if not each):
-        empty = next(place for place, each in enumerate(table[name].to_pylist()) if not each)
-        raise BadInput(f"{file}, row {empty} (from 0): column {name!r} is empty")
-    return found
+    for name, row in _empty(table, columns):
+        raise BadInput(f"{file}, row {row} (from 0): column {name!r} is empty")
+    return table.select(columns)
 
 
 def _require_columns(file: Path, present: list[str], columns: tuple[str, ...]) -> None:
@@ -335,9 +321,10 @@ def read_entity_types(file: Path | None, entities: Names) -> tuple[Names | None,
     """
     if file is None:
         return None, None, None
-    (named, entity), (types, kind) = read_columns(file, ("entity", "type"))
+    table = read_columns(file, ("entity", "type"))
+    (named, entity), (types, kind) = (numbered([column]) for column in table.columns)
     place = np.array([entities.id_of(name) if name in entities else -1 for name in named], np.int64)[entity]
-    pairs = np.stack([place, kind.astype(np.int64)], axis=1)[place >= 0]
+    pairs = np.concatenate([place, kind], axis=1)[place[:, 0] >= 0]
     pairs = pairs[np.sort(np.unique(pairs, axis=0, return_index=True)[1])]  # each once, in the order of the file
     with_type, first = np.unique(pairs[:, 0], return_index=True)
     found = np.full(len(entities), -1, np.int32)
@@ -364,16 +351,6 @@ DAMAGED: tuple[type[Exception], ...] = (
 _MOST_NAMES = 1 << 31
 
 
-def _checked(given: Array, entities: int, relations: int, where: str) -> Int32:
-    """int32 `[N, 3]`; raises BadInput for an id without a name, and names the triple."""
-    for column, (what, count) in enumerate((("head", entities), ("relation", relations), ("tail", entities))):
-        wrong = (given[:, column] < 0) | (given[:, column] >= count)
-        if wrong.any():
-            place = int(np.argmax(wrong))
-            raise BadInput(f"{where}, triple {place}: {what} {given[place, column]} has no name among {count}")
-    return np.ascontiguousarray(given, np.int32)
-
-
 def _names_by_id(pairs: Iterable[tuple[int, str]], what: str, where: str) -> Names:
     """The names in the order of their ids, which must be 0 .. n - 1, each once. Raises BadInput otherwise."""
     found: dict[int, str] = {}
@@ -393,7 +370,7 @@ _NAMES_OF_A_TRIPLE, _NAMES_OF_ANY = 100, 1 << 20
 _RELATIONS = ("reltype2relid", "relidx2relname")
 
 
-def read_ogb(folder: Path) -> tuple[dict[str, Int32], Names, Names, Int32 | None, Names | None]:
+def read_ogb(folder: Path) -> tuple[dict[str, Array], Names, Names, Int32 | None, Names | None]:
     """Reads `train.npz`, and `valid.npz` and `test.npz` if they are there.
 
     Their arrays are those of `LinkPropPredDataset.get_edge_split`: `head`, `relation`, `tail` (int `[N]`), and, where
@@ -401,7 +378,7 @@ def read_ogb(folder: Path) -> tuple[dict[str, Int32], Names, Names, Int32 | None
     `mapping`, if it is there; otherwise they are ids, and `TYPE:id` with types.
 
     Returns:
-        The triples of each split, int32 `[N, 3]`; names of entities and of relations by id; with types, those of the
+        The triples of each split, int64 `[N, 3]`; names of entities and of relations by id; with types, those of the
         entities, int32 `[E]`, and their names.
 
     Raises:
@@ -424,8 +401,7 @@ def read_ogb(folder: Path) -> tuple[dict[str, Int32], Names, Names, Int32 | None
     triples = {}
     for split, arrays in splits.items():
         ends = [arrays[end] + (_offsets(arrays[f"{end}_type"], offsets) if typed else 0) for end in ("head", "tail")]
-        stacked = np.stack([ends[0], arrays["relation"], ends[1]], axis=1)
-        triples[split] = _checked(stacked, len(names), len(relations), str(folder / f"{split}.npz"))
+        triples[split] = np.stack([ends[0], arrays["relation"], ends[1]], axis=1)
     return triples, names, relations, kinds if typed else None, Names(types, "type") if typed else None
 
 

@@ -24,9 +24,8 @@ _ROUNDINGS = 8.0
 class Comparison:
     """Scores of queries against candidates, and the gradients of both, by two kernels.
 
-    Candidates are rows of an array, named by their places, so that they are never copied out for each query. They come
-    in groups: the queries of a batch, in order, are cut into as many equal groups as there are groups of candidates.
-    One group is "shared by all"; as many groups as queries is "candidates of each its own".
+    Candidates are rows of an array, named by their places, so that they are never copied out for each query: one list
+    that all queries share, or as many lists as queries.
 
     Threads share the queries forward, and the columns backward, so that nobody meets.
 
@@ -51,7 +50,7 @@ class Comparison:
         Args:
             queries: float32 `[b, query width]`.
             rows: float32 `[r, entity width]`, C-contiguous.
-            places: int64 `[g, n]`, of candidates in `rows`; g divides b.
+            places: int64 `[g, n]`, of candidates in `rows`; g is 1 or b.
             pool: Threads to compute with; they change no bit.
 
         Returns:

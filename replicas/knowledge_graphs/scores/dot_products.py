@@ -27,13 +27,10 @@ class Dot(Comparison):
         super().__init__(_dot_forward, _dot_backward, lambda queries, highest, norm: np.abs(queries) @ highest, 1)
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
-        if len(places) == len(queries):
+        if len(places) > 1 or len(queries) == 1:
             return super().scores(queries, rows, places, pool)
-        each = len(queries) // len(places)
         found = np.empty((len(queries), places.shape[1]), np.float32)
-        for group, some in enumerate(places):
-            part = slice(group * each, (group + 1) * each)
-            products(queries[part], rows, some, found[part], pool)
+        products(queries, rows, places[0], found, pool)
         return found
 
     def gradients(
@@ -47,16 +44,9 @@ class Dot(Comparison):
         row_gradients: Float32,
         pool: RangePool = SERIAL,
     ) -> Float32:
-        if len(places) == len(queries):
+        if len(places) > 1 or len(queries) == 1:
             return super().gradients(queries, rows, places, scores, score_gradients, row_places, row_gradients, pool)
-        each = len(queries) // len(places)
-        found = np.empty_like(queries)
-        for group, some in enumerate(places):
-            part = slice(group * each, (group + 1) * each)
-            found[part] = product_gradients(
-                queries[part], rows, some, score_gradients[part], row_places[group], row_gradients, pool
-            )
-        return found
+        return product_gradients(queries, rows, places[0], score_gradients, row_places[0], row_gradients, pool)
 
 
 @summing_kernel

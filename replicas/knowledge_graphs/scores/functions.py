@@ -2,9 +2,12 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
@@ -25,6 +28,9 @@ from elastable.replicas.knowledge_graphs.scores.comparison import (
 )
 from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 # Yang et al., 2015 (DistMult); Trouillon et al., 2016 (ComplEx); Hitchcock, 1927, with Lacroix et al., 2018 (CP);
 # Balažević et al., 2019 (TuckER); Bordes et al., 2013 (TransE); Sun et al., 2019 (RotatE); Chao et al., 2021 (PairRE);
 # Yu et al., 2022 (TripleRE); Wang et al., 2022 (InterHT); Zhang et al., 2022 (TranS); Abboud et al., 2020 (BoxE).
@@ -37,6 +43,31 @@ Values = Literal["real", "complex", "phase"]
 numbers with the modulus 1."""
 
 
+Parts = tuple[tuple[str, str], ...]
+"""The parts of a row, from the first column to the last: name, and how the score uses it where that is not plain."""
+
+_UNIT = "divided by its length before it is used"
+_PLUS_ONE = "used with 1 added"
+_ELU = "stored as x, used as elu(x) + 1"
+_COMPLEX: Parts = (("real", ""), ("imaginary", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Columns `first .. last - 1` of a row.
+
+    Attributes:
+        name: Name of the part.
+        first, last: Its columns.
+        meaning: How the score uses them, where that is not plain.
+    """
+
+    name: str
+    first: int
+    last: int
+    meaning: str = ""
+
+
 class ScoreFunction(ABC):
     """One score function at one dimension.
 
@@ -45,38 +76,51 @@ class ScoreFunction(ABC):
     other queries to be scored.
 
     Attributes:
-        name: Name in `scores.SCORES`.
+        name: Name in `SCORES`.
+        entity_parts, relation_parts: What their rows hold, in parts of `dim` columns; of `dim / 2` where entities are
+            complex numbers, and of 1 for a bias.
+        query_parts: How many times `dim` a query is wide.
         entity_width, relation_width, query_width: float32 values of each.
         entities, relations: Initial values.
         entity_values, relation_values: What their rows hold.
-        norms: The norms to choose from; none if the score has no norm or only one.
+        norms: The norms to choose from; none if the score has no norm or only one, and `why_no_norm` says why.
         sides: The ends that can be queried; without "head" if the function needs reciprocal relations.
         as_they_are: Whether `prepared` returns its argument.
         dense: Names and initial values of further variables, float32.
+
+    Raises:
+        BadInput: `dim` is odd, and entities are complex numbers.
     """
 
     name: str
-    dim: int
-    entity_width: int
-    relation_width: int
-    query_width: int
-    comparison: Comparison
-    entities: InitializerSpec
-    relations: InitializerSpec
+    entity_parts: Parts = (("embedding", ""),)
+    relation_parts: Parts = (("embedding", ""),)
+    query_parts: int = 1
     entity_values: Values = "real"
     relation_values: Values = "real"
     norms: tuple[int, ...] = ()
+    why_no_norm: str = "its score is a product and not a distance"
     sides: tuple[Side, ...] = ("head", "tail")
     as_they_are: bool = True
     dense: Mapping[str, Float32] = MappingProxyType({})
 
-    def __init__(
-        self, dim: int, comparison: Comparison, *initial: InitializerSpec, widths: tuple[int, int, int] = (1, 1, 1)
-    ) -> None:
-        """`initial`: of entities and of relations, or one of both; `widths`: how many times `dim` the three widths."""
+    def __init__(self, dim: int, comparison: Comparison, *initial: InitializerSpec) -> None:
+        """`initial`: of entities and of relations, or one of both."""
+        if self.entity_values == "complex" and dim % 2:
+            raise BadInput(f"{self.name} of dim {dim}: rows hold real and imaginary parts, so dim must be even")
         self.dim, self.comparison = dim, comparison
-        self.entity_width, self.relation_width, self.query_width = (count * dim for count in widths)
+        self.entity_width, self.relation_width = (parts[-1].last for parts in self.layout().values())
+        self.query_width = self.query_parts * dim
         self.entities, self.relations = initial[0], initial[-1]
+
+    def layout(self) -> dict[str, tuple[RowPart, ...]]:
+        """The parts of an "entity"'s and of a "relation"'s row, from the first column to the last."""
+        each, found = self.dim // 2 if self.entity_values == "complex" else self.dim, {}
+        for kind, parts in (("entity", self.entity_parts), ("relation", self.relation_parts)):
+            lasts = [*accumulate(1 if name == "bias" else each for name, _ in parts)]
+            bounds = zip(parts, [0, *lasts], lasts, strict=False)
+            found[kind] = tuple(RowPart(name, first, last, meaning) for (name, meaning), first, last in bounds)
+        return found
 
     def prepared(self, rows: Float32) -> Float32:
         """float32 `[n, entity_width]`: entities as queries and comparisons take them; may be `rows` itself."""
@@ -136,6 +180,7 @@ class DistMult(ScoreFunction):
     """`sum h * r * t`."""
 
     name = "DistMult"
+    relation_parts = (("diagonal", ""),)
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, Dot(), _NORMAL)
@@ -158,10 +203,10 @@ class ComplEx(ScoreFunction):
     """
 
     name = "ComplEx"
+    entity_parts = relation_parts = _COMPLEX
     entity_values = relation_values = "complex"
 
     def __init__(self, dim: int) -> None:
-        _require_even(self.name, dim)
         super().__init__(dim, Dot(), _NORMAL)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
@@ -178,11 +223,6 @@ class ComplEx(ScoreFunction):
     def _factor(relation: Float32, side: Side) -> tuple[Float32, Float32]:
         real, imaginary = halves(relation)
         return real, imaginary if side == "tail" else -imaginary
-
-
-def _require_even(name: str, dim: int) -> None:
-    if dim % 2:
-        raise BadInput(f"{name} of dim {dim}: rows hold real and imaginary parts, so dim must be even")
 
 
 def _times(rows: Float32, c: Float32, d: Float32) -> Float32:
@@ -207,9 +247,12 @@ class CP(ScoreFunction):
     """`sum h_as_head * r * t_as_tail`; an entity is `[as head, as tail]`, one vector for each role."""
 
     name = "CP"
+    entity_parts = (("as head", ""), ("as tail", ""))
+    relation_parts = (("diagonal", ""),)
+    query_parts = 2
 
     def __init__(self, dim: int) -> None:
-        super().__init__(dim, Dot(), _NORMAL, widths=(2, 1, 2))
+        super().__init__(dim, Dot(), _NORMAL)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         """`[0, h_as_head * r]` for tails, `[t_as_tail * r, 0]` for heads: 0 where a candidate's other role lies."""
@@ -270,6 +313,7 @@ class TransE(ScoreFunction):
     """`-|h + r - t|`, by the norm 1 or 2."""
 
     name = "TransE"
+    relation_parts = (("translation", ""),)
     norms = NORMS
 
     def __init__(self, dim: int, norm: int = 1) -> None:
@@ -296,13 +340,13 @@ class RotatE(ScoreFunction):
     """
 
     name = "RotatE"
+    entity_parts, relation_parts = _COMPLEX, (("phase", "an angle in radians: r = exp(i phase)"),)
     entity_values, relation_values = "complex", "phase"
+    why_no_norm = "its distance is always the sum of the moduli of the complex differences"
 
     def __init__(self, dim: int) -> None:
-        _require_even(self.name, dim)
         bound, phases = 6 / math.sqrt(dim), InitializerSpec("uniform", -math.pi, math.pi)
         super().__init__(dim, modulus(), InitializerSpec("uniform", -bound, bound), phases)
-        self.relation_width = dim // 2
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         """Rotates back for heads."""
@@ -324,6 +368,9 @@ class PairRE(ScoreFunction):
     """`-|h * r_h - t * r_t|`, entities brought to length 1; a relation is `[r_h, r_t]`."""
 
     name = "PairRE"
+    entity_parts: Parts = (("embedding", _UNIT),)
+    relation_parts: Parts = (("head scale", ""), ("tail scale", ""))
+    query_parts = 2
     norms = NORMS
     as_they_are = False
     _middle = False
@@ -331,7 +378,7 @@ class PairRE(ScoreFunction):
 
     def __init__(self, dim: int, norm: int = 1) -> None:
         initial = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim)), InitializerSpec("uniform", -1.0, 1.0)
-        super().__init__(dim, affine(norm), *initial, widths=(1, 3 if self._middle else 2, 2))
+        super().__init__(dim, affine(norm), *initial)
 
     def prepared(self, rows: Float32) -> Float32:
         return to_unit_length(rows)
@@ -372,6 +419,7 @@ class TripleRE(PairRE):
     """
 
     name = "TripleRE"
+    relation_parts = (("head scale", _PLUS_ONE), ("tail scale", _PLUS_ONE), ("translation", ""))
     _middle = True
     _offset = np.float32(1)
 
@@ -383,12 +431,15 @@ class InterHT(ScoreFunction):
     """`-|h * (t' + 1) - t * (h' + 1) + r|`; an entity is `[e, e']`, each brought to length 1."""
 
     name = "InterHT"
+    entity_parts: Parts = (("embedding", _UNIT), ("aid", f"{_UNIT}, then 1 is added"))
+    relation_parts: Parts = (("translation", ""),)
+    query_parts = 3
     norms = NORMS
     as_they_are = False
 
     def __init__(self, dim: int, norm: int = 1) -> None:
         initial = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim))
-        super().__init__(dim, affine_of_two(norm), initial, widths=(2, 1, 3))
+        super().__init__(dim, affine_of_two(norm), initial)
 
     def prepared(self, rows: Float32) -> Float32:
         return np.concatenate([to_unit_length(part) for part in halves(rows)], axis=1)
@@ -413,10 +464,7 @@ class TranS(InterHT):
     """`-|h * (t' + 1) - t * (h' + 1) + r1 * h + r2 + r3 * t|`; a relation is `[r1, r2, r3]`."""
 
     name = "TranS"
-
-    def __init__(self, dim: int, norm: int = 1) -> None:
-        super().__init__(dim, norm)
-        self.relation_width = 3 * dim
+    relation_parts = (("head scale", ""), ("translation", ""), ("tail scale", ""))
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         r1, r2, r3 = np.split(relation, 3, axis=1)
@@ -443,11 +491,14 @@ class BoxE(ScoreFunction):
     """
 
     name = "BoxE"
+    entity_parts = (("point", ""), ("bump", "moves the point of the other end"))
+    relation_parts = (("head middle", ""), ("head width", _ELU), ("tail middle", ""), ("tail width", _ELU))
+    query_parts = 4
     norms = NORMS
 
     def __init__(self, dim: int, norm: int = 2) -> None:
         bound = 0.5 / math.sqrt(dim)
-        super().__init__(dim, boxes(norm), InitializerSpec("uniform", -bound, bound), widths=(2, 4, 4))
+        super().__init__(dim, boxes(norm), InitializerSpec("uniform", -bound, bound))
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         """A candidate's point, moved by the given entity's bump, belongs in the box of its own end; its bump moves
@@ -478,3 +529,137 @@ def _positive(raw: Float32) -> Float32:
 
 def _slope(raw: Float32) -> Float32:
     return np.where(raw > 0, np.float32(1), np.exp(np.minimum(raw, 0)))
+
+
+# ConvE, whose queries TensorFlow computes
+
+
+Compiled = Callable[..., Sequence["tf.Tensor"]]
+_FILTERS, _KERNEL = 32, 3
+_SMALLEST_VARIANCE = 1e-5
+
+
+class ConvE(ScoreFunction):
+    """`relu(W relu(conv([h; r])) + b) . t + bias of t`; an entity is `[e, bias]`.
+
+    Head and relation are reshaped to images of `height x (dim / height)`, one above the other. Both hidden layers use
+    layer normalisation, where the paper has batch normalisation: so a query depends neither on the others of its batch,
+    nor on the number of workers, nor on whether it is trained. Like the paper, it answers tail queries only: train it
+    with reciprocal relations.
+
+    Args:
+        dim: Size of an entity, without its bias.
+
+    Raises:
+        BadInput: `dim` is not that of an image with height and width of at least 2.
+    """
+
+    name = "ConvE"
+    entity_parts = (("embedding", ""), ("bias", "added to the score of an answer"))
+    sides: tuple[Side, ...] = ("tail",)
+
+    def __init__(self, dim: int, seed: int = 0) -> None:
+        self._height = next((h for h in (10, 8, 4, 2) if dim % h == 0 and dim // h >= 2), 0)
+        if not self._height:
+            raise BadInput(f"ConvE of dim {dim}: dim must be even and at least 4, to be laid as an image")
+        super().__init__(dim, Dot(), InitializerSpec("normal", 0.0, 0.05))
+        self.query_width = dim + 1
+        self.dense = MappingProxyType(self._initial(dim, seed))
+
+    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
+        self.require_side(side)
+        forward, _ = self._compiled
+        dense = [value.astype(given.dtype, copy=False) for value in self.dense.values()]  # also in double precision
+        hidden = np.asarray(forward(given[:, :-1], relation, *dense))
+        return np.concatenate([hidden, np.ones((len(hidden), 1), hidden.dtype)], axis=1)  # times the candidate's bias
+
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
+        _, backward = self._compiled
+        found = [
+            np.asarray(value) for value in backward(given[:, :-1], relation, gradients[:, :-1], *self.dense.values())
+        ]
+        to_given = np.concatenate([found[0], np.zeros((len(given), 1), np.float32)], axis=1)
+        return to_given, found[1], dict(zip(self.dense, found[2:], strict=True))
+
+    def _initial(self, dim: int, seed: int) -> dict[str, Float32]:
+        rows, columns = 2 * self._height, dim // self._height
+        flat = rows * columns * _FILTERS  # the convolution pads, so that small images work
+        draw = np.random.Generator(np.random.Philox([dim, seed & (2**64 - 1)]))
+        return {
+            "filters": _scaled(draw, (_KERNEL, _KERNEL, 1, _FILTERS), _KERNEL * _KERNEL),
+            "filters_bias": np.zeros(_FILTERS, np.float32),
+            "hidden": _scaled(draw, (flat, dim), flat),
+            "hidden_bias": np.zeros(dim, np.float32),
+        }
+
+    @cached_property
+    def _compiled(self) -> "tuple[Callable[..., tf.Tensor], Compiled]":
+        return _compile(self._height)
+
+
+def _scaled(draw: np.random.Generator, shape: tuple[int, ...], inputs: int) -> Float32:
+    values: Float32 = (draw.standard_normal(shape) * np.sqrt(2 / inputs)).astype(np.float32)
+    return values
+
+
+def _compile(height: int) -> "tuple[Callable[..., tf.Tensor], Compiled]":
+    import tensorflow as tf
+
+    def normalised(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+        mean, variance = tf.nn.moments(x, axes, keepdims=True)
+        return (x - mean) * tf.math.rsqrt(variance + _SMALLEST_VARIANCE)
+
+    def forward(given: tf.Tensor, relation: tf.Tensor, *dense: tf.Tensor) -> tf.Tensor:
+        filters, filters_bias, hidden, hidden_bias = dense
+        count = tf.shape(given)[0]
+        image = tf.reshape(tf.concat([given, relation], axis=1), [count, 2 * height, -1, 1])
+        maps = tf.nn.conv2d(image, filters, 1, "SAME") + filters_bias
+        maps = tf.nn.relu(normalised(maps, [1, 2, 3]))
+        flat = tf.reshape(maps, [count, tf.shape(hidden)[0]])
+        return tf.nn.relu(normalised(tf.matmul(flat, hidden) + hidden_bias, [1]))
+
+    def backward(given: tf.Tensor, relation: tf.Tensor, gradients: tf.Tensor, *dense: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch([given, relation, *dense])
+            total = tf.reduce_sum(forward(given, relation, *dense) * gradients)
+        found: list[tf.Tensor] = tape.gradient(total, [given, relation, *dense])
+        return found
+
+    forwards = tf.function(forward, autograph=False, reduce_retracing=True)
+    return forwards, tf.function(backward, autograph=False, reduce_retracing=True)
+
+
+# Score functions by name
+
+
+_DISTANCES = (TransE, RotatE, PairRE, TripleRE, BoxE, InterHT, TranS)
+_PRODUCTS = (DistMult, ComplEx, ConvE, CP, TuckER)
+
+SCORES: Mapping[str, type[ScoreFunction]] = MappingProxyType({maker.name: maker for maker in (*_DISTANCES, *_PRODUCTS)})
+"""All score functions."""
+
+
+def score_function(name: str, dim: int, norm: int | None = None, seed: int = 0) -> ScoreFunction:
+    """A score function.
+
+    Args:
+        name: One of `SCORES`, in upper or lower case.
+        dim: float32 values of an entity's embedding; of one part, if entities have two
+            (BoxE, InterHT, TranS, CP), and without the bias (ConvE).
+        norm: 1 or 2, for distances by a norm; None: the function's default.
+        seed: Seed of further variables, where the function has any (ConvE, TuckER).
+
+    Raises:
+        BadInput: an unknown name, an invalid dim or norm, or a norm of a score that has none.
+    """
+    maker = {known.lower(): found for known, found in SCORES.items()}.get(name.lower())
+    if maker is None:
+        raise BadInput(f"score function {name!r}: known are {', '.join(SCORES)}")
+    if dim < 1:
+        raise BadInput(f"{maker.name} of dim {dim}: dim must be at least 1")
+    chosen: dict[str, int] = {} if norm is None else {"norm": norm}
+    if chosen and not maker.norms:
+        raise BadInput(f"norm {norm} of {maker.name}: {maker.why_no_norm}; leave the norm out")
+    if maker in (ConvE, TuckER):
+        chosen["seed"] = seed
+    return cast(Callable[..., ScoreFunction], maker)(dim, **chosen)

@@ -21,7 +21,7 @@ from elastable.master.tasks.progress import Progress
 from elastable.output.run_directory import RunDirectory
 from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, default_settings, settings_of
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES
 from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor
 from tests.elastable.commands.kg_runs import elastable as succeeding
 from tests.elastable.processes import elastable, succeeded, wait_until

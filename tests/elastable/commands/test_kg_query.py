@@ -17,9 +17,9 @@ from elastable.command import app
 from elastable.commands.kg_query import rank_table
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.evaluation import read_triple_candidates
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
 from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
-from elastable.replicas.knowledge_graphs.rank_report import read_triple_candidates
 from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor
 from tests.elastable.commands.kg_runs import (
     PEOPLE,

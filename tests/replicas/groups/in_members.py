@@ -126,9 +126,9 @@ def test_a_member_that_waits_for_another_is_not_blamed() -> None:
 
 def test_a_death_that_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(requests: list[object]) -> bool:
-        raise mpi_group.MPI.Exception(mpi_group.MPI.ERR_OTHER)  # type: ignore[attr-defined]
+        raise mpi_group.MPI.Exception(mpi_group.MPI.ERR_OTHER)
 
-    breaking = SimpleNamespace(**vars(mpi_group.MPI))  # type: ignore[attr-defined]
+    breaking = SimpleNamespace(**vars(mpi_group.MPI))
     breaking.Request = SimpleNamespace(Testall=give_up)
 
     def work(group: ReplicaGroup) -> object:

@@ -65,6 +65,31 @@ def assembled(partition: PartitionedTriples, batches: list[StepBatch]) -> Int64:
     return seen
 
 
+def received(sharding: Sharding, batches: list[StepBatch], worker: int) -> Int64:
+    """What a worker's triples are scored with after the all-to-all, from the rows alone: int64 `[B, n, m]`."""
+    drawn = [batch.negatives for batch in batches]
+    rows = [each.rows[worker] for each in drawn if each is not None]
+    return np.stack([sharding.entity_at[shard][row] for shard, row in enumerate(rows)], axis=1)
+
+
+def replaced_ends(batch: StepBatch) -> Int64:
+    """The column that candidates replace, 0 (head) or 2 (tail), of each of a worker's triples: int64 `[n * p]`."""
+    assert batch.negatives is not None
+    n, p = batch.head.shape
+    k = np.arange(n * p) % p
+    return {"h": 0 * k, "t": 2 + 0 * k, "ht": np.where(k < p // 2, 0, 2)}[batch.negatives.corruption]
+
+
+def candidates_of(sharding: Sharding, batches: list[StepBatch], worker: int) -> Int64:
+    """The entities that each of a worker's triples is scored with: int64 `[n * p, n, m]`."""
+    found, ends = received(sharding, batches, worker), replaced_ends(batches[worker])
+    drawn = batches[worker].negatives
+    assert drawn is not None
+    if drawn.per_triple:
+        return found
+    return found[ends // 2 if len(found) == 2 else 0 * ends]
+
+
 def scores_of(score: ScoreFunction, given: Float32, relations: Float32, candidates: Float32, side: Side) -> Float32:
     """float32 `[b, n]`: scores of candidates, `[n, width]` shared or `[b, n, width]` per triple, for one end."""
     rows = np.ascontiguousarray(candidates.reshape(-1, score.entity_width))

@@ -15,14 +15,14 @@ from elastable.replicas.knowledge_graphs.evaluation import (
     AllScores,
     Candidates,
     Evaluation,
-    QueryBatches,
-    QueryRanks,
     TripleCandidates,
+    query_batches,
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, settings_of
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer, ShardedModel
+from elastable.replicas.knowledge_graphs.ranking import QueryRanks
 from tests.replicas.knowledge_graphs.graphs import run_epoch, scores_of
 from tests.replicas.knowledge_graphs.test_scores import CASES, WITH_NORMS, formula
 from tests.untyped import Keyword
@@ -49,9 +49,8 @@ def _by_triple(
 
     def work(group: ReplicaGroup) -> dict[int, Any]:
         made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
-        batches, found = QueryBatches(TRIPLES, made.sharding, side, 7), dict[int, Any]()
-        for index in range(batches.batches):
-            queries = batches.batch(index, group.rank)
+        found = dict[int, Any]()
+        for queries in query_batches(TRIPLES, made.sharding, side, 7, group.rank):
             values = of(made, queries)
             found |= {int(queries.triple[place]): values[place] for place in np.flatnonzero(queries.mask)}
         return found
@@ -197,7 +196,7 @@ def test_candidates_that_are_no_entities_are_refused() -> None:
 def test_more_answers_than_entities_are_refused() -> None:
     made = GraphTrainer(alone(), TrainSettings(dim=4), ENTITIES, RELATIONS, TRIPLES).model
     with pytest.raises(BadInput, match="ask for 1 to 50"):
-        AllScores(made).top(QueryBatches(TRIPLES, made.sharding, "tail", 2).batch(0, 0), 51)
+        AllScores(made).top(next(query_batches(TRIPLES, made.sharding, "tail", 2, 0)), 51)
     with pytest.raises(BadInput, match="at least 1 score"):
         AllScores(made, 0)
 
@@ -206,7 +205,7 @@ MANY = 5_000
 
 
 def _ranks(made: ShardedModel, triples: Int32, window: int) -> Array:
-    queries = QueryBatches(triples, made.sharding, "tail", len(triples)).batch(0, 0)
+    queries = next(query_batches(triples, made.sharding, "tail", len(triples), 0))
     found = np.empty(len(triples))
     found[queries.triple] = AllScores(made, window).ranks(queries).average
     return found

@@ -8,22 +8,25 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.candidate_losses import (
-    Dropout,
-    EmbeddingMoving,
-    Scheme,
-    Scored,
-    ScoreMoving,
-    StepGradients,
-)
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
+from elastable.replicas.knowledge_graphs.losses import Loss
 from elastable.replicas.knowledge_graphs.samplers import AugmentedNegatives, RigidSampler
-from elastable.replicas.knowledge_graphs.scores.catalogue import score_function
-from elastable.replicas.knowledge_graphs.whole_losses import KvsAll, WholeSoftmax, distinct_queries
-from tests.replicas.knowledge_graphs.graphs import run_epoch
+from elastable.replicas.knowledge_graphs.schemes import (
+    CandidateScheme,
+    Dropout,
+    EmbeddingMoving,
+    KvsAll,
+    Scored,
+    ScoreMoving,
+    StepGradients,
+    WholeSoftmax,
+    distinct_queries,
+)
+from elastable.replicas.knowledge_graphs.scores.functions import score_function
+from tests.replicas.knowledge_graphs.graphs import received, run_epoch
 from tests.untyped import Keyword, Keywords
 
 ENTITIES, RELATIONS, DIM, DRAWN = 40, 3, 8, 5
@@ -37,43 +40,40 @@ TRIPLES = np.unique(np.random.default_rng(2).integers(0, [ENTITIES, RELATIONS, E
 @pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize("kind", [ScoreMoving, EmbeddingMoving])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_every_triple_is_scored_with_the_tails_of_the_others(kind: type[Scheme], workers: int, filtered: bool) -> None:
+def test_every_triple_is_scored_with_the_tails_of_the_others(
+    kind: type[CandidateScheme], workers: int, filtered: bool
+) -> None:
     draw, score = np.random.default_rng(1), score_function("DistMult", DIM)
     entities = draw.standard_normal((ENTITIES, DIM)).astype(np.float32)
     relations = draw.standard_normal((RELATIONS, DIM)).astype(np.float32)
     sharding = Sharding.create(ENTITIES, workers)
     partition = PartitionedTriples.create(TRIPLES, sharding)
     known = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
-    drawn = AugmentedNegatives(
-        sharding, -(-DRAWN // workers), seed=4, known=known if filtered else None, tell_entities=True, total=DRAWN
-    )
+    drawn = AugmentedNegatives(sharding, -(-DRAWN // workers), seed=4, known=known if filtered else None, total=DRAWN)
     sampler = RigidSampler(partition, 12, negatives=drawn)
 
     def work(group: ReplicaGroup) -> tuple[StepBatch, Scored]:
         batch = sampler.batch(0, group.rank)
-        return batch, kind(group, score).forward(batch, sharding.shard_table(entities, group.rank), relations)
+        return batch, kind(group, score, Loss("softmax")).forward(
+            batch, sharding.shard_table(entities, group.rank), relations
+        )
 
     found = run_threads(workers, work)
     step = np.concatenate([partition.triples[batch.triple[batch.mask]] for batch, _ in found])
+    batches, surplus = [batch for batch, _ in found], workers * drawn.count - DRAWN
     for batch, scored in found:
-        assert batch.negatives is not None
-        assert batch.negatives.entities is not None
         assert scored.counted is not None
-        candidates = batch.negatives.entities.reshape(-1)  # -1: padding
-        random = np.concatenate([shard[-drawn.count :] for shard in batch.negatives.entities[0]])
-        expected = sorted([*step[:, 2].tolist(), *random[random >= 0].tolist()])
-        assert sorted(candidates[candidates >= 0].tolist()) == expected
-        assert (random >= 0).sum() == DRAWN
+        candidates = received(sharding, batches, batch.worker)[0]
+        # The last ones of each shard are random, one fewer where shards take turns.
+        random = [mine[len(mine) - drawn.count : len(mine) - (k < surplus)] for k, mine in enumerate(candidates)]
+        assert sum(map(len, random)) == DRAWN
+        every = [*step[:, 2].tolist(), *np.concatenate(random).tolist()]
         for b, (h, r, t) in enumerate(partition.triples[batch.triple.reshape(-1)]):
             true = TRIPLES[(TRIPLES[:, 0] == h) & (TRIPLES[:, 1] == r), 2] if filtered else [t]
-            np.testing.assert_array_equal(scored.counted[b], (candidates >= 0) & ~np.isin(candidates, true))
-            counts = scored.counted[b]
-            np.testing.assert_allclose(
-                scored.negative[b][counts],
-                entities[candidates[counts]] @ (entities[h] * relations[r]),
-                rtol=1e-4,
-                atol=1e-5,
-            )
+            counts = candidates.reshape(-1)[scored.counted[b]]
+            assert sorted(counts.tolist()) == sorted(each for each in every if each not in true)
+            products = entities[counts] @ (entities[h] * relations[r])
+            np.testing.assert_allclose(scored.negative[b][scored.counted[b]], products, rtol=1e-4, atol=1e-5)
 
 
 def _moved(**settings: Keyword) -> tuple[float, Array]:
@@ -120,12 +120,12 @@ def test_loss_and_gradients_are_those_of_the_whole(
     asked: tuple[Side, ...] = ("tail",) if sides == "t" else ("head", "tail")
 
     def work(group: ReplicaGroup) -> tuple[float, StepGradients]:
-        batch, held = sampler.batch(0, group.rank), int(sharding.counts[group.rank])
+        batch = sampler.batch(0, group.rank)
         scheme: WholeSoftmax
         if loss == "kvsall":
-            scheme = KvsAll(group, score, held, sharding, known, smoothing, dropout=dropout)
+            scheme = KvsAll(group, score, sharding, known, smoothing, dropout=dropout)
         else:
-            scheme = WholeSoftmax(group, score, held, asked, smoothing=smoothing, count=ENTITIES, dropout=dropout)
+            scheme = WholeSoftmax(group, score, sharding, asked, smoothing, dropout=dropout)
         return scheme.step(batch, sharding.shard_table(entities, group.rank), relations, batch.weight)
 
     found = run_threads(workers, work)

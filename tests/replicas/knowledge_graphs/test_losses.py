@@ -16,12 +16,8 @@ from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.losses import (
     REGULARIZERS,
-    LogSigmoid,
     Loss,
-    MarginRanking,
-    SampledSoftmax,
     exponentials,
-    loss_function,
     penalty_gradients,
     row_total,
 )
@@ -56,12 +52,12 @@ def _softmax(p: tf.Variable, n: tf.Variable, counted: tf.Tensor, entities: float
 @pytest.mark.parametrize(
     ("loss", "formula", "value"),
     [
-        (LogSigmoid(1.5, 0.0), _log_sigmoid, 0.0),
-        (LogSigmoid(1.5, 2.0), _log_sigmoid, 2.0),
-        (MarginRanking(1.5, 0.0), _margin, 0.0),
-        (MarginRanking(1.5, 0.5), _margin, 0.5),
-        (SampledSoftmax(), _softmax, 0.0),
-        (SampledSoftmax(entities=100), _softmax, 100.0),
+        (Loss("log-sigmoid", 1.5, 0.0), _log_sigmoid, 0.0),
+        (Loss("log-sigmoid", 1.5, 2.0), _log_sigmoid, 2.0),
+        (Loss("margin", 1.5, 0.0), _margin, 0.0),
+        (Loss("margin", 1.5, 0.5), _margin, 0.5),
+        (Loss("softmax"), _softmax, 0.0),
+        (Loss("softmax", entities=100), _softmax, 100.0),
     ],
 )
 def test_losses_and_gradients_are_tensorflows(
@@ -84,7 +80,7 @@ def test_losses_and_gradients_are_tensorflows(
     np.testing.assert_allclose(to_negative, to_n.numpy(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", [LogSigmoid(1.0, 1.0), MarginRanking(1.0), SampledSoftmax(entities=10)])
+@pytest.mark.parametrize("loss", [Loss("log-sigmoid", 1.0, 1.0), Loss("margin", 1.0), Loss("softmax", entities=10)])
 def test_a_triple_without_candidates_has_a_finite_loss(loss: Loss) -> None:
     value, _, to_negative = loss(
         np.zeros(1, np.float32), np.zeros((1, 3), np.float32), np.ones(1, np.float32), np.zeros((1, 3), bool)
@@ -95,7 +91,7 @@ def test_a_triple_without_candidates_has_a_finite_loss(loss: Loss) -> None:
 
 def test_large_scores_neither_overflow_nor_vanish() -> None:
     positive, negative = np.array([-300.0], np.float32), np.array([[300.0, -300.0]], np.float32)
-    for loss in (LogSigmoid(0.0, 1.0), MarginRanking(1.0, 1.0), SampledSoftmax()):
+    for loss in (Loss("log-sigmoid", 0.0, 1.0), Loss("margin", 1.0, 1.0), Loss("softmax")):
         value, _, to_negative = loss(positive, negative, np.ones(1, np.float32))
         assert 299 < value < 602
         assert np.isfinite(to_negative).all()
@@ -103,7 +99,7 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
 
 def test_an_unknown_loss_is_refused_with_those_there_are() -> None:
     with pytest.raises(BadInput, match="known are log-sigmoid, margin, softmax"):
-        loss_function("hinge", 1.0, 0.0)
+        Loss("hinge")
 
 
 def test_exponentials_are_exact_to_two_units_in_the_last_place() -> None:

@@ -9,20 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.evaluation import QueryBatches
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.replicas.knowledge_graphs.evaluation import query_batches
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding
-from elastable.replicas.knowledge_graphs.rank_report import (
+from elastable.replicas.knowledge_graphs.ranking import (
     CATEGORIES,
+    RankCounts,
+    RankingMetrics,
+    Ranks,
     best_threshold,
     choose_thresholds,
     classification_metrics,
     relation_categories,
 )
-from elastable.replicas.knowledge_graphs.ranking import RankCounts, RankingMetrics, Ranks
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, SHARDS, is_known, random_triples, typed_sharding
-from tests.untyped import Keyword
 
 TRIPLES = random_triples()
 
@@ -32,8 +33,9 @@ def counter(true: Array) -> RankCounts:
     return RankCounts(true.astype(np.float64), np.zeros(len(true)))
 
 
-def add(counts: RankCounts, scores: Array, **more: Keyword) -> None:
-    counts.add(scores, lambda query, column: scores[query, column].astype(np.float64), **more)
+def add(counts: RankCounts, scores: Array, counted: Array | None = None) -> None:
+    every = np.ones(scores.shape, np.bool_) if counted is None else counted
+    counts.add(scores, every, lambda query, column: scores[query, column].astype(np.float64))
 
 
 def test_metrics_by_hand() -> None:
@@ -64,19 +66,13 @@ def test_windows_and_masks_change_nothing(seed: int, queries: int, candidates: i
     rng = np.random.default_rng(seed)
     scores = rng.integers(4, size=(queries, candidates)).astype(np.float32)
     true = rng.integers(4, size=queries).astype(np.float32)
-    counted = rng.random(scores.shape) < 0.7
-    without = rng.random(scores.shape) < 0.3
-    expected = counted & ~without
+    counted = rng.random(scores.shape) < 0.6
     counts = counter(true)
     for begin in range(0, candidates, window):
         part = slice(begin, begin + window)
-        add(counts, scores[:, part], counted=counted[:, part], without=np.nonzero(without[:, part]))
-    np.testing.assert_array_equal(counts.greater, ((scores > true[:, None]) & expected).sum(1))
-    np.testing.assert_array_equal(counts.equal, ((scores == true[:, None]) & expected).sum(1))
-    plain = counter(true)
-    add(plain, scores, without=np.nonzero(without))
-    np.testing.assert_array_equal(plain.greater, ((scores > true[:, None]) & ~without).sum(1))
-    np.testing.assert_array_equal(plain.equal, ((scores == true[:, None]) & ~without).sum(1))
+        add(counts, scores[:, part], counted[:, part])
+    np.testing.assert_array_equal(counts.greater, ((scores > true[:, None]) & counted).sum(1))
+    np.testing.assert_array_equal(counts.equal, ((scores == true[:, None]) & counted).sum(1))
 
 
 def test_nan_ranks_last() -> None:
@@ -84,10 +80,8 @@ def test_nan_ranks_last() -> None:
     scores = np.array([[0.0, np.inf, np.nan], [0.0, np.nan, 2.0]], np.float32)
     add(counts, scores)
     assert counts.greater.tolist() == [3, 2]
-    add(counts, scores, counted=np.ones((1, 3), np.bool_))
-    assert counts.greater.tolist() == [6, 4]
-    add(counts, np.full((2, 1), np.nan, np.float32), without=(np.array([0, 1]), np.array([0, 0])))
-    assert counts.greater.tolist() == [6, 4]
+    add(counts, np.full((2, 1), np.nan, np.float32), np.zeros((2, 1), np.bool_))
+    assert counts.greater.tolist() == [3, 2]
 
 
 def test_known_triples() -> None:
@@ -108,15 +102,15 @@ def test_known_triples() -> None:
 @pytest.mark.parametrize("side", SIDES)
 def test_every_query_comes_once_to_the_worker_of_what_is_given(side: Side) -> None:
     sharding = typed_sharding()
-    batches = QueryBatches(TRIPLES, sharding, side, 100)
-    met = []
-    for index in range(batches.batches):
-        for worker in range(SHARDS):
-            queries = batches.batch(index, worker)
+    given_end, asked = (0, 2) if side == "tail" else (2, 0)
+    met, counts = [], set()
+    for worker in range(SHARDS):
+        batches = list(query_batches(TRIPLES, sharding, side, 100, worker))
+        counts.add(len(batches))
+        for queries in batches:
             assert queries.row.shape == queries.relation.shape == queries.answer.shape == (100,)
             there = queries.mask
             triples = TRIPLES[queries.triple[there]]
-            given_end, asked = (0, 2) if side == "tail" else (2, 0)
             np.testing.assert_array_equal(sharding.entity_at[worker, queries.row], queries.given)
             np.testing.assert_array_equal(queries.given[there], triples[:, given_end])
             np.testing.assert_array_equal(queries.relation[there], triples[:, 1])
@@ -125,40 +119,29 @@ def test_every_query_comes_once_to_the_worker_of_what_is_given(side: Side) -> No
             assert (queries.triple[~there] == -1).all()
             met.append(queries.triple[there])
     np.testing.assert_array_equal(np.sort(np.concatenate(met)), np.arange(len(TRIPLES)))
+    assert len(counts) == 1
 
 
 def test_queries_without_an_answer() -> None:
-    sharding = Sharding.create(10, 2)
-    batches = QueryBatches([[3, 0, -1], [4, 1, -1]], sharding, "tail", 4)
-    found = [batches.batch(0, worker) for worker in range(2)]
+    sharding, asked = Sharding.create(10, 2), [[3, 0, -1], [4, 1, -1]]
+    found = [next(query_batches(asked, sharding, "tail", 4, worker)) for worker in range(2)]
     assert sorted(int(g) for queries in found for g in queries.given[queries.mask]) == [3, 4]
-    known = KnownTriples.create(10, 2, [[3, 0, 7]])
-    excluded = known.exclusions("tail", np.array([3, 4]), np.array([0, 1]), np.array([-1, -1]), sharding)
-    places = [
-        (int(q), shard, int(row)) for shard in range(2) for q, row in zip(*excluded.window(shard, 0, 5), strict=True)
-    ]
-    assert [(query, int(sharding.entity_at[shard, row])) for query, shard, row in places] == [(0, 7)]
-    none = QueryBatches(np.empty((0, 3), np.int32), sharding, "tail", 4)
-    assert none.batches == 0
+    assert not list(query_batches(np.empty((0, 3), np.int32), sharding, "tail", 4, 0))
+    with pytest.raises(IdOutOfRange, match="triple 0: tail -1"):
+        next(query_batches(asked, sharding, "head", 4, 0))
 
 
-def test_exclusions_of_a_hub_are_cut_to_the_window() -> None:
-    """Every entity is an answer; a window lists its own columns alone, and the answer itself, known or not, once."""
-    sharding = typed_sharding()
-    known = KnownTriples.create(ENTITIES, 1, [[3, 0, tail] for tail in range(400)])
-    excluded = known.exclusions("tail", np.array([3, 3, 9]), np.zeros(3, int), np.array([7, 450, 12]), sharding)
+@pytest.mark.parametrize("shards", [2, SHARDS])
+def test_known_answers_are_found_on_their_shards(shards: int) -> None:
+    """Nearly every entity is an answer of a hub; other queries have few answers, or none."""
+    sharding = typed_sharding(shards)
+    known = KnownTriples.create(ENTITIES, 2, [[3, 0, tail] for tail in range(400)], [[9, 1, 7], [9, 1, 7], [9, 1, 6]])
     pairs = []
-    for shard in range(SHARDS):
-        for begin in range(0, sharding.rows, 30):
-            query, column = excluded.window(shard, begin, begin + 30)
-            assert len(query) <= 3 * 30
-            pairs += [(int(q), int(e)) for q, e in zip(query, sharding.entity_at[shard, begin + column], strict=True)]
-    expected = [(q, e) for q in (0, 1) for e in range(400)] + [(1, 450), (2, 12)]
-    assert sorted(pairs) == sorted(expected)
-    other = typed_sharding(2)  # the same triples in other shards
-    again = known.exclusions("tail", np.array([3]), np.zeros(1, int), np.array([-1]), other)
-    found = np.concatenate([other.entity_at[shard, again.window(shard, 0, other.rows)[1]] for shard in range(2)])
-    np.testing.assert_array_equal(np.sort(found), np.arange(400))
+    for shard in range(shards):
+        query, row = known.answers_on("tail", np.array([3, 9, 3, 9]), np.array([0, 0, 0, 1]), sharding, shard)
+        assert (np.diff(query * sharding.rows + row) > 0).all()
+        pairs += [(int(q), int(e)) for q, e in zip(query, sharding.entity_at[shard, row], strict=True)]
+    assert sorted(pairs) == [(q, e) for q in (0, 2) for e in range(400)] + [(3, 6), (3, 7)]
 
 
 @pytest.mark.parametrize(
@@ -166,13 +149,13 @@ def test_exclusions_of_a_hub_are_cut_to_the_window() -> None:
     [
         (lambda: counter(np.zeros((2, 2))), r"true scores must be \[q\]"),
         (lambda: RankCounts(np.zeros(2), np.array([0.0, -1.0])), "none below 0"),
-        (lambda: add(counter(np.zeros(2)), np.zeros((3, 4))), r"scores must be \[2, c\]"),
+        (lambda: add(counter(np.zeros(2)), np.zeros((3, 4))), r"must be \[2, c\]"),
         (lambda: RankingMetrics(ties="mean"), "known are average"),
         (lambda: RankingMetrics(hits=(0,)), "k counts from 1"),
         (lambda: RankingMetrics().result(), "no queries at all"),
-        (lambda: QueryBatches(TRIPLES, typed_sharding(), "both", 4), "not for 'both'"),  # type: ignore[arg-type]
-        (lambda: QueryBatches(TRIPLES, typed_sharding(), "tail", 0), "at least 1 query"),
-        (lambda: QueryBatches(TRIPLES[:0], typed_sharding(), "tail", 1).batch(0, 0), "there are 0"),
+        (lambda: add(counter(np.zeros(2)), np.zeros((2, 4)), np.ones((2, 3), np.bool_)), r"and \[2, 3\]"),
+        (lambda: next(query_batches(TRIPLES, typed_sharding(), "both", 4, 0)), "not for 'both'"),  # type: ignore[arg-type]
+        (lambda: next(query_batches(TRIPLES, typed_sharding(), "tail", 0, 0)), "at least 1 query"),
     ],
 )
 def test_mismatched_arguments_are_refused(make: Callable[[], object], reason: str) -> None:
@@ -181,27 +164,20 @@ def test_mismatched_arguments_are_refused(make: Callable[[], object], reason: st
 
 
 def test_near_candidates_are_decided_by_their_exact_scores() -> None:
-    """Scores in float32 that say nothing within the tolerance; a candidate that is excluded or masked stays out."""
+    """Scores in float32 that say nothing within the tolerance; a candidate that does not count stays out."""
     rng = np.random.default_rng(4)
     exact = rng.integers(5, size=(6, 40)).astype(np.float64)
     shown = exact + rng.uniform(-1.5, 1.5, exact.shape)
     true = exact[:, 0]
-    counted = rng.random(exact.shape) < 0.8
-    without = np.nonzero(rng.random(exact.shape) < 0.2)
-    left = counted.copy()
-    left[without] = False
+    counted = rng.random(exact.shape) < 0.7
     counts = RankCounts(true, np.full(6, 1.6))
     for begin in (0, 15, 30):
         part = slice(begin, begin + 15)
-        inside = (without[1] >= begin) & (without[1] < begin + 15)
         counts.add(
-            shown[:, part],
-            counted=counted[:, part],
-            without=(without[0][inside], without[1][inside] - begin),
-            exact=partial(lambda first, query, column: exact[query, first + column], begin),
+            shown[:, part], counted[:, part], partial(lambda first, query, column: exact[query, first + column], begin)
         )
-    np.testing.assert_array_equal(counts.greater, ((exact > true[:, None]) & left).sum(1))
-    np.testing.assert_array_equal(counts.equal, ((exact == true[:, None]) & left).sum(1))
+    np.testing.assert_array_equal(counts.greater, ((exact > true[:, None]) & counted).sum(1))
+    np.testing.assert_array_equal(counts.equal, ((exact == true[:, None]) & counted).sum(1))
 
 
 @pytest.mark.parametrize("seed", range(20))

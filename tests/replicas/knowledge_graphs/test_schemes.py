@@ -10,22 +10,30 @@ from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.candidate_losses import (
+from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
+from elastable.replicas.knowledge_graphs.losses import Loss
+from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
+from elastable.replicas.knowledge_graphs.schemes import (
+    CandidateScheme,
     EmbeddingMoving,
-    Scheme,
     Scored,
     ScoreMoving,
     StepGradients,
 )
-from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
-from elastable.replicas.knowledge_graphs.losses import LogSigmoid
-from elastable.replicas.knowledge_graphs.negatives import AllEntities, NegativeSampler, TripleNegatives
-from elastable.replicas.knowledge_graphs.samplers import RandomNegatives, RigidSampler, TypedNegatives
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES, score_function
-from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, is_known, random_triples, typed_sharding
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES, score_function
+from tests.replicas.knowledge_graphs.graphs import (
+    ENTITIES,
+    RELATIONS,
+    candidates_of,
+    is_known,
+    random_triples,
+    replaced_ends,
+    typed_sharding,
+)
 from tests.untyped import Keyword
 
+LOSS = Loss("log-sigmoid", 2.0, 1.0)
 Outcome = tuple[StepBatch, Scored, StepGradients]
 
 
@@ -40,18 +48,18 @@ class Graph:
         self.entities = draw.standard_normal((ENTITIES, self.score.entity_width)).astype(np.float32)
         self.relations = draw.standard_normal((RELATIONS, self.score.relation_width)).astype(np.float32)
         self.partition = PartitionedTriples.create(self.triples, self.sharding)
-        drawn = RandomNegatives(self.sharding, count, seed=2, tell_entities=True, **negatives)
+        drawn = RandomNegatives(self.sharding, count, seed=2, **negatives)
         self.sampler = RigidSampler(self.partition, batch, seed=3, negatives=drawn)
 
-    def run(self, scheme: type[Scheme]) -> list[Outcome]:
+    def run(self, scheme: type[CandidateScheme]) -> list[Outcome]:
         """One step on every worker, with the gradients of a loss."""
 
         def work(group: ReplicaGroup) -> Outcome:
             batch = self.sampler.batch(0, group.rank)
-            made = scheme(group, score_function(self.score.name, self.score.dim))
+            made = scheme(group, score_function(self.score.name, self.score.dim), LOSS)
             scored = made.forward(batch, self.sharding.shard_table(self.entities, group.rank), self.relations)
             assert len(set(group.all_gather(np.array(batch.gathered_rows)))) == 1  # the same for every worker
-            _, *slopes = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, self.weight(batch), scored.counted)
+            _, *slopes = LOSS(scored.positive, scored.negative, self.weight(batch), scored.counted)
             return batch, scored, made.backward(scored, *slopes)
 
         return run_threads(self.sharding.shards, work)
@@ -74,34 +82,23 @@ class Graph:
 @pytest.mark.parametrize("corruption", ["h", "t", "ht"])
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
 @pytest.mark.parametrize("shared", [False, True])
-def test_scores_are_those_without_shards(scheme: type[Scheme], corruption: Corruption, shared: bool) -> None:
+def test_scores_are_those_without_shards(scheme: type[CandidateScheme], corruption: Corruption, shared: bool) -> None:
     # The oracle's shapes: TransE, L1, dim 128, n=4, 48 triples a worker, 250 candidates, at rtol 1e-4
     # (bess-kge, tests/test_bess.py).
     graph = Graph("TransE", 128, 4, 48, 250 // 4, corruption=corruption, shared=shared)
     found = graph.run(scheme)
+    batches = [batch for batch, *_ in found]
     for batch, scored, _ in found:
-        assert batch.negatives is not None
-        triples = graph.own(batch)
+        triples, drawn = graph.own(batch), candidates_of(graph.sharding, batches, batch.worker)
         head, relation, tail = (
             graph.entities[triples[:, 0]], graph.relations[triples[:, 1]], graph.entities[triples[:, 2]]
         )  # fmt: skip
         np.testing.assert_allclose(scored.positive, -np.abs(head + relation - tail).sum(1), rtol=1e-4)
         for b in range(len(triples)):
             heads = corruption == "h" or (corruption == "ht" and b % graph.sampler.block < graph.sampler.block // 2)
-            candidates = graph.entities[_candidates(batch, b, heads)]
+            candidates = graph.entities[drawn[b].reshape(-1)]
             moved = candidates + relation[b] - tail[b] if heads else head[b] + relation[b] - candidates
             np.testing.assert_allclose(scored.negative[b], -np.abs(moved).sum(1), rtol=1e-4)
-
-
-def _candidates(batch: StepBatch, b: int, heads: bool) -> Array:
-    """Global ids of what triple b is scored with, in the order of its scores."""
-    negatives = batch.negatives
-    assert negatives is not None
-    assert negatives.entities is not None
-    if negatives.per_triple:
-        return negatives.entities[b].reshape(-1)
-    place = 0 if heads or negatives.corruption != "ht" else 1
-    return negatives.entities[place].reshape(-1)
 
 
 @pytest.mark.parametrize("corruption", ["h", "t", "ht"])
@@ -121,20 +118,20 @@ def test_schemes_are_equal_to_the_bit_where_candidates_are_not_shared(name: str,
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
 @pytest.mark.parametrize("name", ["TransE", "ComplEx", "PairRE"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, shared: bool) -> None:
+def test_gradients_are_those_without_shards(scheme: type[CandidateScheme], name: str, shared: bool) -> None:
     graph = Graph(name, 16, 3, 12, 5, corruption="ht", shared=shared)
     found = graph.run(scheme)
     entities, relations = graph.whole(found)
     # The same in one process, with the candidates that each triple met.
     to_entities, to_relations = np.zeros(graph.entities.shape), np.zeros(graph.relations.shape)
+    batches = [batch for batch, *_ in found]
     for batch, scored, _ in found:
         triples, score = graph.own(batch), graph.score
-        _, to_own, to_others = LogSigmoid(2.0, 1.0)(
-            scored.positive, scored.negative, graph.weight(batch), scored.counted
-        )
+        drawn = candidates_of(graph.sharding, batches, batch.worker)
+        _, to_own, to_others = LOSS(scored.positive, scored.negative, graph.weight(batch), scored.counted)
         for b, (head, relation, tail) in enumerate(triples):
             heads = b % graph.sampler.block < graph.sampler.block // 2
-            against = np.append(_candidates(batch, b, heads), head if heads else tail)
+            against = np.append(drawn[b], head if heads else tail)
             slopes = np.append(to_others[b], to_own[b])[None].astype(np.float32)
             given, raw = graph.entities[[tail if heads else head]], graph.entities[against]
             side: Side = "head" if heads else "tail"
@@ -164,7 +161,7 @@ def test_schemes_score_the_same_shared_candidates(name: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
-def test_conve_has_gradients_of_its_variables_in_every_scheme(scheme: type[Scheme]) -> None:
+def test_conve_has_gradients_of_its_variables_in_every_scheme(scheme: type[CandidateScheme]) -> None:
     graph = Graph("ConvE", 8, 2, 8, 3, corruption="t")
     for *_, gradients in graph.run(scheme):
         assert set(gradients.dense) == set(graph.score.dense)
@@ -177,10 +174,10 @@ def test_bytes_sent_are_those_of_the_formula(workers: int) -> None:
     p, m, width = graph.sampler.block, 5, 32 * 4
     others, triples = workers - 1, workers * graph.sampler.block
 
-    def sent(scheme: type[Scheme], graph: Graph = graph) -> list[int]:
+    def sent(scheme: type[CandidateScheme], graph: Graph = graph) -> list[int]:
         def work(group: ReplicaGroup) -> int:
             batch = graph.sampler.batch(0, group.rank)
-            made = scheme(group, score_function("TransE", 32))
+            made = scheme(group, score_function("TransE", 32), LOSS)
             made.forward(batch, graph.sharding.shard_table(graph.entities, group.rank), graph.relations)
             return group.bytes_sent
 
@@ -192,28 +189,12 @@ def test_bytes_sent_are_those_of_the_formula(workers: int) -> None:
     assert sent(ScoreMoving, Graph("TransE", 32, workers, 24, 5, corruption="t", shared=True)) == scores
 
 
-def test_local_candidates_are_not_exchanged() -> None:
-    graph = Graph("DistMult", 16, 2, 8, 4, corruption="t", local=True)
-    for batch, scored, _ in graph.run(EmbeddingMoving):
-        assert batch.negatives is not None
-        assert batch.negatives.entities is not None
-        triples = graph.own(batch)
-        expected = np.einsum(
-            "bd,bnd->bn",
-            graph.entities[triples[:, 0]] * graph.relations[triples[:, 1]],
-            graph.entities[batch.negatives.entities.reshape(len(triples), -1)],
-        )
-        np.testing.assert_allclose(scored.negative, expected, rtol=1e-3, atol=1e-4)
-    with pytest.raises(BadInput, match="draw candidates from all shards"):
-        graph.run(ScoreMoving)
-
-
 def test_a_step_without_candidates_and_another_workers_batch_are_refused() -> None:
     graph = Graph("DistMult", 16, 2, 8, 4, corruption="t")
 
     def work(group: ReplicaGroup, change: dict[str, None] | dict[str, int]) -> None:
         batch = replace(graph.sampler.batch(0, group.rank), **change)
-        EmbeddingMoving(group, graph.score).forward(
+        EmbeddingMoving(group, graph.score, LOSS).forward(
             batch, graph.sharding.shard_table(graph.entities, group.rank), graph.relations
         )
 
@@ -228,28 +209,24 @@ def test_a_step_without_candidates_and_another_workers_batch_are_refused() -> No
 
 WORKERS, DIM = 3, 8
 TRIPLES, SHARDING = random_triples(), typed_sharding(WORKERS)
-PARTITION = PartitionedTriples.create(TRIPLES, SHARDING)
+PARTITION, TYPES = PartitionedTriples.create(TRIPLES, SHARDING), SHARDING.entity_types
 KNOWN = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
 DRAW = np.random.default_rng(3)
 EMBEDDED = DRAW.standard_normal((ENTITIES, DIM)).astype(np.float32)
 RELATED = DRAW.standard_normal((RELATIONS, DIM)).astype(np.float32)
-LISTS = DRAW.integers(-1, ENTITIES, size=(2, len(TRIPLES), 11))
 
-KINDS: dict[str, Callable[..., NegativeSampler]] = {
+KINDS: dict[str, Callable[..., RandomNegatives]] = {
     "typed": lambda **k: TypedNegatives(SHARDING, 5, **k),
-    "listed": lambda **k: TripleNegatives(SHARDING, heads=LISTS[0], tails=LISTS[1], **k),
-    "listed, one list": lambda **k: TripleNegatives(SHARDING, heads=LISTS[0, 0], tails=LISTS[1, 0], **k),
-    "all": lambda **k: AllEntities(SHARDING, **k),
     "shared": lambda **k: RandomNegatives(SHARDING, 5, shared=True, **k),
 }
 
 
-def scored(scheme: type[Scheme], negatives: NegativeSampler) -> list[tuple[StepBatch, Scored]]:
+def scored(scheme: type[CandidateScheme], negatives: RandomNegatives) -> list[tuple[StepBatch, Scored]]:
     sampler = RigidSampler(PARTITION, 20, negatives=negatives)
 
     def work(group: ReplicaGroup) -> tuple[StepBatch, Scored]:
         batch = sampler.batch(1, group.rank)
-        made = scheme(group, score_function("DistMult", DIM))
+        made = scheme(group, score_function("DistMult", DIM), LOSS)
         return batch, made.forward(batch, SHARDING.shard_table(EMBEDDED, group.rank), RELATED)
 
     return run_threads(WORKERS, work)
@@ -258,17 +235,17 @@ def scored(scheme: type[Scheme], negatives: NegativeSampler) -> list[tuple[StepB
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_masked_scores_do_not_count(scheme: type[Scheme], corruption: Corruption, kind: str) -> None:
-    negatives = KINDS[kind](corruption=corruption, exclude="known", known=KNOWN, tell_entities=True)
-    found = scored(scheme, negatives)
+def test_masked_scores_do_not_count(scheme: type[CandidateScheme], corruption: Corruption, kind: str) -> None:
+    found = scored(scheme, KINDS[kind](corruption=corruption, known=KNOWN))
+    batches = [batch for batch, _ in found]
     for batch, scores in found:
-        assert batch.negatives is not None
-        p = batch.head.shape[1]
+        drawn, ends = candidates_of(SHARDING, batches, batch.worker), replaced_ends(batch)
         for b, (head, relation, tail) in enumerate(PARTITION.triples[batch.triple.reshape(-1)].tolist()):
-            heads = corruption == "h" or (corruption == "ht" and b % p < p // 2)
-            place = b if batch.negatives.per_triple else 0 if heads else -1
-            mine = batch.negatives.entities[place].reshape(-1)  # type: ignore[index]
-            made = [(e, relation, tail) if heads else (head, relation, e) for e in mine.tolist() if e >= 0]
+            replaced = head if ends[b] == 0 else tail
+            mine = [
+                e for e in drawn[b].reshape(-1).tolist() if kind == "shared" or TYPES[e] == TYPES[replaced]
+            ]  # others are padding
+            made = [(e, relation, tail) if ends[b] == 0 else (head, relation, e) for e in mine]
             counted = np.array([triple for triple in made if not is_known(KNOWN, np.array([triple], np.int32))[0]])
             expected = (EMBEDDED[counted[:, 0]] * RELATED[counted[:, 1]] * EMBEDDED[counted[:, 2]]).sum(1)
             got = scores.negative[b] if scores.counted is None else scores.negative[b][scores.counted[b]]

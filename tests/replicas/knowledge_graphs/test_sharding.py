@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.graph.sharding import (
     PartitionedTriples,
-    PartitionMode,
     Sharding,
     with_inverses,
 )
@@ -75,18 +74,17 @@ def test_malformed_types_are_refused(types: list[int]) -> None:
         Sharding.create(3, 1, entity_types=types)
 
 
-@pytest.mark.parametrize("mode", ["pair", "head", "tail"])
-def test_every_triple_lies_in_its_group(mode: PartitionMode) -> None:
+def test_every_triple_lies_in_its_group() -> None:
     triples, sharding = random_triples(), typed_sharding()
-    partition = PartitionedTriples.create(triples, sharding, mode)
+    partition = PartitionedTriples.create(triples, sharding)
     np.testing.assert_array_equal(triples[partition.source], partition.triples)
     np.testing.assert_array_equal(np.sort(partition.source), np.arange(len(triples)))
-    assert partition.counts.shape == partition.offsets.shape == ((SHARDS, SHARDS) if mode == "pair" else (SHARDS,))
+    assert partition.counts.shape == partition.offsets.shape == (SHARDS, SHARDS)
     for group in np.ndindex(partition.counts.shape):
         begin = partition.offsets[group]
         mine = slice(begin, begin + partition.counts[group])
         assert (np.diff(partition.source[mine]) > 0).all()  # in their order
-        ends = partition.triples[mine][:, {"pair": [0, 2], "head": [0], "tail": [2]}[mode]]
+        ends = partition.triples[mine][:, [0, 2]]
         np.testing.assert_array_equal(sharding.shard_of[ends], np.broadcast_to(group, ends.shape))
 
 
@@ -114,21 +112,11 @@ def test_no_triples_and_empty_shardpairs() -> None:
     assert one.counts[0, 2] == one.counts.sum() == 1
 
 
-def test_the_queried_end_may_be_unknown() -> None:
-    sharding = typed_sharding()
-    asked = np.array([[3, 0, -1], [400, 2, -1]])
-    by_head = PartitionedTriples.create(asked, sharding, "head")
-    assert by_head.counts.sum() == 2
-    with pytest.raises(IdOutOfRange, match="triple 0: tail -1"):
-        PartitionedTriples.create(asked, sharding, "tail")
-    with pytest.raises(IdOutOfRange, match="triple 0: tail -1"):
-        PartitionedTriples.create(asked, sharding)
-
-
 @pytest.mark.parametrize(
     ("triples", "reason"),
     [
         ([[0, 0, 0], [ENTITIES, 0, 0]], f"triple 1: head {ENTITIES} is not one of {ENTITIES} entities"),
+        ([[3, 0, -1]], "triple 0: tail -1"),
         ([[0, -1, 0]], "triple 0: relation -1"),
         ([[0.0, 1.0, 2.0]], "integers"),
         ([[0, 1]], "integers"),
@@ -137,5 +125,3 @@ def test_the_queried_end_may_be_unknown() -> None:
 def test_malformed_triples_are_refused(triples: object, reason: str) -> None:
     with pytest.raises((BadInput, IdOutOfRange), match=reason):
         PartitionedTriples.create(triples, typed_sharding())  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="known are pair, head, tail"):
-        PartitionedTriples.create([[0, 1, 2]], typed_sharding(), "both")  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ from elastable.replicas.knowledge_graphs.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, planned_settings, settings_of
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
-from elastable.replicas.knowledge_graphs.scores.catalogue import SCORES
+from elastable.replicas.knowledge_graphs.schemes import CandidateScheme
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES
 from tests.replicas.knowledge_graphs.graphs import run_epoch, type_counts
 from tests.untyped import Keywords
 
@@ -233,7 +234,7 @@ def _sampled(group: ReplicaGroup, scheme: str, shared: bool) -> tuple[set[int], 
     )  # fmt: skip
     trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES)
     counts, scores, losses = set[int](), list[float](), list[float]()
-    assert trainer._scheme is not None
+    assert isinstance(trainer._scheme, CandidateScheme)
     for step in range(240):
         batch = trainer._sampler.batch(step, group.rank)
         scored = trainer._scheme.forward(batch, trainer.model.entities, trainer.model.relations)
