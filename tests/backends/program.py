@@ -90,10 +90,6 @@ def assert_as_in_keras(optimizer: str) -> None:
         assert_close(list(scores[0].values()), list(scores[1].values()))
 
 
-def check_sgd() -> None:
-    assert_as_in_keras("sgd")
-
-
 def check_adagrad() -> None:
     assert_as_in_keras("adagrad")
 

@@ -30,7 +30,7 @@ _DEAREST = """
     elastable/callbacks/test_best_weights test_plugins elastable/callbacks/test_callback_state
     worker/layers/test_distributed_embedding replicas/training/test_replica_trainer elastable/launch/test_replicas
     elastable/jobs/test_evaluation_beside elastable/in_process/test_table_dtypes
-    elastable/callbacks/test_moving_averages deploy/test_redis_users
+    elastable/callbacks/test_moving_averages
     embedding_store/tiers/test_file_tier elastable/commands/test_kg embedding_store/engine/test_dense_replay
     backends/test_jobs backends/test_numbers elastable/jobs/resuming/test_continuing
     elastable/serving/test_service elastable/models/test_predictor embedding_store/wire/test_connections

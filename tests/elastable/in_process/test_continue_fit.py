@@ -1,5 +1,6 @@
 """`et.fit(continue_from=)`: to the bit the fit over both days, from a store with a log or into it."""
 
+import shutil
 from pathlib import Path
 
 import keras
@@ -45,24 +46,33 @@ def kernels(made: keras.Model) -> list[np.ndarray]:
     return [weight for layer in made.layers if isinstance(layer, keras.layers.Dense) for weight in layer.get_weights()]
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_two_days_are_one(in_place: bool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def day_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of a fit on the first day; its rate was halved."""
+    log = tmp_path_factory.mktemp("day") / "one"
+    with et.open_store(f"memory?log={log}") as store:
+        et.fit(model(), day(1, 60), store=store, callbacks=[lower()], **SETTINGS)
+    return log
+
+
+def lower() -> keras.callbacks.Callback:
+    return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch == 0 else rate)
+
+
+def test_two_days_are_one(day_one: Path, tmp_path: Path) -> None:
     one = model()
-    et.fit(one, et.PartsReader([day(1, 60), day(2, 45)]), **SETTINGS)
-    url = f"memory?log={tmp_path}"
-    with et.open_store(url) as store:
-        et.fit(model(), day(1, 60), store=store, **SETTINGS)
-    two = model()
-    history = et.fit(two, day(2, 45), store=url if in_place else None, continue_from=url, **SETTINGS)
-    assert history.epoch == [0]
-    for ours, theirs in zip(numbers(two), numbers(one), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    et.fit(one, et.PartsReader([day(1, 60), day(2, 45)]), callbacks=[lower()], **SETTINGS)
+    for in_place in (False, True):
+        url = f"memory?log={shutil.copytree(day_one, tmp_path / str(in_place))}"
+        two = model()
+        history = et.fit(two, day(2, 45), store=url if in_place else None, continue_from=url, **SETTINGS)
+        assert history.epoch == [0]
+        for ours, theirs in zip(numbers(two), numbers(one), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    url = f"memory?log={tmp_path}"
-    with et.open_store(url) as store:
-        et.fit(model(), day(1, 60), store=store, **SETTINGS)
+def test_what_does_not_fit_is_refused_and_changes_nothing(day_one: Path, tmp_path: Path) -> None:
+    url = f"memory?log={shutil.copytree(day_one, tmp_path / 'log')}"
     for made, message in (
         (model(keras.optimizers.SGD(0.1)), "table 'items': optimizer was .* or begin a new job with its rows"),
         (model(more=True), r"the model has no dense_1/kernel, dense_1/bias: leave them out by name"),
@@ -78,11 +88,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> Non
         et.fit(model(), day(2, 45), continue_from=tmp_path / "nothing", **SETTINGS)
 
 
-def test_a_learning_rate_that_was_assigned_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    url = f"memory?log={tmp_path}"
-    with et.open_store(url) as store:
-        lower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
-        et.fit(model(), day(1, 60), store=store, callbacks=[lower], **SETTINGS)
+def test_a_learning_rate_that_was_assigned_goes_on(
+    day_one: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"memory?log={shutil.copytree(day_one, tmp_path / 'log')}"
     made = model()
     et.fit(made, day(2, 45), continue_from=url, **SETTINGS)
     assert float(made.optimizer.learning_rate) == pytest.approx(0.01)

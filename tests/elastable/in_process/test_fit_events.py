@@ -52,31 +52,40 @@ def weights(model: keras.Model) -> list[np.ndarray]:
     return [*model.layers[-1].get_weights(), model.get_layer("users").read_rows(np.arange(20))]
 
 
+@pytest.fixture(scope="module")
+def on_arrays() -> list[np.ndarray]:
+    """The weights that all of the records lead to."""
+    return weights(fitted(ARRAYS, shuffle=False)[0])
+
+
+def assert_same(one: keras.Model, expected: list[np.ndarray]) -> None:
+    for mine, other in zip(weights(one), expected, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
 def reader_of(url: str, **options: Keyword) -> et.RedisStreamReader:
     return et.RedisStreamReader(url, "clicks", label="clicked", **{"steps_per_epoch": 3, **options})
 
 
-def test_the_numbers_are_those_of_the_same_records_in_arrays(url: str) -> None:
+def test_the_numbers_are_those_of_the_same_records_in_arrays(url: str, on_arrays: list[np.ndarray]) -> None:
     """Seven batches: epochs of three, three and one."""
     on_stream, losses = fitted(reader_of(url), epochs=50, until="end", validation_data=ARRAYS)
     assert len(losses) == 3
-    on_arrays, _ = fitted(ARRAYS, shuffle=False)
-    for one, other in zip(weights(on_stream), weights(on_arrays), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(on_stream, on_arrays)
     assert len(fitted(reader_of(url), epochs=2)[1]) == 2
 
 
-def test_a_fit_that_continues_another_goes_on_behind_its_last_event(url: str, tmp_path: Path) -> None:
-    whole, _ = fitted(reader_of(url), epochs=9, until="end")
+def test_a_fit_that_continues_another_goes_on_behind_its_last_event(
+    url: str, on_arrays: list[np.ndarray], tmp_path: Path
+) -> None:
     log = f"memory?log={tmp_path / 'log'}"
     fitted(reader_of(url), epochs=1, store=log)
     second, losses = fitted(reader_of(url), epochs=9, until="end", store=log, continue_from=log)
     assert len(losses) == 2
-    for one, other in zip(weights(second), weights(whole), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(second, on_arrays)
 
 
-def test_events_of_kafka_have_the_same_numbers(url: str) -> None:
+def test_events_of_kafka_have_the_same_numbers(on_arrays: list[np.ndarray]) -> None:
     producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
     (broker,) = producer.list_topics(timeout=30).brokers.values()
     for user in USERS.tolist():
@@ -84,10 +93,7 @@ def test_events_of_kafka_have_the_same_numbers(url: str) -> None:
     assert producer.flush(30) == 0
     where, quiet = f"{broker.host}:{broker.port}", {"log_level": 0}
     reader = et.KafkaReader("clicks", where, steps_per_epoch=3, label="clicked", config=quiet)
-    from_kafka, _ = fitted(reader, epochs=50, until="end")
-    from_redis, _ = fitted(reader_of(url), epochs=50, until="end")
-    for one, other in zip(weights(from_kafka), weights(from_redis), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(fitted(reader, epochs=50, until="end")[0], on_arrays)
 
 
 class Cut(keras.callbacks.Callback):
@@ -108,18 +114,18 @@ class Cut(keras.callbacks.Callback):
         self._proxy.server_port = self._server
 
 
-def test_a_server_that_is_away_is_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_is_waited_for(
+    url: str, on_arrays: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     noticed = threading.Event()
     monkeypatch.setattr(stream_planner._log, "warning", lambda *words: noticed.set())
-    undisturbed, _ = fitted(reader_of(url), epochs=50, until="end")
     with tcp_proxy(int(url.rpartition(":")[2])) as proxy:
         through = reader_of(f"redis://127.0.0.1:{proxy.port}?deadline=1")
         # Few versions are planned ahead: the others are asked for while the server is away.
         monkeypatch.setattr(stream_planner, "_AHEAD", 1)
         disturbed, _ = fitted(through, epochs=50, until="end", callbacks=Cut(proxy, noticed))
     assert noticed.is_set()
-    for one, other in zip(weights(disturbed), weights(undisturbed), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(disturbed, on_arrays)
 
 
 def test_bad_events_of_pushes_that_were_lost_are_noted_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

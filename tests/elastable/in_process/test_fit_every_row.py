@@ -17,7 +17,7 @@ from elastable.jobs.prepare import prepare_job
 from tests.elastable import click_job
 from tests.untyped import Keyword, Keywords
 
-ROWS, DIM, BATCH, STEPS = 400, 6, 8, 200
+ROWS, DIM, BATCH, STEPS = 400, 6, 8, 120
 SEED = 3
 
 
@@ -192,9 +192,7 @@ def test_rows_under_ftrl_have_the_numbers_that_docs_lazy_names(initializer: str,
         assert np.abs(ours[3:5] - theirs[3:5]).max() > 0.01
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("name", "lazy"), [("adam", True), ("adamw", False)])
-def test_slots_go_on_when_lazy_is_changed(name: str, lazy: bool, tmp_path: Path) -> None:
+def test_slots_go_on_when_lazy_is_changed(tmp_path: Path) -> None:
     """In the same process, of a loaded model and of loaded weights. A batch touches every row, so Keras is the same."""
     ids, targets = np.arange(20), np.random.default_rng(0).normal(size=(20, 1)).astype(np.float32)
     settings: Keywords = {"batch_size": 20, "shuffle": False, "verbose": 0}
@@ -203,18 +201,18 @@ def test_slots_go_on_when_lazy_is_changed(name: str, lazy: bool, tmp_path: Path)
         inputs = keras.Input((), dtype="int64")
         dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(1))
         built = keras.Model(inputs, dense(layer(20, 4, embeddings_initializer="ones", name="ids")(inputs)))
-        built.compile(keras.optimizers.get({"class_name": name, "config": {"learning_rate": 0.05}}), "mse")
+        built.compile(keras.optimizers.Adam(0.05), "mse")
         return built
 
     plain = made(keras.layers.Embedding)
     plain.fit(ids, targets, epochs=6, **settings)
     expected = plain.predict(ids, verbose=0)
     first = made(et.Embedding)
-    et.fit(first, ids, targets, epochs=3, lazy=lazy, **settings)
+    et.fit(first, ids, targets, epochs=3, lazy=True, **settings)
     first.save(tmp_path / "model.keras")
     weights = made(et.Embedding)
-    et.fit(weights, ids, targets, lazy=not lazy, **settings)
+    et.fit(weights, ids, targets, lazy=False, **settings)
     weights.load_weights(tmp_path / "model.keras")
     for each in (first, keras.models.load_model(tmp_path / "model.keras"), weights):
-        et.fit(each, ids, targets, epochs=3, lazy=not lazy, **settings)
+        et.fit(each, ids, targets, epochs=3, lazy=False, **settings)
         np.testing.assert_allclose(each.predict(ids, verbose=0), expected, rtol=1e-5, atol=1e-6)

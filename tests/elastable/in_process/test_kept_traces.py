@@ -1,7 +1,5 @@
 """A second fit goes on with the traces of the first, and traces again what reads other variables since."""
 
-from collections.abc import Callable
-
 import keras
 import numpy as np
 import pytest
@@ -58,7 +56,7 @@ def test_a_second_fit_traces_nothing_and_trains_on() -> None:
     assert fit(model) == 0
     fit(other)
     other.compile(other.optimizer, "mse")
-    assert fit(other) > 0
+    assert fit(other) > 0  # compiled again: traced again
     for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -95,21 +93,6 @@ def test_states_that_the_last_callback_sets_stay() -> None:
     np.testing.assert_array_equal(norm.moving_variance.numpy(), np.float32(0.7))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: model.compile(model.optimizer, "mse"),
-        lambda model: model.compile(keras.optimizers.SGD(0.1), "mae"),
-    ],
-)
-def test_compile_has_it_traced_again(change: Callable[[keras.Model], None]) -> None:
-    model = model_of(own_table())
-    fit(model)
-    change(model)
-    assert fit(model) > 0
-    assert fit(model) == 0
-
-
 def test_other_batches_and_other_ways_to_sum_are_traced_apart() -> None:
     model = model_of(own_table())
     fit(model)
@@ -132,7 +115,7 @@ def test_a_seed_that_is_set_again_is_drawn_from() -> None:
     for compiles in (False, True):
         keras.utils.set_random_seed(3)
         model = model_of(own_table(), Noise)
-        for seed in (5, 5, 6):
+        for seed in (5, 5):
             if compiles:
                 model.compile(model.optimizer, "mse")
             keras.utils.set_random_seed(seed)

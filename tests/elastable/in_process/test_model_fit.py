@@ -121,11 +121,10 @@ def fitted(**arguments: Keyword) -> Callable[[keras.Model], keras.callbacks.Hist
 
 
 # tests/keras_table runs every argument of `fit` by itself.
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "batches"),
     [
-        *[({"epochs": 5, "steps_per_epoch": steps}, 5) for steps in (2, 3, 7)],
+        ({"epochs": 5, "steps_per_epoch": 2}, 5),
         ({"epochs": 2, "validation_data": HELD_OUT, "validation_steps": 9}, 3),
     ],
 )
@@ -140,29 +139,28 @@ def test_data_that_ends_early_ends_as_in_keras(arguments: dict[str, Keyword], ba
 
 
 def test_arguments_come_by_position_as_in_keras() -> None:
-    assert_same(*both(lambda model: model.fit(X, Y, BATCH, 2, 0, None, 0.25, None, False)))
-    ours, theirs = program(et.Embedding), program(keras.layers.Embedding)
-    history = et.fit(ours, X, Y, BATCH, 2, 0, None, 0.25, None, False)
-    assert_same(ours, theirs, history, theirs.fit(X, Y, BATCH, 2, 0, None, 0.25, None, False))
+    given = (X, Y, BATCH, 2, 0, None, 0.25, None, False)
+    ours, theirs, *histories = both(lambda model: model.fit(*given))
+    assert_same(ours, theirs, *histories)
+    again = program(et.Embedding)
+    assert_same(again, theirs, et.fit(again, *given), histories[1])
 
 
 # Of an id that comes twice in a batch Keras squares each gradient, and we their sum: here none does.
 DISTINCT = np.concatenate([np.random.default_rng(i).permutation(ROWS)[: 3 * BATCH].reshape(-1, 3) for i in range(4)])
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "adagrad"])
-def test_a_second_fit_goes_on_as_in_keras(optimizer: str) -> None:
+def test_a_second_fit_goes_on_as_in_keras() -> None:
     """Slots, step counts and all; a model that is compiled anew begins with new ones. Untouched rows move."""
     y = Y[: len(DISTINCT)]
 
     def fit(model: keras.Model) -> keras.callbacks.History:
         for _ in range(2):
             model.fit(DISTINCT, y, BATCH, epochs=2, shuffle=False, verbose=0)
-        model.compile(optimizer, "mse")
+        model.compile("adam", "mse")
         return model.fit(DISTINCT, y, BATCH, shuffle=False, verbose=0)
 
-    ours, theirs, *histories = both(fit, optimizer=optimizer)
+    ours, theirs, *histories = both(fit, optimizer="adam")
     assert_same(ours, theirs, *histories)
 
 
@@ -194,8 +192,7 @@ def test_dropout_and_initial_values_are_keras_own_draws() -> None:
     assert_same(*both(fitted(epochs=3, validation_data=HELD_OUT), dropout=0.5))
 
 
-@pytest.mark.parametrize("subclassed", [False, True])
-def test_numbers_drawn_without_a_seed_in_inference_too_are_keras_own(subclassed: bool) -> None:
+def test_numbers_drawn_without_a_seed_in_inference_too_are_keras_own() -> None:
     class Noise(keras.layers.Layer):
         def call(self, x: tf.Tensor) -> tf.Tensor:
             return x + keras.random.normal((3, DIM)) * 0.1
@@ -213,8 +210,6 @@ def test_numbers_drawn_without_a_seed_in_inference_too_are_keras_own(subclassed:
 
         keras.utils.set_random_seed(7)
         model = Subclassed()
-        if not subclassed:
-            model = keras.Sequential([keras.Input((3,), dtype="int64"), *model.parts])
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
@@ -357,9 +352,9 @@ def test_several_inputs_and_outputs_with_weights() -> None:
         (([X[:, 0], X[:, 1]], [stars, time]), {"sample_weight": WEIGHTS}),
         (((X[:, 0], X[:, 1]), (stars, time)), {"sample_weight": (WEIGHTS, WEIGHTS[::-1].copy())}),
     ]  # fmt: skip
+    ours, theirs = made(et.Embedding), made(keras.layers.Embedding)
+    theirs.run_eagerly = True
     for (x, y), more in forms:
-        ours, theirs = made(et.Embedding), made(keras.layers.Embedding)
-        theirs.run_eagerly = True
         histories = [model.fit(x, y, BATCH, shuffle=False, verbose=0, **more) for model in (ours, theirs)]  # type: ignore[arg-type]
         np.testing.assert_allclose(histories[0].history["loss"], histories[1].history["loss"], rtol=1e-5)
         for mine, other in zip(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), strict=True):
@@ -371,6 +366,12 @@ def test_a_model_without_such_layers_is_left_to_keras() -> None:
     model.compile("sgd", "mse")
     assert np.isfinite(model.train_on_batch(np.ones((4, 2)), np.ones(4)))
     assert model.fit(np.ones((4, 2)), np.ones(4), verbose=0).history["loss"]
+
+
+@pytest.fixture(scope="module")
+def refusing() -> keras.Model:
+    """What is refused leaves it as it was."""
+    return program(et.Embedding)
 
 
 @pytest.mark.parametrize(
@@ -393,14 +394,16 @@ def test_a_model_without_such_layers_is_left_to_keras() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_by_its_name(arguments: dict[str, object], message: str) -> None:
+def test_what_cannot_be_used_is_refused_by_its_name(
+    refusing: keras.Model, arguments: dict[str, object], message: str
+) -> None:
     with pytest.raises(BadInput, match=message):
-        program(et.Embedding).fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
+        refusing.fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
 
 
-def test_a_shuffle_of_batches_is_refused() -> None:
+def test_a_shuffle_of_batches_is_refused(refusing: keras.Model) -> None:
     with pytest.raises(Unsupported, match='shuffle="batch"'):
-        program(et.Embedding).fit(X, Y, shuffle="batch")
+        refusing.fit(X, Y, shuffle="batch")
 
 
 def test_a_distribution_strategy_is_refused() -> None:
@@ -496,7 +499,9 @@ class TestStores:
             et.fit(ours, X, Y, BATCH, verbose=0, store=earlier)
         keras.backend.clear_session()
         again = program(lambda *size: et.Embedding(*size, table=layer.table_name))  # type: ignore[misc]
-        with pytest.raises(BadInput, match=r"open that store by et\.open_store, call layer\.attach"):
+        with pytest.raises(
+            BadInput, match=r"holds 50 rows of table .* which this model has not read.*open_store, call layer\.attach"
+        ):
             et.fit(again, X, Y, BATCH, verbose=0, store=url)
         with et.open_store(url) as store:  # which the refusal has closed
             name, ids = layer.table_name, np.arange(ROWS)
@@ -506,27 +511,21 @@ class TestStores:
             et.fit(again, X, Y, BATCH, verbose=0, store=store)
             assert (store.lookup({name: ids})[name] != before).any()
 
-    @pytest.mark.parametrize("kind", ["redis", "file"])
-    def test_a_store_by_url(self, kind: str, redis_url: str, tmp_path: Path) -> None:
-        url = redis_url if kind == "redis" else f"file://{tmp_path}/rows"
+    def test_a_store_by_url(self, redis_url: str) -> None:
         ours, expected = program(et.Embedding), program(et.Embedding)
         for _ in range(2):  # the second goes on there
-            et.fit(ours, X, Y, BATCH, shuffle=False, verbose=0, store=url)
+            et.fit(ours, X, Y, BATCH, shuffle=False, verbose=0, store=redis_url)
             et.fit(expected, X, Y, BATCH, shuffle=False, verbose=0)
         rows = [model.layers[0].read_rows(np.arange(ROWS)) for model in (ours, expected)]
         np.testing.assert_array_equal(*rows)
-        keras.backend.clear_session()  # a new program: its table has the same name
-        again = program(lambda *size: et.Embedding(*size, table=ours.layers[0].table_name))  # type: ignore[misc]
-        with pytest.raises(BadInput, match=r"holds 50 rows of table .* which this model has not read"):
-            et.fit(again, X, Y, BATCH, verbose=0, store=url)
 
     @pytest.mark.parametrize(
         ("store", "message"),
         [(3, "store=3: a int is no store"), ("postgres://h", "'postgres://h' is unknown"), ({}, "store={}")],
     )
-    def test_what_is_no_store_is_refused(self, store: Any, message: str) -> None:
+    def test_what_is_no_store_is_refused(self, refusing: keras.Model, store: Any, message: str) -> None:
         with pytest.raises(BadInput, match=message):
-            et.fit(program(et.Embedding), X, Y, verbose=0, store=store)
+            et.fit(refusing, X, Y, verbose=0, store=store)
 
 
 class Noisy(keras.Model):
@@ -572,21 +571,17 @@ class _Pair(keras.metrics.Mean):
         super().update_state(predicted, sample_weight)
 
 
-def test_a_metric_of_several_names_has_these() -> None:
+def test_a_metric_of_several_names_has_these_and_one_with_one_value_in_an_array_its_own() -> None:
+    data: Keywords = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "validation_data": (X, Y[:, None])}
     ours, theirs = (
-        program(kind, metrics=[_Pair(name="pair")]).fit(X, Y, BATCH, shuffle=False, verbose=0, validation_data=(X, Y))
+        program(kind, metrics=[_Pair(name="pair"), keras.metrics.F1Score(threshold=0.5, name="f1")])
+        .fit(X, Y[:, None], **data)
+        .history
         for kind in (et.Embedding, keras.layers.Embedding)
     )
-    assert ours.history.keys() == theirs.history.keys() > {"half", "val_whole"}
-    for name, values in theirs.history.items():
-        np.testing.assert_allclose(ours.history[name], values, rtol=1e-5)
-
-
-def test_a_metric_with_one_value_in_an_array_has_its_own_name() -> None:
-    model = program(et.Embedding, metrics=[keras.metrics.F1Score(threshold=0.5, name="f1")])
-    history = model.fit(X, Y[:, None], BATCH, verbose=0, validation_data=(X, Y[:, None]))
-    assert {"f1", "val_f1"} < history.history.keys()
-    assert history.history["val_f1"] == pytest.approx([model.evaluate(X, Y[:, None], verbose=0)[1].item()])
+    assert ours.keys() == theirs.keys() > {"half", "val_whole", "f1", "val_f1"}
+    for name, values in theirs.items():
+        np.testing.assert_allclose(ours[name], np.ravel(values), rtol=1e-5)
 
 
 # Ids beyond 2^53 stay what they are on every way into `model.fit`: no float lies between
@@ -606,12 +601,11 @@ def _frame() -> object:
 @pytest.mark.parametrize(
     "data",
     [
-        lambda: (np.array([IDS]), LABEL),
         lambda: (np.array([IDS], np.uint64), LABEL),
         lambda: (_frame(), LABEL),
         lambda: (tf.data.Dataset.from_tensor_slices((np.array([IDS]), LABEL)).batch(1),),
     ],
-    ids=["int64", "uint64", "pandas", "tf.data"],
+    ids=["uint64", "pandas", "tf.data"],
 )
 def test_the_rows_of_these_ids_are_trained_and_no_others(data: Callable[[], tuple[object, ...]]) -> None:
     ids = keras.Input((2,), dtype="int64")

@@ -99,7 +99,7 @@ class TestCommand:
 
     @pytest.mark.timeout(900)
     def test_a_job_trains_and_its_checkpoint_evaluates(self, locations: Path, tmp_path: Path) -> None:
-        job = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--workers", "2")
+        job = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--workers", "1")
         succeeded("train", CLICK_JOB, *job, "--locations", locations, "--run-dir", tmp_path)
         run = (tmp_path / "latest").resolve()
         result = json.loads((run / "result.json").read_text())

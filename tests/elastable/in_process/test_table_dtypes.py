@@ -60,9 +60,17 @@ def is_kept(table_dtype: str, values: np.ndarray) -> bool:
     return bool((values.astype(np.float16).astype(np.float32) == values).all())
 
 
+@pytest.fixture(scope="module")
+def trained() -> dict[str | None, keras.Model]:
+    """For tests that change none of them."""
+    return {table_dtype: fitted(model(table_dtype)) for table_dtype in (None, "bfloat16", "float16")}
+
+
 @pytest.mark.parametrize("table_dtype", ["bfloat16", "float16"])
-def test_a_job_trains_narrow_tables_as_well_as_float32_ones(table_dtype: str) -> None:
-    narrow, wide = fitted(model(table_dtype)), fitted(model(None))
+def test_a_job_trains_narrow_tables_as_well_as_float32_ones(
+    trained: dict[str | None, keras.Model], table_dtype: str
+) -> None:
+    narrow, wide = trained[table_dtype], trained[None]
     source = narrow.get_layer("users").source
     assert source.specs()["users"].dtype == table_dtype
     assert is_kept(table_dtype, rows(narrow))
@@ -72,8 +80,8 @@ def test_a_job_trains_narrow_tables_as_well_as_float32_ones(table_dtype: str) ->
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
-def test_two_calls_of_fit_end_in_the_bits_of_one() -> None:
-    whole, parts = fitted(model("bfloat16")), fitted(model("bfloat16"), epochs=2)
+def test_two_calls_of_fit_end_in_the_bits_of_one(trained: dict[str | None, keras.Model]) -> None:
+    whole, parts = trained["bfloat16"], fitted(model("bfloat16"), epochs=2)
     fitted(parts, initial_epoch=2)
     assert rows(parts).tobytes() == rows(whole).tobytes()
 
@@ -102,8 +110,8 @@ def test_a_checkpoint_holds_the_dtype_and_training_goes_on_in_the_same_bits(tmp_
         assert rows_by_id(again, "users") == rows_by_id(store, "users")
 
 
-def test_a_saved_model_keeps_its_narrow_table(tmp_path: Path) -> None:
-    made = fitted(model("float16"))
+def test_a_saved_model_keeps_its_narrow_table(trained: dict[str | None, keras.Model], tmp_path: Path) -> None:
+    made = trained["float16"]
     made.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.get_layer("users").table_dtype == "float16"

@@ -199,8 +199,15 @@ def test_a_change_between_two_trainings_is_refused(name: str, way: Callable[[ker
     assert all((now == then).all() for now, then in zip(model.get_weights(), before, strict=True))
 
 
-@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_batch_end"])
-@pytest.mark.parametrize("name", ["beta_1", "clipvalue"])
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [
+        ("beta_1", "on_train_begin"),
+        ("clipvalue", "on_epoch_begin"),
+        ("beta_1", "on_epoch_end"),
+        ("clipvalue", "on_train_batch_end"),
+    ],
+)
 def test_a_change_in_a_callback_is_refused(name: str, hook: str) -> None:
     optimizer, assign = CHANGES[name]
     model = model_of(own_table(), optimizer())

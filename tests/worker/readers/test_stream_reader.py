@@ -221,6 +221,7 @@ def test_passes_follow_one_another() -> None:
     reader = EndlessReader(counting(), 3)
     assert (len(reader), reader.batch_records, reader.in_order) == (12, SIZE, True)
     assert numbers(reader, 0, [5, 0, 11, 5]) == [5, 0, 11, 5]
+    assert reader.take(np.array([5]))[0].tolist() == [5]  # of the first pass
     assert numbers(reader, 1, [0, 11]) == [12, 23]
     assert numbers(reader, 7, [3]) == [87]
     assert numbers(reader, 7, []) == []
