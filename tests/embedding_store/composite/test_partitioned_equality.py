@@ -62,7 +62,7 @@ TABLES: dict[str, list[TableSpec]] = {
 
 
 @pytest.mark.parametrize("tables", TABLES)
-@pytest.mark.parametrize("kind", ["token 3", "encoding 4"])
+@pytest.mark.parametrize("kind", ["token 3", "encoding 4", "encoding of token"])
 def test_a_split_table_is_a_whole_one(kind: str, tables: str, tmp_path: Path) -> None:
     specs = TABLES[tables]
     with KINDS[kind](tmp_path) as split, MemoryStore(threads=1) as plain:

@@ -37,8 +37,8 @@ def test_killed_at_any_byte(kind: str, request: pytest.FixtureRequest, tmp_path:
     assert ended[-1][2] == 2 or kind != "files", "a file has what was written to it"
 
 
-def test_stopped_in_the_middle_and_superseded(node_or_cluster_url: str) -> None:
-    url = node_or_cluster_url
+def test_stopped_in_the_middle_and_superseded(redis_cluster_url: str) -> None:
+    url = redis_cluster_url
     with started("log.test_cut_appenders", url, "stopped") as old:
         until_stopped(old)
         with open_log(url) as log:
@@ -52,8 +52,8 @@ def test_stopped_in_the_middle_and_superseded(node_or_cluster_url: str) -> None:
             assert read(log) == [(1, 1, FIRST), (2, 5, b"of the successor"), (3, 6, SECOND)]
 
 
-def test_stopped_between_two_entries_and_superseded(node_or_cluster_url: str) -> None:
-    url = node_or_cluster_url
+def test_stopped_between_two_entries_and_superseded(redis_url: str) -> None:
+    url = redis_url
     with started("log.test_cut_appenders", url, "stopped") as old:
         until_stopped(old)
         old.send_signal(signal.SIGCONT)
