@@ -86,6 +86,20 @@ def test_weights_and_graph_predict_as_the_model_that_is_trained(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["graph", "weights"]
 
 
+def test_rows_that_move_with_every_step_are_written_as_they_are_now(tmp_path: Path) -> None:
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    made = keras.Model(ids, keras.layers.Dense(1, name="click")(et.Embedding(None, 4, combiner="sum", name="any")(ids)))
+    made.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), "mse")
+    url = f"memory?log={tmp_path / 'log'}"
+    et.fit(made, X["seen"], Y, store=url, batch_size=4, shuffle=False, lazy=False, verbose=0)
+    export_version(url, tmp_path / "weights", "serving")
+    with Predictor(tmp_path / "weights") as found:
+        for x in (X["seen"], X["seen"] + 1_000):
+            wanted = made.predict(x, batch_size=32, verbose=0)
+            np.testing.assert_allclose(found.predict({"ids": x})[0]["click"], wanted, rtol=1e-5, atol=1e-6)
+    made.get_layer("any").source.close()
+
+
 def test_a_plain_model_has_the_words_that_a_lookup_has_learned(tmp_path: Path) -> None:
     made, url = model(), f"memory?log={tmp_path / 'log'}"
     train(made, url)
