@@ -182,7 +182,7 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
         concurrent_evaluation=not options.works_here,
     )
     parts = prepared.job, prepared.store, prepared.dense, prepared.metrics
-    train = prepared.readers[TaskKind.TRAIN]
+    train = prepared.readers.get(TaskKind.TRAIN)
     events = train if isinstance(train, EventReader) else None
     return Master(*parts, start=prepared.progress, options=settings, events=events)
 

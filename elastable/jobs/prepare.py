@@ -57,7 +57,7 @@ class PreparedJob:
 
     Attributes:
         parts: Of the master's model, which holds the dense variables.
-        readers: The splits.
+        readers: The splits, for a worker of this process; where all are in others, only a stream of events is kept.
         store: Holds the tables, at the version of `progress`.
         progress: Where the job begins.
         resumed: The checkpoint that the store was restored from; None: from none.
@@ -139,6 +139,8 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
         store.close()
         raise
     job = replace(job, job=beginning.job or job.job, **beginning.before)
+    if not options.works_here:
+        readers = {TaskKind.TRAIN: train} if train.streams else {}
     of_model = job, file, parts, readers, store, dense, ModelMetrics(model)
     return PreparedJob(*of_model, beginning.progress, beginning.checkpoint, warm)
 

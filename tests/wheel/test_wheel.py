@@ -115,7 +115,8 @@ def serving(environment: Environment, folder: Path) -> Iterator[str]:
             server.wait(LIMIT_S)
 
 
-JOB = ("-m", "elastable", "train", "model.py", "--workers", "1", "--micro-batch-size", "16", "--checkpoint-dir", "c")
+TRAIN = ("-m", "elastable", "train", "model.py", "--workers", "2", "--grads-to-wait", "1")
+JOB = (*TRAIN, "--micro-batch-size", "16", "--checkpoint-dir", "c")
 
 
 def result_of(folder: Path) -> tuple[int, int]:
