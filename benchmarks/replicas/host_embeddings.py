@@ -21,7 +21,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.range_pool import available_cores
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.host_embedding import HostTableOptions, bytes_per_step, create_host_table
+from elastable.replicas.host_embeddings.host_embedding import bytes_per_step, create_host_embedding
 from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec, HostTable
 
 # Rows, columns, ids of each replica.
@@ -72,11 +72,9 @@ def _rounds(group: ReplicaGroup, rows: int, dim: int, lookups: int) -> dict[str,
     batches = [random.integers(0, rows, lookups) for _ in range(_BATCHES)]
     spec = HostEmbeddingOptimizerSpec(0.1)
     tables = {
-        name: create_host_table(
-            HostTableOptions(name.replace(" ", "-"), (rows, dim), optimizer_spec=spec, initializer="zeros", **way),
-            group=group,
-            threads=1,
-        )
+        name: create_host_embedding(
+            name.replace(" ", "-"), (rows, dim), optimizer_spec=spec, initializer="zeros", group=group, threads=1, **way
+        ).table
         for name, way in _WAYS.items()
     }
     gradients = np.ones((lookups, dim), np.float32)

@@ -3,10 +3,10 @@
 import hashlib
 import numbers
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -39,124 +39,14 @@ from elastable.replicas.host_embeddings.exchanges import (
 from elastable.replicas.host_embeddings.host_table import HostEmbeddingOptimizerSpec, HostTable, State
 from elastable.worker.rows.store_layer import initializer_spec, seed_of
 
-STRATEGIES = ("TOKEN", "ENCODING", "AUTO")
-REDUCTIONS = ("mean", "sum")
-TOKEN_EXCHANGES = ("rows", "sums")
+_KNOWN = {
+    "partition_strategy": ("TOKEN", "ENCODING", "AUTO"),
+    "reduction": ("mean", "sum"),
+    "token_exchange": ("rows", "sums"),
+}
 DTYPES = ("float32", "float16", "bfloat16")
 
 InitialRows = str | InitializerSpec | Array | None
-
-
-@dataclass(frozen=True, eq=False)
-class HostTableOptions:
-    """The arguments of `create_host_embedding` that all replicas must give alike, but for those of its store.
-
-    Raises:
-        BadSpec: an invalid name, shape, dtype, strategy, optimizer, initializer or reduction.
-    """
-
-    name: str
-    shape: Sequence[int]
-    dtype: object = np.float32
-    partition_strategy: str = "TOKEN"
-    optimizer_spec: HostEmbeddingOptimizerSpec | None = None
-    initializer: InitialRows = None
-    reduction: str = "mean"
-    token_exchange: str = "rows"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        shape = self.shape
-        lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) and not isinstance(shape, str) else ()
-        if len(lengths) != 2 or not all(isinstance(length, numbers.Integral) and length >= 1 for length in lengths):
-            raise self._bad(f"shape must be [rows, columns], two positive integers, got {shape!r}")
-        if not isinstance(self.optimizer_spec, HostEmbeddingOptimizerSpec | None):
-            raise self._bad(
-                "optimizer_spec must be a HostEmbeddingOptimizerSpec, or None for an embedding that is not trained; "
-                f"got {type(self.optimizer_spec).__name__}"
-            )
-        for option, known in (
-            ("partition_strategy", STRATEGIES),
-            ("reduction", REDUCTIONS),
-            ("token_exchange", TOKEN_EXCHANGES),
-        ):
-            if getattr(self, option) not in known:
-                raise self._bad(f"{option} {getattr(self, option)!r}; known are {', '.join(known)}")
-        _ = self.spec, self.rows
-
-    @cached_property
-    def spec(self) -> TableSpec:
-        """The whole table."""
-        rows, columns = map(int, self.shape)
-        return TableSpec(
-            name=self.name,
-            dim=columns,
-            vocabulary_size=rows,
-            dtype=self._dtype(),
-            initializer=self._initializer(),
-            seed=self.seed,
-            optimizer=OptimizerSpec() if self.optimizer_spec is None else self.optimizer_spec.optimizer,
-        )
-
-    @cached_property
-    def rows(self) -> Float32 | None:
-        """float32 `[rows, columns]`: the initial rows, if they were given as an array."""
-        given = self.initializer
-        if not isinstance(given, np.ndarray):
-            return None
-        wanted = [self.spec.vocabulary_size, self.spec.dim]
-        if list(given.shape) != wanted or given.dtype.kind not in "fiu":
-            raise self._bad(f"initial rows must be numbers {wanted}, got {given.dtype} {list(given.shape)}")
-        return np.ascontiguousarray(given, np.float32)
-
-    def strategy(self, replicas: int) -> str:
-        """ "TOKEN" or "ENCODING", chosen by the cost model for "AUTO"."""
-        if self.partition_strategy != "AUTO":
-            return self.partition_strategy
-        # An optimizer that looks across columns must gather its sums once more where columns are split.
-        if row_optimizer(self.spec.optimizer).cross_column:
-            return "TOKEN"
-        return choose_strategy(int(self.shape[0]), self.spec.dim, replicas)
-
-    def described(self) -> dict[str, object]:
-        """The JSON values that replicas must agree on, by name."""
-        rows = self.rows
-        optimizer = {"optimizer": None} if self.optimizer_spec is None else self.optimizer_spec.described()
-        return {
-            "name": self.name,
-            "shape": [int(length) for length in self.shape],
-            "dtype": self.spec.dtype,
-            "partition_strategy": self.partition_strategy,
-            "initializer": asdict(self.spec.initializer) if rows is None else hashlib.blake2b(rows.data).hexdigest(),
-            "seed": self.seed,
-            "reduction": self.reduction,
-            "token_exchange": self.token_exchange,
-            **optimizer,
-        }
-
-    def _dtype(self) -> str:
-        name = getattr(self.dtype, "name", None)  # of NumPy's dtypes and TensorFlow's
-        if not isinstance(name, str):
-            name = self.dtype if isinstance(self.dtype, str) else getattr(self.dtype, "__name__", repr(self.dtype))
-        if name not in DTYPES:
-            raise self._bad(f"dtype {name!r}; known dtypes are {', '.join(DTYPES)}")
-        return name
-
-    def _initializer(self) -> InitializerSpec:
-        given = self.initializer
-        if isinstance(given, InitializerSpec):
-            return given
-        if given is None or isinstance(given, str):
-            return InitializerSpec(given or "random_uniform")
-        if isinstance(given, np.ndarray):
-            return InitializerSpec("zeros")
-        raise self._bad(
-            "initializer must be the name of a kind, an InitializerSpec, or an array of the rows; got "
-            f"{type(given).__name__}"
-        )
-
-    def _bad(self, why: str) -> BadSpec:
-        return BadSpec(f"host embedding {self.name!r}: {why}")
 
 
 _HEADER_BYTES = 32  # per replica: number of ids, of samples, and the first id outside the table
@@ -276,16 +166,130 @@ def create_host_embedding(
         SpecConflict: the store has another table of that name.
         Unsupported: the initializer cannot be computed row by row.
     """
+    options = {"partition_strategy": partition_strategy, "reduction": reduction, "token_exchange": token_exchange}
+    _require_options(name, options, optimizer_spec)
+    spec = _table_spec(name, shape, dtype, optimizer_spec, initializer, seed)
+    rows = _given_rows(spec, initializer)
+    group = _own_group() if group is None else group
+    callbacks = _uses_callbacks(name, group, store, enable_remote_buffer_embedding)
+    described = {
+        "name": name,
+        "shape": [int(length) for length in shape],
+        "dtype": spec.dtype,
+        "seed": spec.seed,
+        **options,
+        "initializer": asdict(spec.initializer) if rows is None else hashlib.blake2b(rows.data).hexdigest(),
+        "callbacks": callbacks,
+        **({"optimizer": None} if optimizer_spec is None else optimizer_spec.described()),
+    }
+    require_same(group, f"host embedding {name!r}", described)
+    strategy = _strategy(partition_strategy, spec, group.size)
+    tokens = TokenBuffers if token_exchange == "rows" else TokenSums
+    kind = tokens if strategy == "TOKEN" else EncodingBuffers
+    exchange: RowExchange = Callbacks(group, spec, store) if callbacks else kind(group, spec, threads)
+    if rows is not None:
+        slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
+        exchange.replace(RowBlock(np.arange(len(rows)), rows, np.tile(slots, (len(rows), 1))))
+    return HostEmbedding(HostTable(spec, optimizer_spec, exchange, strategy, reduction))
+
+
+def _require_options(name: str, options: Mapping[str, str], optimizer_spec: object) -> None:
+    for option, known in _KNOWN.items():
+        if options[option] not in known:
+            raise _bad(name, f"{option} {options[option]!r}; known are {', '.join(known)}")
+    if not isinstance(optimizer_spec, HostEmbeddingOptimizerSpec | None):
+        raise _bad(
+            name,
+            "optimizer_spec must be a HostEmbeddingOptimizerSpec, or None for an embedding that is not trained; "
+            f"got {type(optimizer_spec).__name__}",
+        )
+
+
+def _table_spec(
+    name: str,
+    shape: Sequence[int],
+    dtype: object,
+    optimizer_spec: HostEmbeddingOptimizerSpec | None,
+    initializer: InitialRows | keras.initializers.Initializer,
+    seed: int,
+) -> TableSpec:
+    lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) and not isinstance(shape, str) else ()
+    if len(lengths) != 2 or not all(isinstance(length, numbers.Integral) and length >= 1 for length in lengths):
+        raise _bad(name, f"shape must be [rows, columns], two positive integers, got {shape!r}")
+    kind = getattr(dtype, "name", None)  # of NumPy's dtypes and TensorFlow's
+    if not isinstance(kind, str):
+        kind = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", repr(dtype))
+    if kind not in DTYPES:
+        raise _bad(name, f"dtype {kind!r}; known dtypes are {', '.join(DTYPES)}")
     if isinstance(initializer, keras.initializers.Initializer):
         seed = seed_of(initializer, seed)
-        initializer = initializer_spec(name, initializer, int(shape[0]), int(shape[1]))
-    options = HostTableOptions(
-        name, shape, dtype, partition_strategy, optimizer_spec, initializer, reduction, token_exchange, seed
+        initial = initializer_spec(name, initializer, int(shape[0]), int(shape[1]))
+    elif isinstance(initializer, InitializerSpec):
+        initial = initializer
+    elif isinstance(initializer, np.ndarray):
+        initial = InitializerSpec("zeros")
+    elif initializer is None or isinstance(initializer, str):
+        initial = InitializerSpec(initializer or "random_uniform")
+    else:
+        raise _bad(
+            name,
+            "initializer must be the name of a kind, an InitializerSpec, or an array of the rows; got "
+            f"{type(initializer).__name__}",
+        )
+    return TableSpec(
+        name=name,
+        dim=int(shape[1]),
+        vocabulary_size=int(shape[0]),
+        dtype=kind,
+        initializer=initial,
+        seed=seed,
+        optimizer=OptimizerSpec() if optimizer_spec is None else optimizer_spec.optimizer,
     )
-    remote = enable_remote_buffer_embedding
-    return HostEmbedding(
-        create_host_table(options, group=group, store=store, enable_remote_buffer_embedding=remote, threads=threads)
-    )
+
+
+def _given_rows(spec: TableSpec, initializer: object) -> Float32 | None:
+    """float32 `[rows, columns]`: the initial rows, if they were given as an array."""
+    if not isinstance(initializer, np.ndarray):
+        return None
+    wanted = [spec.vocabulary_size, spec.dim]
+    if list(initializer.shape) != wanted or initializer.dtype.kind not in "fiu":
+        raise _bad(
+            spec.name, f"initial rows must be numbers {wanted}, got {initializer.dtype} {list(initializer.shape)}"
+        )
+    return np.ascontiguousarray(initializer, np.float32)
+
+
+def _strategy(asked: str, spec: TableSpec, replicas: int) -> str:
+    """ "TOKEN" or "ENCODING", chosen by the cost model for "AUTO"."""
+    if asked != "AUTO":
+        return asked
+    # An optimizer that looks across columns must gather its sums once more where columns are split.
+    if row_optimizer(spec.optimizer).cross_column:
+        return "TOKEN"
+    return choose_strategy(int(spec.vocabulary_size or 0), spec.dim, replicas)
+
+
+def _bad(name: str, why: str) -> BadSpec:
+    return BadSpec(f"host embedding {name!r}: {why}")
+
+
+@lru_cache(maxsize=1)
+def _own_group() -> ReplicaGroup:
+    """The group of all processes that MPI started, or of this one alone; the same at every call."""
+    return replica_group()
+
+
+def _uses_callbacks(name: str, group: ReplicaGroup, store: EmbeddingStore | None, remote_buffers: bool | None) -> bool:
+    option = f"enable_remote_buffer_embedding={remote_buffers}"
+    if remote_buffers and store is not None:
+        raise _bad(name, f"{option}: rows are in the replicas' own memory then; leave store out, or give False")
+    if remote_buffers is False and store is None and group.size > 1:
+        raise _bad(
+            name,
+            f"{option}: callbacks need a store that all {group.size} replicas reach, such as "
+            "store=et.open_store('grpc://HOST:PORT') of an `elastable serve`, or redis://",
+        )
+    return store is not None if remote_buffers is None else not remote_buffers
 
 
 class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
@@ -428,53 +432,6 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
                 f"tf.config.threading.set_inter_op_parallelism_threads({group.size}) before its first operation, or "
                 "run eagerly"
             )
-
-
-def create_host_table(
-    options: HostTableOptions,
-    *,
-    group: ReplicaGroup | None = None,
-    store: EmbeddingStore | None = None,
-    enable_remote_buffer_embedding: bool | None = None,
-    threads: int | None = None,
-) -> HostTable:
-    """Creates a table that all members of a group look up and train; every member calls it with the same options.
-
-    `create_host_embedding` documents the arguments and errors.
-    """
-    group = _own_group() if group is None else group
-    spec, rows = options.spec, options.rows
-    callbacks = _uses_callbacks(options.name, group, store, enable_remote_buffer_embedding)
-    require_same(group, f"host embedding {options.name!r}", {**options.described(), "callbacks": callbacks})
-    strategy = options.strategy(group.size)
-    exchange: RowExchange
-    if callbacks:
-        exchange = Callbacks(group, spec, store)
-    else:
-        tokens = TokenBuffers if options.token_exchange == "rows" else TokenSums
-        exchange = (tokens if strategy == "TOKEN" else EncodingBuffers)(group, spec, threads)
-    if rows is not None:
-        slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
-        exchange.replace(RowBlock(np.arange(len(rows)), rows, np.tile(slots, (len(rows), 1))))
-    return HostTable(spec, options.optimizer_spec, exchange, strategy, options.reduction)
-
-
-@lru_cache(maxsize=1)
-def _own_group() -> ReplicaGroup:
-    """The group of all processes that MPI started, or of this one alone; the same at every call."""
-    return replica_group()
-
-
-def _uses_callbacks(name: str, group: ReplicaGroup, store: EmbeddingStore | None, remote_buffers: bool | None) -> bool:
-    option = f"host embedding {name!r}: enable_remote_buffer_embedding={remote_buffers}"
-    if remote_buffers and store is not None:
-        raise BadSpec(f"{option}: rows are in the replicas' own memory then; leave store out, or give False")
-    if remote_buffers is False and store is None and group.size > 1:
-        raise BadSpec(
-            f"{option}: callbacks need a store that all {group.size} replicas reach, such as "
-            "store=et.open_store('grpc://HOST:PORT') of an `elastable serve`, or redis://"
-        )
-    return store is not None if remote_buffers is None else not remote_buffers
 
 
 # A host embedding's state in a safetensors file: whole rows in order, with a checksum

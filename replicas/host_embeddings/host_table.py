@@ -205,7 +205,7 @@ _held: WeakKeyDictionary[ReplicaGroup, set[str]] = WeakKeyDictionary()
 
 
 class HostTable:
-    """A table that the members of a group look up and train together; `create_host_table` makes one.
+    """A table that the members of a group look up and train together; `create_host_embedding` makes one.
 
     Every method is a collective: all members call the same methods in the
     same order. Lookups and updates need a registration (`register`).

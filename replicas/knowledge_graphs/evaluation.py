@@ -293,8 +293,8 @@ class AllScores:
         counts, sharding = RankCounts(self._true_scores(flat, answer), self._rounding(flat)), self.model.sharding
         mine = np.flatnonzero((answer >= 0) & (sharding.shard_of[answer] == self.group.rank))
         own = mine, sharding.row_of[answer[mine]].astype(np.int64)  # an answer does not compete with itself
-        left_out = self._known_rows(known, queries.side, given, relation)
         for rows, scores in self._windows(flat, among):
+            left_out = self._known_rows(known, queries.side, given, relation, rows)
             counted = among.counted(answer, sharding.entity_at[self.group.rank, rows])
             counted = np.ones(scores.shape, np.bool_) if counted is None else counted
             counted[_columns(*own, rows)] = counted[_columns(*left_out, rows)] = False
@@ -319,7 +319,7 @@ class AllScores:
             (everyones >= 0) & (everyones != answer[:, None]) & (sharding.shard_of[everyones] == rank)
         )
         row = sharding.row_of[everyones[query, column]].astype(np.int64)
-        queries_out, rows_out = self._known_rows(known, queries.side, given, relation)
+        queries_out, rows_out = self._known_rows(known, queries.side, given, relation, np.arange(sharding.rows))
         competes = ~np.isin(query * sharding.rows + row, queries_out * sharding.rows + rows_out)
         query, row = query[competes], row[competes]
         scores = self._exact(flat, row, query, np.arange(len(query)))
@@ -349,11 +349,10 @@ class AllScores:
         if not 1 <= k <= sharding.entities:
             raise BadInput(f"the best {k} answers of {sharding.entities} entities: ask for 1 to {sharding.entities}")
         flat, given, relation, _ = self._everyones(queries)
-        left_out = self._known_rows(known, queries.side, given, relation)
         best = np.full((len(flat), k), -1, np.int64)
         scores = np.full((len(flat), k), -np.inf, np.float32)
         for rows, window in self._windows(flat, among):
-            window[_columns(*left_out, rows)] = -np.inf
+            window[_columns(*self._known_rows(known, queries.side, given, relation, rows), rows)] = -np.inf
             ids = np.broadcast_to(sharding.entity_at[rank, rows], window.shape)
             best, scores = _best(np.concatenate([best, ids], axis=1), np.concatenate([scores, window], axis=1), k)
         shape = (self.group.size, len(queries.row), k)
@@ -426,11 +425,14 @@ class AllScores:
             places = np.arange(len(rows))[None]
             yield rows, model.score.comparison.scores(single, model.score.prepared(raw), places, self.pool)
 
-    def _known_rows(self, known: KnownTriples | None, side: Side, given: Int64, relation: Int64) -> tuple[Int64, Int64]:
-        """Pairs of everyone's queries and this shard's rows that are known answers, int64 `[P]` each."""
+    def _known_rows(
+        self, known: KnownTriples | None, side: Side, given: Int64, relation: Int64, rows: Int64
+    ) -> tuple[Int64, Int64]:
+        """Pairs of everyone's queries and a window's rows (ascending) that are known answers, int64 `[P]` each."""
         if known is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        return known.answers_on(side, given, relation, self.model.sharding, self.group.rank)
+        window = int(rows[0]), int(rows[-1]) + 1
+        return known.answers_on(side, given, relation, self.model.sharding, self.group.rank, window)
 
 
 def _columns(query: Int64, row: Int64, rows: Int64) -> tuple[Int64, Int64]:

@@ -16,6 +16,7 @@ from elastable.replicas.knowledge_graphs.graph.triple_files import replaced
 _STREAM = 0x5A4D  # the sharding's random stream
 _FORMAT = 1
 _MOST_TYPES = 1 << 20
+_ANSWERS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,20 +280,32 @@ class KnownTriples:
         return self.tails if side == "tail" else self.heads
 
     def answers_on(
-        self, side: Side, given: Int64, relation: npt.NDArray[np.integer], sharding: Sharding, shard: int
+        self,
+        side: Side,
+        given: Int64,
+        relation: npt.NDArray[np.integer],
+        sharding: Sharding,
+        shard: int,
+        rows: tuple[int, int] | None = None,
     ) -> tuple[Int64, Int64]:
-        """All known answers of queries, int64 `[q]` and int `[q]`, among the entities of one shard.
+        """The known answers of queries, int64 `[q]` and int `[q]`, among `rows[0] .. rows[1] - 1` of a shard, or all.
 
         Returns:
             (query, row of the shard), int64 `[P]` each, by query and row, every pair once.
         """
-        lists = self.lists(side)
+        lists, (low, high) = self.lists(side), rows or (0, sharding.rows)
         first, last = lists.spans(given, relation)
-        query = np.repeat(np.arange(len(first)), last - first)
-        skipped = first - (np.cumsum(last - first) - (last - first))  # from a pair's number to the place of its answer
-        answer = lists.answers[np.arange(len(query)) + skipped[query]]
-        here = sharding.shard_of[answer] == shard
-        places = np.sort(query[here] * sharding.rows + sharding.row_of[answer[here]])
+        # Some queries at a time, so that memory is bounded where hubs have many answers elsewhere.
+        parts = np.flatnonzero(np.diff(np.cumsum(last - first) // _ANSWERS_AT_ONCE)) + 1
+        found = [np.empty(0, np.int64)]
+        for some in np.split(np.arange(len(first)), parts):
+            count = (last - first)[some]
+            query, skipped = np.repeat(some, count), first[some] - (np.cumsum(count) - count)
+            answer = lists.answers[np.arange(len(query)) + np.repeat(skipped, count)]
+            row = sharding.row_of[answer]
+            here = (sharding.shard_of[answer] == shard) & (row >= low) & (row < high)
+            found.append(np.sort(query[here] * sharding.rows + row[here]))
+        places = np.concatenate(found)
         query = places // sharding.rows
         return query, places - query * sharding.rows
 

@@ -1,3 +1,3 @@
 """Score functions of knowledge-graph embeddings, by name."""
 
-__all__ = ["comparison", "dot_products", "functions"]
+__all__ = ["dot_products", "functions"]

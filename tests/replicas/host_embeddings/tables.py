@@ -1,17 +1,12 @@
-"""Host tables from keyword arguments, as tests of every way write them."""
+"""Host tables without their Keras layers."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from elastable.replicas.host_embeddings.host_embedding import HostTableOptions
-from elastable.replicas.host_embeddings.host_embedding import create_host_table as create
+from elastable.replicas.host_embeddings.host_embedding import create_host_embedding
 from elastable.replicas.host_embeddings.host_table import HostTable
 from tests.untyped import Keyword
 
-_PLACEMENT = ("group", "store", "enable_remote_buffer_embedding", "threads")
 
-
-def create_host_table(name: str, shape: Sequence[int], *options: Any, **named: Keyword) -> HostTable:
-    """`HostTableOptions` and the arguments of `create_host_table` in one call."""
-    placement = {key: named.pop(key) for key in _PLACEMENT if key in named}
-    return create(HostTableOptions(name, shape, *options, **named), **placement)
+def create_host_table(*options: Any, **named: Keyword) -> HostTable:
+    """The table of `create_host_embedding`."""
+    return create_host_embedding(*options, **named).table

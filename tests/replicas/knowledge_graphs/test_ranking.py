@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.evaluation import query_batches
+from elastable.replicas.knowledge_graphs.graph import sharding as sharding_module
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding
 from elastable.replicas.knowledge_graphs.ranking import (
@@ -131,16 +132,21 @@ def test_queries_without_an_answer() -> None:
         next(query_batches(asked, sharding, "head", 4, 0))
 
 
-@pytest.mark.parametrize("shards", [2, SHARDS])
-def test_known_answers_are_found_on_their_shards(shards: int) -> None:
-    """Nearly every entity is an answer of a hub; other queries have few answers, or none."""
-    sharding = typed_sharding(shards)
+@pytest.mark.parametrize("at_once", [1, 500, 1 << 20])
+def test_known_answers_of_a_hub_are_cut_to_the_window(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Nearly every entity is an answer of a hub, read some queries at a time; other queries have few, or none."""
+    monkeypatch.setattr(sharding_module, "_ANSWERS_AT_ONCE", at_once)
+    sharding, pairs = typed_sharding(), []
     known = KnownTriples.create(ENTITIES, 2, [[3, 0, tail] for tail in range(400)], [[9, 1, 7], [9, 1, 7], [9, 1, 6]])
-    pairs = []
-    for shard in range(shards):
-        query, row = known.answers_on("tail", np.array([3, 9, 3, 9]), np.array([0, 0, 0, 1]), sharding, shard)
-        assert (np.diff(query * sharding.rows + row) > 0).all()
-        pairs += [(int(q), int(e)) for q, e in zip(query, sharding.entity_at[shard, row], strict=True)]
+    asked = np.array([3, 9, 3, 9]), np.array([0, 0, 0, 1])
+    for shard in range(SHARDS):
+        found = [known.answers_on("tail", *asked, sharding, shard, (low, low + 30)) for low in range(0, 101, 30)]
+        for low, (query, row) in zip(range(0, 101, 30), found, strict=True):
+            assert (np.diff(query * sharding.rows + row) > 0).all()
+            assert ((row >= low) & (row < low + 30)).all()
+            pairs += [(int(q), int(e)) for q, e in zip(query, sharding.entity_at[shard, row], strict=True)]
+        query, _ = known.answers_on("tail", *asked, sharding, shard)
+        assert len(query) == sum(len(part) for part, _ in found)
     assert sorted(pairs) == [(q, e) for q in (0, 2) for e in range(400)] + [(3, 6), (3, 7)]
 
 
