@@ -22,7 +22,7 @@ from tests.preloaded.server import Wanted
 __all__ = ["HERE", "Interpreter", "PreloadedProcess", "preloaded_python", "run_preloaded"]
 
 ROOT = Path(__file__).parents[2]
-START_S = 240.0
+START_S = 600.0
 
 # Stands for `python` where a test's processes start others. Signals are handed on; who kills it kills its process.
 _STAND_IN = """#!{python} -IS
