@@ -81,13 +81,6 @@ class HostEmbeddingOptimizerSpec:
         """Whether steps change anything: the learning rate is not 0."""
         return callable(self._learning_rate) or float(self._learning_rate) != 0.0
 
-    def get_learning_rate(self) -> LearningRate:
-        """The learning rate or schedule, as given."""
-        return self._learning_rate
-
-    def get_accumulation_factor(self) -> int:
-        return self.accumulation_factor
-
     def rate_at(self, step: int) -> float:
         """The learning rate after `step` steps. Raises BadSpec unless it is finite and at least 0."""
         rate = self._learning_rate

@@ -261,9 +261,9 @@ def test_invalid_optimizers_are_refused(make: Callable[[], object], reason: str)
 def test_names_and_defaults_of_the_original() -> None:
     """Source: `HostEmbeddingOptimizerSpec` of TensorFlow for the IPU: a rate alone is SGD."""
     assert HostEmbeddingOptimizerSpec(0.5).optimizer.name == "sgd"
-    assert HostEmbeddingOptimizerSpec(0.5).get_learning_rate() == 0.5
+    assert HostEmbeddingOptimizerSpec(0.5).rate_at(0) == 0.5
     spec = HostEmbeddingSGDGAOptimizerSpec(0.5, 2)
-    assert (spec.optimizer.name, spec.get_accumulation_factor()) == ("sgd", 2)
+    assert (spec.optimizer.name, spec.accumulation_factor) == ("sgd", 2)
 
 
 @pytest.mark.parametrize(
