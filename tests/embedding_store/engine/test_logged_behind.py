@@ -260,3 +260,11 @@ def test_a_version_that_nobody_can_read_ahead_is_logged_at_once(tmp_path: Path) 
             store.create_table(SPEC)
             logged = store.begin_commit(step(1))
             assert (logged.done(), store.version()) == (True, 1)
+
+
+def test_a_store_without_a_log_has_committed_when_it_returns() -> None:
+    with create_tables(MemoryStore(), SPEC) as store:
+        logged = store.begin_commit(step(1))
+        assert store.version() == 1
+        logged.result(WAIT_S)
+        np.testing.assert_array_equal(store.lookup({"t": IDS})["t"], after(1))

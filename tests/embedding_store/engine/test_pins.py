@@ -221,6 +221,15 @@ def test_a_pin_outlives_its_lease_until_its_keeper_is_closed() -> None:
         keeper.close()
 
 
+def test_a_pin_that_is_gone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with filled() as store, PinKeeper(store.pin(), 0.01, "a test") as keeper, caplog.at_level(logging.WARNING):
+        commit(store, {"cities": update(int64(1, 2), 4)})
+        keeper.pin.close()
+        until(lambda: keeper.gone is not None)
+        assert "the pin of version 1 is gone: it was released" in str(keeper.gone)
+    assert caplog.messages == []
+
+
 def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled() as store:
         pin = store.pin(lease_s=LEASE_S)

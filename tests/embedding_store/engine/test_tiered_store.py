@@ -68,7 +68,7 @@ class Flushed(Reopened):
         self.open_again(lambda: tiered_store(tier, FileLog(folder), self.budget), record)
 
 
-@settings(max_examples=examples(48), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(96), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs(Flushed), st.sampled_from([TINY, 1_000, HUGE]), st.booleans())
 def test_a_store_with_a_tier_is_flushed_and_killed_at_any_moment(
     program: Program, budget: int, keeps_positions: bool

@@ -251,7 +251,7 @@ def test_many_records_in_any_order(place: Place) -> None:
 
 def test_a_record_is_read_whole_while_it_is_written(place: Place) -> None:
     """Readers see each record as it was or as it is going to be: all its bytes are the number of a write."""
-    ids, writes = np.arange(3_000), 12
+    ids, writes = np.arange(3_000), 30
     stop, seen = threading.Event(), set[int]()
 
     def read(tier: Tier) -> None:

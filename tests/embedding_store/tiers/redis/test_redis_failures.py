@@ -1,11 +1,13 @@
 """What goes wrong with a Redis server is an error with its address, never a made-up row."""
 
 import asyncio
+import os
 import signal
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +20,20 @@ from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
     ElastableError,
+    NotReady,
     StoreBroken,
     StoreFailed,
     Unavailable,
 )
 from elastable.embedding_store.open_store import open_reader, open_store
+from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.certificates import Authority
 from tests.contracts.store_samples import create_tables
 from tests.cutting_proxy import cutting_proxy
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
-from tests.servers import Server, running_server
+from tests.servers import Server, running_cluster, running_server
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -50,6 +55,11 @@ def flushed(url: str) -> MemoryStore:
 
 def adam(source: RowSource) -> Float32:
     return source.lookup({"adam": IDS})["adam"]
+
+
+def committed_and_flushed(store: MemoryStore) -> None:
+    store.commit(commit_of(2))
+    store.flush()
 
 
 # -- reaching a server
@@ -238,6 +248,45 @@ def test_a_killed_server_is_an_error_and_a_restarted_one_goes_on(durable: Server
         np.testing.assert_array_equal(adam(reader), adam(store))
 
 
+def test_a_server_that_loads_its_data_is_not_ready_yet_and_waited_for(server_binary: Path, tmp_path: Path) -> None:
+    """After a restart every command is answered by LOADING until all data is read: no failure, only a delay."""
+    with (
+        running_server(server_binary, tmp_path) as server,
+        flushed(f"{server.url}?deadline=60") as store,
+        open_reader(server.url) as reader,
+    ):
+        before = adam(reader)
+        with server.client() as client:
+            client.mset({f"filler:{number}": os.urandom(250) for number in range(3_000)})
+            client.save()
+        server.kill()
+        # A minute in all, which the test cuts short; a server that loads answers once in so many bytes.
+        server.options = ("--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024")
+        server.launch()
+        with server.client() as client:
+            until(lambda: loading(client))
+            for attempt in (lambda: adam(reader), lambda: open_store(f"{server.url}?deadline=5")):
+                with pytest.raises(NotReady, match=r"LOADING|is still loading its data"):
+                    attempt()
+            enough = threading.Timer(0.1, client.config_set, ("key-load-delay", 0))
+            enough.start()
+            store.commit(commit_of(2))  # waits
+            after = retry(lambda: adam(reader), "a lookup", 60.0, on=(NotReady,))
+            enough.join(60)
+        np.testing.assert_array_equal(after, before)
+        assert everything(store) == everything(undisturbed(2))
+
+
+def loading(client: redis.Redis) -> bool:
+    try:
+        client.ping()
+    except redis.exceptions.BusyLoadingError:
+        return True
+    except redis.ConnectionError:
+        return False
+    pytest.fail("the server was never seen to load")
+
+
 def test_values_of_another_kind_are_errors(redis_url: str) -> None:
     key = f"{{elastable:sgd:{int(partition_of(IDS[:1], 64)[0])}}}:rows"
     flushed(redis_url).close()
@@ -308,8 +357,23 @@ def test_a_commit_whose_answer_is_lost_is_made_once(durable: Server, ending: str
             np.testing.assert_array_equal(adam(reader), adam(store))
 
 
-def test_a_store_that_is_closed_comes_back_without_them(durable: Server) -> None:
-    store = create_tables(open_store(f"{durable.url}?flush=0.01", deadline_s=3.0), *SPECS.values())
+def test_a_killed_node_of_a_cluster(server_binary: Path, tmp_path: Path) -> None:
+    with running_cluster(server_binary, tmp_path) as servers:
+        store = flushed(f"{servers[0].url}?deadline=4")
+        with open_reader(servers[0].url) as reader:
+            adam(reader)
+            servers[2].kill()
+            with pytest.raises((Unavailable, StoreFailed), match=servers[2].address.replace(".", r"\.")):
+                adam(reader)
+            with pytest.raises((Unavailable, StoreFailed)):
+                committed_and_flushed(store)
+        with suppress(Unavailable, StoreFailed):  # where the log's node is alive, rows are left to be written
+            store.close()
+
+
+@pytest.mark.parametrize("flush", ["1000", "0.01"])
+def test_a_store_that_is_closed_comes_back_without_them(durable: Server, flush: str) -> None:
+    store = create_tables(open_store(f"{durable.url}?flush={flush}", deadline_s=3.0), *SPECS.values())
     store.commit(commit_of(1))
     durable.kill()
     with pytest.raises(ElastableError):
