@@ -123,7 +123,7 @@ class _ExportOptions:
     output: Path = required(Option("Where to write; nothing is there yet.", metavar="FILE.keras|FOLDER"))
     format: str = required(
         Option(
-            "keras: a plain model; savedmodel: for TensorFlow Serving; serving: weights for `serve-model`.",
+            "A plain model (keras), one for TensorFlow Serving (savedmodel), or weights for `serve-model` (serving).",
             choices=("keras", "savedmodel", "serving"),
         )
     )  # fmt: skip
