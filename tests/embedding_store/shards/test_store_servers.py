@@ -399,7 +399,8 @@ def test_only_the_owner_changes_a_server() -> None:
         assert servers[0].store.version() == 0
 
 
-def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_claimed_the_server() -> None:
+@pytest.mark.parametrize("sent", [1, 2], ids=["some frames", "all frames"])
+def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_claimed_the_server(sent: int) -> None:
     frames = SimpleQueue[bytes | None]()
 
     def shown(secret: bytes) -> tuple[tuple[str, bytes]]:
@@ -415,10 +416,13 @@ def test_rows_that_an_owner_is_still_sending_are_refused_once_another_one_has_cl
             stub.Claim(store_pb2.ClaimRequest(owner="a:1", first=True), timeout=60, metadata=shown(b"a" * 16))
             put = opened.stream_unary(f"/{STORE_SERVICE}/Put", None, None)
             answer = put.future(iter(frames.get, None), timeout=60, metadata=shown(b"a" * 16))
-            frames.put(store_pb2.RowBlockFrame(header=whole.header).SerializeToString())
+            parts = [store_pb2.RowBlockFrame(header=whole.header), store_pb2.RowBlockFrame(body=whole.body)]
+            for part in parts[:sent]:
+                frames.put(part.SerializeToString())
             until(frames.empty)
             stub.Claim(store_pb2.ClaimRequest(owner="b:2", first=True), timeout=60, metadata=shown(b"b" * 16))
-            frames.put(store_pb2.RowBlockFrame(body=whole.body).SerializeToString())
+            for part in parts[sent:]:
+                frames.put(part.SerializeToString())
             frames.put(None)
             with pytest.raises(grpc.RpcError, match="belongs to b:2 now"):
                 answer.result()
