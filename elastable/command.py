@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastable.commands.checkpoint_commands import checkpoint
-from elastable.commands.command_line import config
+from elastable.commands.config import config
 from elastable.commands.job import REPLICAS_SETTINGS, master, replicas, serve, serve_model, train, worker
 from elastable.commands.kg import kg
+from elastable.commands.lookup import lookup
 from elastable.commands.model_commands import evaluate, export, hold, plan, predict
 from elastable.commands.status import status
-from elastable.commands.store_commands import log, lookup, store
+from elastable.commands.store_commands import log, store
 from elastable.embedding_store.errors import BadInput, ElastableError, NotInstalled
 from elastable.embedding_store.support.extras import not_installed
 from elastable.embedding_store.wire.access.credentials import ENVIRONMENT

@@ -496,11 +496,11 @@ class HeldReader(StoreReader, _Held):
                 for entry in changes:  # which rows that were read late have already
                     replayed.apply_encoded(entry.payload, entry.version, self._tier.place)
                 return replayed, changes[-1].sequence if changes else sequence
-            except BadInput:  # trimmed within one block: anew
+            except BadInput as error:  # trimmed within one block: anew
                 if time.monotonic() > give_up:
                     raise DeadlineExceeded(
                         f"{self._tier.place} was flushed whenever its rows were read; give it more time"
-                    ) from None
+                    ) from error
 
 
 class HeldLog(_Held):

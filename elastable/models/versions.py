@@ -1,7 +1,7 @@
 """The versions of a trained model: in a run, among checkpoints, or in a store that a job writes; and their model."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -154,10 +154,12 @@ def open_versions(
     if not is_followed(source):
         return Saved(source, version)
     found = Followed(str(source), deadline_s)
-    with found.current(-1) as (now, _):
-        if version in (None, now):
-            return found
-    found.close()
+    with ExitStack() as undo:
+        undo.callback(found.close)
+        with found.current(-1) as (now, _):
+            if version in (None, now):
+                undo.pop_all()
+                return found
     if checkpoints is None:
         raise no_such_version(version, now)
     return Saved(checkpoints, version)

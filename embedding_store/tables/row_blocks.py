@@ -1,4 +1,4 @@
-"""Blocks of rows: made, chosen from and joined."""
+"""Blocks of rows: made, chosen from and joined; and a table's rows in another dtype."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

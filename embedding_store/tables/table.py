@@ -1,4 +1,4 @@
-"""One table of a store, as whoever uses embedding tables without a cluster holds it."""
+"""One table of a store, as whoever uses it without a cluster holds it; and what sources and stores of tables share."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a master asks of the dense part of a model. No Keras here."""
+"""What a master asks of the dense part of a model, and how gradients are clipped. No Keras here."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The Master service: decodes calls, hands them to a `MasterApi`, encodes the answers."""
+"""The Master service: decodes calls, hands them to a `MasterApi`, encodes the answers; and who is which worker."""
 
 import hashlib
 import threading

@@ -1,4 +1,4 @@
-"""Reported failures and the status of a job as messages, and back: what differs from its message, field by field."""
+"""What master and workers send each other, as messages and frames, and back: what differs from its message."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -141,7 +141,8 @@ def test_a_wheel_holds_one_name_and_all_of_ours(wheel: Path) -> None:
         f"elastable/{file.relative_to(ROOT)}" if folder != "elastable" else str(file.relative_to(ROOT))
         for folder in (*FOLDERS, "elastable")
         for file in (ROOT / folder).rglob("*")
-        if file.suffix in (".py", ".pyi", ".typed", ".html") and file.resolve().relative_to(ROOT).parts[0] == folder
+        if file.suffix in (".py", ".pyi", ".typed", ".html", ".lua")
+        and file.resolve().relative_to(ROOT).parts[0] == folder
     }
     assert len(ours) > 300
     assert {name for name in held if name.startswith("elastable/")} == ours

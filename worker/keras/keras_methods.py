@@ -1,4 +1,4 @@
-"""`keras.Model.fit` and `train_on_batch` for models with tables in a store, and `build` of Keras' optimizers."""
+"""Keras' own methods for models with tables in a store, those that are replaced for a while, and its callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of Keras layers whose tables live in a store."""
+"""The base class of Keras layers whose tables live in a store; and their rows in an exported graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a layer: its spec, where its rows are read, and what has trained it."""
+"""The table of a layer: its spec and initial values, where its rows are read, and what has trained it."""
 
 from __future__ import annotations
 

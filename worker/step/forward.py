@@ -1,4 +1,4 @@
-"""The forward pass of one batch, as in Keras: the model, its loss and its metrics."""
+"""A batch: its signature, its checks, and its forward pass, as in Keras: the model, its loss and its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a user's `train_step`: which gradients it applies, and to what."""
+"""The plan of a user's `train_step`: which gradients it applies, and to what; and what a step by it gathers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk messages as one frame, or as frames of about 1 MiB, encoded with one copy (docs/extending.md)."""
+"""Bulk messages as frames, encoded with one copy (docs/extending.md); rows are gathered straight into their replies."""
 
 import ctypes
 import threading

@@ -1,4 +1,4 @@
-"""The calls of store servers as messages and frames, and back: pushes, versions of them, saved rows, status."""
+"""The calls of store servers as messages and back: pushes, in frames or shared memory, versions, saved rows, status."""
 
 import logging
 import math

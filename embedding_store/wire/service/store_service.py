@@ -1,4 +1,4 @@
-"""The Store service: decodes calls, hands them to a store, encodes the answers."""
+"""The Store service: decodes calls, hands them to a store, encodes the answers; and the pins that clients hold."""
 
 import threading
 import time

@@ -9,8 +9,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.commands.lookup import _integers
 from elastable.commands.status import _progress_table, _reports, _shown
-from elastable.commands.store_commands import _integers
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, TableNotFound, Unavailable
 from elastable.embedding_store.open_store import open_store

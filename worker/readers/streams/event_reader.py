@@ -4,6 +4,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cache
 from itertools import repeat
 from typing import Any, cast
 
@@ -48,6 +49,7 @@ def _of_arrow(payload: bytes) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", table.to_pylist()[0])
 
 
+@cache
 def _example() -> Any:
     """A message as `tf.train.Example` is on the wire; TensorFlow is not imported for it."""
     parts = {
@@ -70,13 +72,10 @@ def _example() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
 
 
-_Example = _example()
-
-
 def _of_example(payload: bytes) -> Mapping[str, Any]:
     """Feature -> its values, a list."""
     found = {}
-    for named in _Example.FromString(payload).features.feature:
+    for named in _example().FromString(payload).features.feature:
         kind, it = next(((field.name, values) for field, values in named.feature.ListFields()), ("ints", None))
         values = [] if it is None else list(it.value)
         found[named.name] = [each.decode() for each in values] if kind == "texts" else values

@@ -7,9 +7,10 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply
 from elastable.embedding_store.tiers.redis.topology import Topology
@@ -21,18 +22,7 @@ _POSITION = re.compile(r"([0-9]{1,20}-[0-9]{1,20})(?:/([0-9]{1,20})(?:/([0-9]{1,
 _LAST_SEQUENCE = 2**64 - 1
 _AT_ONCE = 10_000  # entries of one answer
 _FIRST_TIME = 1e9  # Unix time of 2001: before it there was no Redis
-_LISTING = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
-local ids, after, left = {}, ARGV[1], tonumber(ARGV[3])
-repeat -- a few at a time: their fields are in memory until the next ones are
-    local found = redis.call('XRANGE', KEYS[1], '(' .. after, ARGV[2], 'COUNT', math.min(left, 100))
-    for _, entry in ipairs(found) do ids[#ids + 1] = entry[1] end
-    after, left = ids[#ids] or after, left - #found
-until left == 0 or #found < 100
-return {redis.call('XINFO', 'STREAM', KEYS[1]), table.concat(ids, ' ')}
-"""
-# Of a stream at one moment: XINFO STREAM, and the ids of at most ARGV[3] entries behind ARGV[1], up to ARGV[2]; empty:
-# there is no stream. A command would send their fields, too, which workers read.
+_LISTING = Path(__file__).with_name("listed_entries.lua").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +116,8 @@ class RedisStreamReader(PayloadReader):
                 raise BadInput(
                     f"{self._name}: the server at {self._url} does not count entries: it takes Redis from 7.0"
                 )
+            if len(listed) > count:
+                raise StoreFailed(f"redis at {self._url} named {len(listed)} entries of {key!r}, of {count} asked for")
             ids += listed
             if len(listed) < count or len(ids) == most:
                 added, gone = int(said[b"entries-added"]), int(said[b"entries-added"]) - int(said[b"length"])

@@ -64,6 +64,16 @@ def whole(reader: EventReader, most: int = 100) -> list[Span]:
     return spans
 
 
+def test_a_server_that_names_more_entries_than_were_asked_for_is_refused(
+    redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(client, event())
+    greedy = redis_stream_reader._LISTING.replace("table.concat(ids, ' ')", "'1-0 2-0 3-0 4-0'")
+    monkeypatch.setattr(redis_stream_reader, "_LISTING", greedy)
+    with pytest.raises(StoreFailed, match="named 4 entries of 'clicks', of 3 asked for"):
+        reader_of(redis_url).ahead({}, 2, None)
+
+
 def test_what_waits_is_listed_with_its_lag(url: str) -> None:
     with redis.Redis.from_url(url) as client:
         ids = send(client, *(event(user) for user in range(5)))
