@@ -113,17 +113,14 @@ def table_updates(
         shares: What each part is multiplied by.
         frozen: Tables that are left out.
     """
-    # By name: the order in which a push happens to list its tables must not show.
-    tables = sorted({table for part in parts for table in part}.difference(frozen))
+    terms: dict[str, list[tuple[Int64, Float32, float]]] = {}
+    for part, share in zip(parts, shares, strict=True):
+        for table, slices in part.items():
+            if table not in frozen:
+                terms.setdefault(table, []).append((slices.indices, slices.values, share))
     updates = {}
-    for table in tables:
-        update = coalesce_many(
-            [
-                (part[table].indices, part[table].values, share)
-                for part, share in zip(parts, shares, strict=True)
-                if table in part
-            ]
-        )
+    for table in sorted(terms):  # the order in which a push happens to list its tables must not show
+        update = coalesce_many(terms[table])
         if len(update.ids):
             updates[table] = update
     return updates
@@ -148,10 +145,13 @@ def measured(updates: Mapping[str, TableUpdate]) -> Measured:
 
 def commit_of(pushed: PushedCommit, updates: Mapping[str, TableUpdate]) -> Commit:
     """The commit of rows that a commit of pushes comes to, given their sums by table."""
-    clips = pushed.clips
+    clipped = dict(updates)
+    for table, clip in pushed.clips.items():
+        if table in clipped:
+            clipped[table] = clipped_update(clipped[table], clip)
     return Commit(
         pushed.version,
-        {name: clipped_update(update, clips[name]) if name in clips else update for name, update in updates.items()},
+        clipped,
         pushed.step,
         pushed.learning_rates,
         pushed.record,

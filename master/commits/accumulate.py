@@ -1,15 +1,15 @@
 """Many pushes -> one: sums in micro-batch order, so that the order of arrival changes no bit. Rows: how to sum them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.shards.server_contract import RowSums, SumTerm
-from elastable.embedding_store.shards.version_sums import Pushes
+from elastable.embedding_store.shards.server_contract import RowSums, Slices, SumTerm
+from elastable.embedding_store.shards.version_sums import each_row_once, table_updates
 from elastable.master.api import AsyncPushId, Divisor, DivisorKind, GradientPart, Push, Tensor
 
 _BLOCK = 1 << 14
@@ -40,12 +40,12 @@ class Accumulated:
     frozen: tuple[str, ...] = ()
 
 
-def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
-    """One gradient out of the pushes of a version, but that of the rows; see `row_sums`.
+class WeightedPushes:
+    """The pushes of a version, and what every part of each weighs in its gradient.
 
     Every part of a push weighs as its divisor says (`elastable.master.api.DivisorKind`), in dense variables and tables
-    alike, so that the sum is the gradient of one batch of all records. Sums are left folds in the order given. A state
-    is the mean over records in any case; integer and boolean states are the last push's.
+    alike, so that the sum is the gradient of one batch of all records. Sums are left folds in the order given: first
+    of every push the first part, in push order, then the second...
 
     Args:
         pushes: In micro-batch order; checked (`elastable.master.push_check`), all with the same kinds of divisors.
@@ -55,83 +55,95 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     Raises:
         BadInput: pushes without records.
     """
-    if not pushes:
-        return Accumulated()
-    counts = list(map(attrgetter("records"), pushes))
-    records = sum(counts)
-    if records < 1 or min(counts) < 0:
-        raise BadInput(f"pushes of {counts} records: a push must have at least one")
-    parts = _weighted_parts(pushes, average)
-    dense, states = [], []
-    for place in range(len(pushes[0].dense)):
-        dense.append(_weighted_sum([(part.dense[place], share) for share, part in parts if place in part.dense]))
-    for state in zip(*map(attrgetter("states"), pushes), strict=True):
-        states.append(_weighted_mean(state, [count / records for count in counts]))
-    metrics = _with_losses(add_metrics((), list(map(attrgetter("metrics"), pushes))), pushes, parts)
-    return Accumulated(records, tuple(dense), states=tuple(states), metrics=metrics)
 
+    def __init__(self, pushes: Sequence[Push], average: str) -> None:
+        self._pushes, counts, every = pushes, [], []
+        meant = _MEANT.get(average, Divisor(DivisorKind.RECORDS))
+        for push in pushes:
+            counts.append(push.records)
+            first = GradientPart(push.divisor or meant, dict(enumerate(push.dense)), push.slices, push.losses)
+            every.append((first, *push.parts))
+        if pushes and (min(counts) < 0 or not any(counts)):
+            raise BadInput(f"pushes of {counts} records: a push must have at least one")
+        self._counts = counts
+        # A part of all pushes, and its shares.
+        self._parts: list[tuple[tuple[GradientPart, ...], list[float]]] = []
+        for alike in zip(*every, strict=True):
+            self._parts.append((alike, _shares(alike, counts)))
 
-def row_sums(version: int, pushes: Sequence[Push], average: str, frozen: Sequence[str]) -> RowSums:
-    """How the shards of a job sum the rows' part of the same gradient.
+    def accumulated(self) -> Accumulated:
+        """One gradient out of them, but that of the rows.
 
-    Args:
-        pushes: In micro-batch order, as of `accumulate`; asynchronous ones are of one sender.
-        frozen: Tables that take no step.
-    """
-    if not pushes:
-        return RowSums(version, frozen=tuple(frozen))
-    terms, once = [], []
-    for place, (share, gradient) in enumerate(_weighted_parts(pushes, average)):
-        part, number = divmod(place, len(pushes))
-        terms.append(SumTerm(_number(pushes[number]), part, share))
-        if number == 0 and gradient.divisor.kind is DivisorKind.ROWS:
-            once.append(part)
-    sender = pushes[0].id.incarnation if isinstance(pushes[0].id, AsyncPushId) else ""
-    return RowSums(version, tuple(terms), tuple(once), tuple(frozen), sender)
+        A state is the mean over records in any case; integer and boolean states are the last push's.
+        """
+        if not self._pushes:
+            return Accumulated()
+        records, terms = sum(self._counts), list[list[tuple[Tensor, float]]]()
+        for _ in self._pushes[0].dense:
+            terms.append([])
+        for alike, shares in self._parts:
+            for part, share in zip(alike, shares, strict=True):
+                for place, values in part.dense.items():
+                    terms[place].append((values, share))
+        states, of_records = [], _divided(self._counts)
+        for state in zip(*map(attrgetter("states"), self._pushes), strict=True):
+            states.append(_weighted_mean(state, of_records))
+        return Accumulated(records, tuple(map(_weighted_sum, terms)), states=tuple(states), metrics=self._metrics())
 
+    def row_updates(self, frozen: Collection[str]) -> dict[str, TableUpdate]:
+        """The rows' part of it: the summed gradient of every table that has one, but for frozen ones."""
+        slices, weights = list[Mapping[str, Slices]](), list[float]()
+        for alike, shares in self._parts:
+            of_part = list(map(attrgetter("slices"), alike))
+            slices += each_row_once(of_part) if alike[0].divisor.kind is DivisorKind.ROWS else of_part
+            weights += shares
+        return table_updates(slices, weights, frozen)
 
-def row_parts(pushes: Sequence[Push]) -> Pushes:
-    """The rows' part of pushes that brought it here, named as `row_sums` names it."""
-    found = {}
-    for push in pushes:
-        parts = found[_number(push)] = [push.slices]
-        for part in push.parts:
-            parts.append(part.slices)
-    return found
+    def row_sums(self, version: int, frozen: Sequence[str]) -> RowSums:
+        """How store servers, which have the rows' part of the pushes, come to the same.
 
+        Args:
+            frozen: Tables that take no step.
+        """
+        if not self._pushes:
+            return RowSums(version, frozen=tuple(frozen))
+        terms, once = [], []
+        for part, (alike, shares) in enumerate(self._parts):
+            for push, share in zip(self._pushes, shares, strict=True):
+                number = push.id.sequence if isinstance(push.id, AsyncPushId) else push.id.micro_batch
+                terms.append(SumTerm(number, part, share))
+            if alike[0].divisor.kind is DivisorKind.ROWS:
+                once.append(part)
+        first = self._pushes[0].id  # asynchronous ones are of one sender
+        sender = first.incarnation if isinstance(first, AsyncPushId) else ""
+        return RowSums(version, tuple(terms), tuple(once), tuple(frozen), sender)
 
-def _number(push: Push) -> int:
-    """What names its rows' part, besides its sender."""
-    return push.id.sequence if isinstance(push.id, AsyncPushId) else push.id.micro_batch
+    def _metrics(self) -> tuple[Tensor, ...]:
+        """Summed metric states, with totals of losses as one batch of all records would have counted them.
+
+        The total of a mean is followed by its count.
+        """
+        first, changed = self._pushes[0], list(add_metrics((), list(map(attrgetter("metrics"), self._pushes))))
+        losses: dict[int, float] = {}
+        terms: list[tuple[Mapping[int, float], float]]
+        for alike, shares in self._parts:
+            if alike[0].divisor.kind is DivisorKind.ROWS:
+                terms = [(dict.fromkeys(alike[0].losses, _penalty(alike)), 1.0)]
+            elif any(shares):
+                terms = list(zip(map(attrgetter("losses"), alike), shares, strict=True))
+            else:  # a mean of no values may be NaN; it counts where all of them are of none
+                terms = [(alike[0].losses, 1.0)]
+            for of_part, share in terms:
+                for place, loss in of_part.items() if share else ():
+                    losses[place] = losses.get(place, 0) + share * loss
+        for place, loss in losses.items():
+            if place in first.once:
+                changed[place + 1] = first.metrics[place + 1].astype(np.float64)
+            changed[place] = np.float64(loss) * changed[place + 1]
+        return tuple(changed)
 
 
 _MEANT = {"sum": Divisor(DivisorKind.NOTHING), "batches": Divisor(DivisorKind.AMOUNT, 1.0)}
-
-
-def _weighted_parts(pushes: Sequence[Push], average: str) -> list[tuple[float, GradientPart]]:
-    """All parts of all pushes, with what each weighs: first of every push the first, in push order, then the second...
-
-    Their losses are what they add to losses of the version.
-    """
-    meant = _MEANT.get(average, Divisor(DivisorKind.RECORDS))
-    every = []
-    for push in pushes:
-        first = GradientPart(push.divisor or meant, dict(enumerate(push.dense)), losses=push.losses)
-        every.append((first, *push.parts))
-    found: list[tuple[float, GradientPart]] = []
-    for alike in zip(*every, strict=True):
-        shares, losses = _shares(alike, pushes), alike[0].losses
-        if by_rows := alike[0].divisor.kind is DivisorKind.ROWS:
-            losses = dict.fromkeys(losses, _penalty(alike))
-        # A mean of no values may be NaN; it counts where all of them are of none.
-        whole = by_rows or not any(shares)
-        for share, part in zip(shares, alike, strict=True):
-            if not whole:
-                losses = {place: share * value for place, value in part.losses.items()} if share else {}
-            found.append((share, replace(part, losses=losses)))
-            if whole:
-                losses = {}  # the first has all
-    return found
 
 
 def _penalty(parts: Sequence[GradientPart]) -> float:
@@ -144,36 +156,20 @@ def _penalty(parts: Sequence[GradientPart]) -> float:
     return total
 
 
-def _shares(parts: Sequence[GradientPart], pushes: Sequence[Push]) -> list[float]:
+def _shares(parts: Sequence[GradientPart], records: Sequence[int]) -> list[float]:
     """What the parts, one of each push and divided alike, weigh."""
     kind = parts[0].divisor.kind
     if kind in (DivisorKind.NOTHING, DivisorKind.ROWS):
         return [1.0] * len(parts)
-    amounts = []
-    for part, push in zip(parts, pushes, strict=True):
-        amounts.append(part.divisor.amount if kind is DivisorKind.AMOUNT else float(push.records))
-    total = sum(amounts)
-    # As Keras: what is divided by no weight at all is zero.
-    return [amount / total if total else 0.0 for amount in amounts]
+    return _divided([part.divisor.amount for part in parts] if kind is DivisorKind.AMOUNT else records)
 
 
-def _with_losses(
-    metrics: tuple[Tensor, ...], pushes: Sequence[Push], parts: Sequence[tuple[float, GradientPart]]
-) -> tuple[Tensor, ...]:
-    """Metric totals of losses as one batch of all records would have counted them.
-
-    The total of a mean is followed by its count.
-    """
-    losses: dict[int, float] = {}
-    for _, part in parts:
-        for place, loss in part.losses.items():
-            losses[place] = losses.get(place, 0) + loss
-    changed = list(metrics)
-    for place, loss in losses.items():
-        if place in pushes[0].once:
-            changed[place + 1] = pushes[0].metrics[place + 1].astype(np.float64)
-        changed[place] = np.float64(loss) * changed[place + 1]
-    return tuple(changed)
+def _divided(amounts: Sequence[float]) -> list[float]:
+    """Each amount divided by all of them. As Keras: what is divided by no weight at all is zero."""
+    total, found = float(sum(amounts)), []
+    for amount in amounts:
+        found.append(amount / total if total else 0.0)
+    return found
 
 
 def add_metrics(total: tuple[Tensor, ...], parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -9,9 +9,9 @@ import numpy as np
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.measures import CLOCK, Durations
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.shards.server_contract import PushedCommit, ShardStore, TableClip
+from elastable.embedding_store.shards.server_contract import PushedCommit, RowSums, ShardStore, TableClip
 from elastable.master.api import DenseSnapshot, JobSpec, Push, Tensor
-from elastable.master.commits.accumulate import Accumulated, accumulate, row_parts, row_sums
+from elastable.master.commits.accumulate import Accumulated, WeightedPushes
 from elastable.master.commits.dense_part import Clipping, DensePart, OptimizerStep, clip
 from elastable.master.commits.row_gradients import OwnRowGradients, RowGradients
 from elastable.master.commits.version_record import VersionRecord, job_as_json
@@ -22,7 +22,7 @@ class Committer:
     """Makes versions. Used by one thread at a time.
 
     Args:
-        job: Its `average` says how pushes are summed (see `elastable.master.commits.accumulate`),
+        job: Its `average` says how pushes are summed (see `WeightedPushes`),
             its `staleness_modulation` how late ones are scaled.
         deadline_s: How long a failing commit is tried again.
         ends_replay_epoch: Of a version: as of `Commit`.
@@ -47,7 +47,7 @@ class Committer:
         self._dense = dense
         self._average = job.average
         self._slows_stale = job.staleness_modulation == "inverse"
-        self._job = job_as_json(job)
+        self._job = job_as_json(job) if store.keeps_records else {}
         self._deadline_s = deadline_s
         self._ends_replay_epoch = ends_replay_epoch
         self._phases = phases or Durations()
@@ -158,17 +158,19 @@ class Committer:
         return replace(gradient, dense=(), overflowed=True), rows
 
     def _sum(self, version: int, pushes: Sequence[Push], frozen: tuple[str, ...]) -> tuple[Accumulated, RowGradients]:
-        gradient, sums = accumulate(pushes, self._average), row_sums(version - 1, pushes, self._average, frozen)
+        weighted = WeightedPushes(pushes, self._average)
+        gradient = weighted.accumulated()
         if self._tables is None:
             specs = self._store.specs()
             self._tables = tuple(specs)
             for name, spec in specs.items():
                 if follows_steps(spec.optimizer):
                     self._followers.append(name)
-        of = self._store, sums, self._tables, self._deadline_s
+        of = self._tables, self._deadline_s
         if isinstance(self._store, ShardStore):
-            return gradient, RowGradients(*of)
-        return gradient, OwnRowGradients(*of, row_parts(pushes), self._ahead)
+            return gradient, RowGradients(self._store, weighted.row_sums(version - 1, frozen), *of)
+        own, updates = RowSums(version - 1, frozen=frozen), weighted.row_updates(frozen)
+        return gradient, OwnRowGradients(self._store, own, *of, updates, self._ahead)
 
     def _commit_with_record(
         self, rows: RowGradients, step: PushedCommit, gradient: Accumulated, share: float, progress: Progress

@@ -18,7 +18,7 @@ from elastable.embedding_store.shards.server_contract import (
     ShardStore,
     TableClip,
 )
-from elastable.embedding_store.shards.version_sums import Pushes, commit_of, is_made, measured, square_of, sum_pushes
+from elastable.embedding_store.shards.version_sums import commit_of, is_made, measured, square_of
 from elastable.embedding_store.support.futures import at_once
 from elastable.embedding_store.support.retry import retry
 
@@ -44,7 +44,7 @@ class RowGradients:
         deadline_s: How long measuring and committing are tried again while a server is away.
 
     Attributes:
-        sums: What is summed.
+        sums: What is summed; without its terms where the master has summed them.
         tables: Those that have a gradient, or may have one.
         clips, dropped: Of the commit: how tables are clipped, and whether all is left out because it overflowed.
         changed: Tables that had a gradient, once it is committed.
@@ -101,13 +101,11 @@ class RowGradients:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Answer:
-        def once() -> Answer:
-            try:
-                return attempt()
-            except FutureVersion as error:
-                raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
-
-        return retry(once, f"commit of version {self.sums.version + 1}", self._deadline_s, now=now, sleep=sleep)
+        what = f"commit of version {self.sums.version + 1}"
+        try:
+            return retry(attempt, what, self._deadline_s, now=now, sleep=sleep)
+        except FutureVersion as error:
+            raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
 
     def _measured(self) -> Measured:
         if self._known is None:
@@ -127,7 +125,7 @@ class OwnRowGradients(RowGradients):
     """Those of a job whose master holds the store. Used by one thread at a time, `unlogged` by any.
 
     Args:
-        pushes: What is summed.
+        updates: The sums, by table.
         ahead: Whether `commit` may return while the store still logs the version.
     """
 
@@ -137,11 +135,11 @@ class OwnRowGradients(RowGradients):
         sums: RowSums,
         tables: Sequence[str],
         deadline_s: float,
-        pushes: Pushes,
+        updates: Mapping[str, TableUpdate],
         ahead: bool = False,
     ) -> None:
         super().__init__(store, sums, tables, deadline_s)
-        self.updates, self._ahead = sum_pushes(sums, pushes), ahead
+        self.updates, self._ahead = updates, ahead
         self._made: Commit | None = None
         self._logged: Future[None] = at_once(None)
 

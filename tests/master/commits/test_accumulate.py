@@ -16,7 +16,7 @@ from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.shards.version_sums import sum_pushes
 from elastable.master import api
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Push, PushOutcome, SyncPushId
-from elastable.master.commits.accumulate import accumulate, add_metrics, row_parts, row_sums
+from elastable.master.commits.accumulate import Accumulated, WeightedPushes, add_metrics
 from elastable.master.commits.push_protocol import Sequences
 from elastable.master.core.job_state import JobState, Work
 from elastable.master.master_options import MasterOptions
@@ -30,7 +30,20 @@ def f32(values: object) -> Float32:
 
 
 def row_updates(pushes: Sequence[Push], average: str) -> dict[str, TableUpdate]:
-    return sum_pushes(row_sums(0, pushes, average, ()), row_parts(pushes))
+    """As the master sums them; store servers, which are told how, come to the same."""
+    weighted = WeightedPushes(pushes, average)
+    found = weighted.row_updates(())
+    parts = {push.id.micro_batch: [push.slices, *(part.slices for part in push.parts)] for push in pushes}
+    at_servers = sum_pushes(weighted.row_sums(0, ()), parts)
+    assert list(found) == list(at_servers)
+    for table, update in found.items():
+        assert update.ids.tobytes() == at_servers[table].ids.tobytes()
+        assert update.gradients.tobytes() == at_servers[table].gradients.tobytes()
+    return found
+
+
+def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
+    return WeightedPushes(pushes, average).accumulated()
 
 
 def random_push(number: int, seed: int) -> Push:

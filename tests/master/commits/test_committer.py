@@ -14,10 +14,10 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.measures import CLOCK
-from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, Slices, TableClip
+from elastable.embedding_store.shards.server_contract import PushedCommit, RowPush, RowSums, Slices, TableClip
 from elastable.embedding_store.shards.version_sums import clipped_update, exact_squares, square_of
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
-from elastable.master.commits.accumulate import row_parts, row_sums
+from elastable.master.commits.accumulate import WeightedPushes
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import Clipping, DensePart, clip
 from elastable.master.commits.row_gradients import OwnRowGradients, PushesLost, RowGradients
@@ -65,8 +65,8 @@ class Time:
 
 
 def commit(store: EmbeddingStore, time: Time, push: Push = PUSH, record: bytes | None = None) -> None:
-    sums = row_sums(0, [push], "mean", ())
-    rows = OwnRowGradients(store, sums, ("t",), 10.0, row_parts([push]))
+    weighted, sums = WeightedPushes([push], "mean"), RowSums(0)
+    rows = OwnRowGradients(store, sums, ("t",), 10.0, weighted.row_updates(()))
     rows.commit(PushedCommit(sums, 0, {}, record=record), time.now, time.sleep)
 
 
@@ -155,7 +155,7 @@ def test_pushes_that_a_store_server_has_lost_are_named_and_nothing_is_committed(
     with served(2) as (_, servers):
         servers.create_table(SPEC)
         begin_job(servers, "j")
-        sums = row_sums(0, [PUSH], "mean", ())
+        sums = WeightedPushes([PUSH], "mean").row_sums(0, ())
         rows = RowGradients(servers, sums, ("t",), 60.0)
         for lost in (rows.finite, lambda: rows.commit(PushedCommit(sums, 0, {"t": 1.0}))):
             with pytest.raises(PushesLost) as caught:
